@@ -1,0 +1,31 @@
+# `make` runs what CI runs.
+.DEFAULT_GOAL := test
+.PHONY: help check lint test bench clean-postgres
+
+all := --locked --workspace --all-features
+# The redirection makes make use a shell, which it needs for `command`.
+has = $(shell command -v $(1) 2>/dev/null)
+# nextest runs each test in a process of its own, in parallel, but no doc tests; leave them out of `cargo test` as well.
+run-tests := $(if $(call has,cargo-nextest),cargo nextest run $(all),cargo test $(all) --lib --bins --tests --examples)
+# Only if cargo-deny is installed, and without its `advisories`, which need the network.
+deny := $(if $(call has,cargo-deny),cargo deny --locked check licenses bans sources,@echo "no cargo-deny: skipped")
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
+
+check: lint ## formatting, lints, docs, licences
+	RUSTDOCFLAGS="-D warnings" cargo doc $(all) --no-deps
+	$(deny)
+
+lint: ## formatting and lints
+	cargo fmt --all --check
+	cargo clippy $(all) --all-targets -- -D warnings
+
+test: lint ## lints, then every test, with a PostgreSQL of its own
+	scripts/with-postgres.sh sh -ec '$(run-tests); cargo test $(all) --doc'
+
+bench: ## benchmarks, with a PostgreSQL of its own
+	scripts/with-postgres.sh cargo bench --locked -p tenure --all-features
+
+clean-postgres: ## stop the test PostgreSQL, remove its data
+	scripts/postgres.sh stop

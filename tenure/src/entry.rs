@@ -1,0 +1,425 @@
+//! What happened: the entries of a session's log, and how they are written down.
+//!
+//! An entry is one JSON object with one key, its kind: `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and
+//! fields may come; what is here stays readable for ever.
+
+use crate::error::{Error, Result};
+use crate::head::{Mark, Status, Style};
+use crate::id::{Label, ReviewId, RunId, Seq, SessionId, User};
+use crate::media::Cut;
+use crate::message::Message;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// One thing that happened in a session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    /// The session began, from nothing or as a fork.
+    Created(Created),
+    /// Somebody said something. Written and read by hand, so that the message's text stays as it is.
+    #[serde(skip)]
+    Message(Post),
+    /// A point to come back to.
+    Checkpoint(Checkpointed),
+    /// Everything said after `to` was cut off; it stays in the log.
+    Rewound(Rewound),
+    /// Title, tags, metadata and the like changed.
+    Info(InfoChange),
+    /// The session's status changed.
+    Status {
+        /// The new status.
+        to: Status,
+        /// Why, for people.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A run began.
+    RunStarted {
+        /// The run.
+        run: RunId,
+        /// What it was started with.
+        #[serde(default, skip_serializing_if = "Map::is_empty")]
+        detail: Map<String, Value>,
+    },
+    /// A node took a run over; it may work on it until its lease ends.
+    RunClaimed {
+        /// The run.
+        run: RunId,
+        /// The node.
+        node: String,
+        /// The end of the lease.
+        until: Timestamp,
+    },
+    /// A tool call is about to be made: if no result follows, it may or may not have happened.
+    ToolStarted {
+        /// The run.
+        run: RunId,
+        /// The id of the tool call.
+        call: String,
+        /// The tool's name.
+        tool: String,
+        /// More about it.
+        #[serde(default, skip_serializing_if = "Map::is_empty")]
+        detail: Map<String, Value>,
+    },
+    /// A run ended.
+    RunEnded {
+        /// The run.
+        run: RunId,
+        /// How.
+        outcome: Outcome,
+        /// What went wrong, if it failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// A person must decide something.
+    ReviewOpened(ReviewOpened),
+    /// A person has decided.
+    ReviewDecided(ReviewDecided),
+    /// The oldest messages are shown to models as a summary; they stay in the log.
+    Compacted {
+        /// The last record that the summary covers.
+        upto: Seq,
+        /// The summary, shown in their place.
+        #[serde(with = "stored")]
+        summary: Message,
+    },
+}
+
+/// How a session began.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Created {
+    /// Whose session it is.
+    pub user: User,
+    /// The assistant it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assistant: Option<String>,
+    /// The chat thread that shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
+    /// The model it talks to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// A title for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// Anything else the application wants to know of it.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+    /// How its client sends history.
+    #[serde(default, skip_serializing_if = "Style::is_unknown")]
+    pub style: Style,
+    /// What it was forked from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Parent>,
+}
+
+/// Where a fork left its parent. The fork's first record is `seq + 1`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Parent {
+    /// The parent.
+    pub session: SessionId,
+    /// The last record of the parent's log that belongs to the fork too.
+    pub seq: Seq,
+    /// What had been said up to there.
+    pub mark: Mark,
+}
+
+/// A message in the log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Post {
+    /// The run that produced it.
+    pub run: Option<RunId>,
+    /// A system message that replaces the one the conversation began with, from now on.
+    pub lead: bool,
+    /// The message.
+    pub message: Message,
+}
+
+/// A checkpoint in the log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Checkpointed {
+    /// Its name.
+    pub label: Label,
+    /// Whether the runtime made it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub auto: bool,
+    /// The run it was taken in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
+    /// The step of that run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// Whatever else its maker wants to find again.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub state: Map<String, Value>,
+}
+
+/// A cut: what was said in records after `to` is discarded. The mark says what is left, so that a head can be kept up without
+/// reading the log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rewound {
+    /// The last record that stays.
+    pub to: Seq,
+    /// What had been said up to there.
+    pub mark: Mark,
+}
+
+/// A change of one field.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Change<T> {
+    /// Leave it.
+    #[default]
+    Keep,
+    /// Remove it (`null`).
+    Clear,
+    /// Replace it.
+    Set(T),
+}
+
+impl<T> Change<T> {
+    /// Whether nothing changes.
+    pub fn is_keep(&self) -> bool {
+        matches!(self, Change::Keep)
+    }
+
+    pub(crate) fn apply(&self, field: &mut Option<T>)
+    where
+        T: Clone,
+    {
+        match self {
+            Change::Keep => {}
+            Change::Clear => *field = None,
+            Change::Set(v) => *field = Some(v.clone()),
+        }
+    }
+}
+
+impl<T> From<Option<T>> for Change<T> {
+    fn from(v: Option<T>) -> Self {
+        v.map_or(Change::Clear, Change::Set)
+    }
+}
+
+impl<T: Serialize> Serialize for Change<T> {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Change::Set(v) => v.serialize(s),
+            _ => s.serialize_none(),
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Change<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        Option::deserialize(d).map(Change::from)
+    }
+}
+
+/// A change of what is known about a session.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InfoChange {
+    /// The model.
+    #[serde(default, skip_serializing_if = "Change::is_keep")]
+    pub model: Change<String>,
+    /// The title.
+    #[serde(default, skip_serializing_if = "Change::is_keep")]
+    pub title: Change<String>,
+    /// All tags.
+    #[serde(default, skip_serializing_if = "Change::is_keep")]
+    pub tags: Change<Vec<String>>,
+    /// A JSON merge patch (RFC 7396): `null` removes a key.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+    /// How the client sends history.
+    #[serde(default, skip_serializing_if = "Change::is_keep")]
+    pub style: Change<Style>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It is done.
+    Completed,
+    /// It failed; what happened until then is kept.
+    Failed,
+    /// Somebody stopped it; what happened until then is kept.
+    Cancelled,
+}
+
+/// What a person is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReviewOpened {
+    /// The review.
+    pub review: ReviewId,
+    /// The step under review, such as a tool's name.
+    pub step: String,
+    /// The run that waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
+    /// The tool call that waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<String>,
+    /// Who is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// More about it.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub detail: Map<String, Value>,
+}
+
+/// What a person decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReviewDecided {
+    /// The review.
+    pub review: ReviewId,
+    /// The step that was under review.
+    pub step: String,
+    /// The decision.
+    pub decision: Decision,
+    /// Who decided.
+    pub reviewer: String,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notes: Option<String>,
+    /// The arguments to use instead, if corrected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<Value>,
+}
+
+/// A person's decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Go on.
+    Approved,
+    /// Do not do it.
+    Rejected,
+    /// Do it with other arguments.
+    Corrected,
+}
+
+/// An entry with its place in the log and its time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Its place.
+    pub seq: Seq,
+    /// When, to the microsecond.
+    pub at: Timestamp,
+    /// What.
+    pub entry: Entry,
+}
+
+const MESSAGE: &str = r#"{"message":{"#;
+const PLAIN_MESSAGE: &str = r#"{"message":{"body":"#;
+
+impl Entry {
+    /// A message, as anybody may add one.
+    pub fn message(message: Message) -> Self {
+        Entry::Message(Post { run: None, lead: false, message })
+    }
+
+    /// The entry as the JSON text that stores keep.
+    pub fn encode(&self) -> String {
+        let Entry::Message(post) = self else {
+            return serde_json::to_string(self).expect("entries have string keys and finite numbers only");
+        };
+        let mut text = String::with_capacity(post.message.as_str().len() + 24);
+        text.push_str(MESSAGE);
+        if let Some(run) = &post.run {
+            text.push_str(&format!(r#""run":"{run}","#));
+        }
+        if post.lead {
+            text.push_str(r#""lead":true,"#);
+        }
+        if !post.message.cuts().is_empty() {
+            let cuts = serde_json::to_string(post.message.cuts()).expect("cuts are plain data");
+            text.push_str(&format!(r#""cuts":{cuts},"#));
+        }
+        text.push_str(r#""body":"#);
+        text.push_str(post.message.as_str());
+        text.push_str("}}");
+        text
+    }
+
+    /// Reads what [`Entry::encode`] wrote. The text is trusted: its checksum has been verified.
+    pub fn decode(text: &str) -> Result<Self, String> {
+        if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
+            return Ok(Entry::message(Message::trusted(body, Arc::default())));
+        }
+        if text.starts_with(MESSAGE) {
+            let line: MessageLine<'_> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+            let m = line.message;
+            let message = Message::trusted(m.body.get(), m.cuts.into());
+            return Ok(Entry::Message(Post { run: m.run, lead: m.lead, message }));
+        }
+        serde_json::from_str(text).map_err(|e| e.to_string())
+    }
+}
+
+#[derive(Deserialize)]
+struct MessageLine<'a> {
+    #[serde(borrow)]
+    message: PostLine<'a>,
+}
+
+#[derive(Deserialize)]
+struct PostLine<'a> {
+    #[serde(default)]
+    run: Option<RunId>,
+    #[serde(default)]
+    lead: bool,
+    #[serde(default)]
+    cuts: Vec<Cut>,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+impl Record {
+    /// The checksum that stores keep beside a record, over its place, its time and its text.
+    pub fn checksum(seq: Seq, at: Timestamp, text: &str) -> u32 {
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(&seq.to_le_bytes());
+        crc.update(&at.as_microsecond().to_le_bytes());
+        crc.update(text.as_bytes());
+        crc.finalize()
+    }
+
+    /// A record as a store found it; damage is an error that names `place`.
+    pub fn read(seq: Seq, at: i64, sum: u32, text: &str, place: impl FnOnce() -> String) -> Result<Self> {
+        let Ok(at) = Timestamp::from_microsecond(at) else { return Err(Error::corrupt(place(), "its time is out of range")) };
+        if Self::checksum(seq, at, text) != sum {
+            return Err(Error::corrupt(place(), "its checksum is wrong"));
+        }
+        match Entry::decode(text) {
+            Ok(entry) => Ok(Record { seq, at, entry }),
+            Err(why) => Err(Error::corrupt(place(), why)),
+        }
+    }
+}
+
+fn is_false(b: &bool) -> bool {
+    !b
+}
+
+/// Messages inside other entries: written as they are, read without checking them again.
+mod stored {
+    use super::*;
+
+    pub fn serialize<S: serde::Serializer>(m: &Message, s: S) -> Result<S::Ok, S::Error> {
+        m.serialize(s)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Message, D::Error> {
+        let raw = <Box<RawValue>>::deserialize(d)?;
+        Ok(Message::trusted(raw.get(), Arc::default()))
+    }
+}

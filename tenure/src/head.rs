@@ -1,0 +1,232 @@
+//! The index card of a session: all that listing, matching, sweeping and taking over need, without reading the log.
+
+use crate::entry::Parent;
+use crate::id::{Key, RunId, Seq, SessionId, Tenant, User};
+use crate::message::Role;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// What is known about a session besides its messages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionInfo {
+    /// Its id.
+    pub session_id: SessionId,
+    /// When it began.
+    pub created_at: Timestamp,
+    /// When anything last happened in it.
+    pub updated_at: Timestamp,
+    /// The model it talks to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// A title for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// Words to find it by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// Anything else the application wants to know of it.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+}
+
+/// Where a session stands in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It takes new messages and runs.
+    #[default]
+    Active,
+    /// It waits, for instance for a review.
+    Paused,
+    /// It was idle for longer than its time to live. Can be restored until it is purged.
+    Expired,
+    /// Somebody deleted it. Can be restored until it is purged.
+    Deleted,
+}
+
+impl Status {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Status::Active => "active",
+            Status::Paused => "paused",
+            Status::Expired => "expired",
+            Status::Deleted => "deleted",
+        }
+    }
+
+    /// Whether it is in use: active or paused.
+    pub fn is_live(self) -> bool {
+        matches!(self, Status::Active | Status::Paused)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How a session's client sends history, as seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Style {
+    /// Not seen yet.
+    #[default]
+    Unknown,
+    /// It has sent our answers back: it sends everything each time.
+    Full,
+    /// It sends only what is new.
+    Append,
+}
+
+impl Style {
+    pub(crate) fn is_unknown(&self) -> bool {
+        *self == Style::Unknown
+    }
+}
+
+/// A running hash over the visible messages of a session (128 bits of BLAKE3): equal hashes, equal conversations.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VisibleHash(pub [u8; 16]);
+
+impl fmt::Display for VisibleHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for VisibleHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<VisibleHash> for String {
+    fn from(h: VisibleHash) -> String {
+        h.to_string()
+    }
+}
+
+impl TryFrom<String> for VisibleHash {
+    type Error = std::num::ParseIntError;
+    fn try_from(s: String) -> Result<Self, Self::Error> {
+        Ok(Self(u128::from_str_radix(&s, 16)?.to_be_bytes()))
+    }
+}
+
+/// How much has been said: enough to go on from here without reading what came before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Number of messages.
+    pub messages: usize,
+    /// Number of turns: user messages that do not follow another user message.
+    pub turns: usize,
+    /// Number of visible messages.
+    pub visible: usize,
+    /// Who spoke last, system messages apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<Role>,
+    /// The hash over the visible messages.
+    pub hash: VisibleHash,
+}
+
+/// A node's right to work on a run, until a moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The run.
+    pub run: RunId,
+    /// Who works on it.
+    pub node: String,
+    /// Until when.
+    pub until: Timestamp,
+}
+
+/// The index card. All but `due_at` and the lease's end follows from the log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    /// Whose data.
+    pub tenant: Tenant,
+    /// Who owns it.
+    pub user: User,
+    /// What is known about it.
+    pub info: SessionInfo,
+    /// The assistant it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assistant: Option<String>,
+    /// The chat thread that shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
+    /// Where it stands.
+    pub status: Status,
+    /// Since when.
+    pub status_at: Timestamp,
+    /// The last message or run; idle time counts from here.
+    pub active_at: Timestamp,
+    /// When the sweep should look at it, at the latest. It may have become active since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_at: Option<Timestamp>,
+    /// The first record of its own; earlier ones are its parent's.
+    pub first: Seq,
+    /// The last record.
+    pub seq: Seq,
+    /// How much has been said.
+    pub mark: Mark,
+    /// How its client sends history.
+    #[serde(default, skip_serializing_if = "Style::is_unknown")]
+    pub style: Style,
+    /// What it was forked from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Parent>,
+    /// The run that has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
+    /// Who works on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+}
+
+impl Head {
+    /// Where the session is.
+    pub fn key(&self) -> Key {
+        Key { tenant: self.tenant.clone(), session: self.info.session_id.clone() }
+    }
+
+    /// What stores index for tag and metadata filters: each tag, and each metadata field with a plain value.
+    pub fn labels(&self) -> Vec<String> {
+        let tags = self.info.tags.iter().map(|t| tag_label(t));
+        let plain = self.info.metadata.iter().filter(|(_, v)| !v.is_object() && !v.is_array());
+        let mut labels: Vec<_> = tags.chain(plain.map(|(k, v)| field_label(k, v))).collect();
+        labels.sort();
+        labels.dedup();
+        labels
+    }
+
+    /// The title as stores search it.
+    pub fn folded_title(&self) -> String {
+        self.info.title.as_deref().map(fold_case).unwrap_or_default()
+    }
+}
+
+/// The label of a tag.
+pub(crate) fn tag_label(tag: &str) -> String {
+    bounded(Value::from(tag).to_string())
+}
+
+/// The label of a metadata field with a plain value.
+pub(crate) fn field_label(key: &str, value: &Value) -> String {
+    bounded(format!("{}:{value}", Value::from(key)))
+}
+
+/// Text in lower case and without what PostgreSQL can not store.
+pub(crate) fn fold_case(s: &str) -> String {
+    s.to_lowercase().replace('\0', "")
+}
+
+/// Long labels are indexed by their hash; an index entry must stay small.
+fn bounded(label: String) -> String {
+    if label.len() <= 512 { label } else { format!("#{}", blake3::hash(label.as_bytes()).to_hex()) }
+}

@@ -1,0 +1,453 @@
+//! A message in OpenAI's shape. The text we were given is the text we keep: unknown fields, key order and number spelling
+//! included. Only what somebody asks for is ever parsed.
+
+use crate::error::{Error, Result};
+use crate::media::{self, BlobId, Cut};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+use std::{borrow::Cow, fmt, sync::Arc};
+
+/// Deepest nesting of a message. Every database and model server can read that much.
+pub const MAX_DEPTH: usize = 100;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions.
+    System,
+    /// Instructions, by their newer name; treated like `system`.
+    Developer,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    fn parse(s: &str) -> Option<Role> {
+        Some(match s {
+            "system" => Role::System,
+            "developer" => Role::Developer,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            "tool" => Role::Tool,
+            _ => return None,
+        })
+    }
+
+    /// Whether it gives instructions (`system` or `developer`).
+    pub fn instructs(self) -> bool {
+        matches!(self, Role::System | Role::Developer)
+    }
+}
+
+/// A tool call that an assistant message makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The id that its result will name.
+    pub id: String,
+    /// The tool's name.
+    pub name: String,
+    /// The arguments, as the model wrote them.
+    pub arguments: String,
+}
+
+/// One message: JSON text, checked once. Cloning shares the text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Message {
+    raw: Arc<str>,
+    cuts: Arc<[Cut]>,
+}
+
+/// What two messages are compared by: texts, and media by the hash of their bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Meaning {
+    pub texts: Vec<Piece>,
+    pub media: Vec<BlobId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Text(String),
+    Other(BlobId),
+}
+
+impl Message {
+    /// Checks a message's JSON text and keeps it as it is. Line breaks between tokens become spaces, so that a message is
+    /// always one line.
+    pub fn parse(raw: &str) -> Result<Self> {
+        let raw = raw.trim();
+        let shape = Shape::read(raw)?;
+        shape.check()?;
+        let depth = depth(raw);
+        if depth > MAX_DEPTH {
+            return Err(Error::invalid("", format!("the message is nested {depth} deep; at most {MAX_DEPTH} is allowed")));
+        }
+        let raw = match raw.contains(['\n', '\r']) {
+            true => raw.replace(['\n', '\r'], " ").into(),
+            false => raw.into(),
+        };
+        Ok(Self { raw, cuts: Arc::default() })
+    }
+
+    /// A message from a JSON value.
+    pub fn from_value(value: &serde_json::Value) -> Result<Self> {
+        Self::parse(&value.to_string())
+    }
+
+    /// A message that a store gave back; its checksum has been verified already.
+    pub(crate) fn trusted(raw: impl Into<Arc<str>>, cuts: Arc<[Cut]>) -> Self {
+        Self { raw: raw.into(), cuts }
+    }
+
+    fn plain(role: &str, content: &str) -> Self {
+        let content = serde_json::Value::from(content);
+        Self::trusted(format!(r#"{{"role":"{role}","content":{content}}}"#), Arc::default())
+    }
+
+    /// A user message of plain text.
+    pub fn user(content: &str) -> Self {
+        Self::plain("user", content)
+    }
+
+    /// An assistant message of plain text.
+    pub fn assistant(content: &str) -> Self {
+        Self::plain("assistant", content)
+    }
+
+    /// A system message of plain text.
+    pub fn system(content: &str) -> Self {
+        Self::plain("system", content)
+    }
+
+    /// The result of a tool call, as plain text.
+    pub fn tool(call_id: &str, content: &str) -> Self {
+        let (call_id, content) = (serde_json::Value::from(call_id), serde_json::Value::from(content));
+        Self::trusted(format!(r#"{{"role":"tool","tool_call_id":{call_id},"content":{content}}}"#), Arc::default())
+    }
+
+    /// The JSON text. Where media were taken out ([`Message::cuts`]), their base64 is missing in it.
+    pub fn as_str(&self) -> &str {
+        &self.raw
+    }
+
+    /// The media that were taken out of the text and are kept as blobs.
+    pub fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+
+    /// The message as a JSON value, for looking into fields that have no accessor here.
+    pub fn to_value(&self) -> serde_json::Value {
+        serde_json::from_str(&self.raw).unwrap_or_default()
+    }
+
+    /// Who speaks.
+    pub fn role(&self) -> Role {
+        // What we and most clients write: the role comes first. Anything else is parsed.
+        if let Some(rest) = self.raw.strip_prefix(r#"{"role":""#)
+            && let Some(role) = rest.split('"').next().and_then(Role::parse)
+        {
+            return role;
+        }
+        Shape::read(&self.raw).ok().and_then(|s| Role::parse(&s.role)).unwrap_or(Role::User)
+    }
+
+    /// The plain text of the content, text parts joined by line breaks.
+    pub fn text(&self) -> String {
+        let texts = self.meaning().texts.into_iter();
+        let texts = texts.filter_map(|p| if let Piece::Text(t) = p { Some(t) } else { None });
+        texts.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The tool calls that an assistant message makes.
+    pub fn tool_calls(&self) -> Vec<ToolCall> {
+        if !self.raw.contains("\"tool_calls\"") {
+            return Vec::new();
+        }
+        let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };
+        let calls = shape.tool_calls.unwrap_or_default();
+        calls.iter().map(CallShape::call).collect()
+    }
+
+    /// The call that a tool message answers.
+    pub fn tool_call_id(&self) -> Option<String> {
+        if self.role() != Role::Tool {
+            return None;
+        }
+        Shape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0.into_owned())
+    }
+
+    /// Whether it belongs to a tool turn: an assistant message with calls, or a result.
+    pub fn is_tool_turn(&self) -> bool {
+        match self.role() {
+            Role::Tool => true,
+            Role::Assistant => !self.tool_calls().is_empty(),
+            _ => false,
+        }
+    }
+
+    /// Whether a user sees it: from the user, or an answer of the assistant without tool calls.
+    pub fn is_visible(&self) -> bool {
+        match self.role() {
+            Role::User => true,
+            Role::Assistant => self.tool_calls().is_empty(),
+            _ => false,
+        }
+    }
+
+    /// What the message says, apart from how it is written.
+    pub(crate) fn meaning(&self) -> Meaning {
+        let mut meaning = Meaning::default();
+        let Ok(shape) = Shape::read(&self.raw) else { return meaning };
+        let mut cuts = self.cuts.iter();
+        for part in shape.parts().unwrap_or_default() {
+            match part {
+                PartShape::Text(t) if t.is_empty() => {}
+                PartShape::Text(t) => meaning.texts.push(Piece::Text(t.into_owned())),
+                PartShape::Other(raw) => meaning.texts.push(Piece::Other(media::canonical_hash(raw))),
+                PartShape::Media(data) => {
+                    let id = media::content_id(&data, || cuts.next().map(|c| c.id));
+                    meaning.media.push(id);
+                }
+            }
+        }
+        meaning
+    }
+
+    /// Whether `incoming` is the same message as this stored one: role and meaning are equal. Tool turns are matched by
+    /// their call ids; pictures that the client left out do not count.
+    pub fn is_same(&self, incoming: &Message) -> bool {
+        if self.raw == incoming.raw && self.cuts == incoming.cuts {
+            return true;
+        }
+        if self.role() != incoming.role() {
+            return false;
+        }
+        if self.role() == Role::Tool {
+            return self.tool_call_id() == incoming.tool_call_id();
+        }
+        let ids = |m: &Message| m.tool_calls().into_iter().map(|c| c.id).collect::<Vec<_>>();
+        let (mut ours, mut theirs) = (ids(self), ids(incoming));
+        if !ours.is_empty() || !theirs.is_empty() {
+            ours.sort();
+            theirs.sort();
+            return ours == theirs;
+        }
+        let (ours, theirs) = (self.meaning(), incoming.meaning());
+        ours.texts == theirs.texts && (theirs.media.is_empty() || ours.media == theirs.media)
+    }
+
+    /// Base64 media with their place in the text: what can be kept apart as blobs.
+    pub(crate) fn embedded_media(&self) -> Vec<&str> {
+        let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };
+        let parts = shape.parts().unwrap_or_default();
+        parts
+            .into_iter()
+            .filter_map(|p| match p {
+                PartShape::Media(Cow::Borrowed(data)) => Some(media::payload(data)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.raw)
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let raw: &RawValue = serde_json::from_str(&self.raw).map_err(serde::ser::Error::custom)?;
+        raw.serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for Message {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let raw = <Box<RawValue>>::deserialize(d)?;
+        Message::parse(raw.get()).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Deepest nesting of brackets outside strings.
+fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0usize, false, false);
+    for b in json.bytes() {
+        if in_string {
+            (in_string, escaped) = (escaped || b != b'"', !escaped && b == b'\\');
+            continue;
+        }
+        match b {
+            b'"' => in_string = true,
+            b'{' | b'[' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+// The fields we look at, borrowed from the text where they have no escapes.
+
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+struct Str<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[derive(Deserialize)]
+struct Shape<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<Vec<CallShape<'a>>>,
+    #[serde(borrow, default)]
+    tool_call_id: Option<Str<'a>>,
+    #[serde(borrow, default)]
+    refusal: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    audio: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct CallShape<'a> {
+    #[serde(borrow)]
+    id: Str<'a>,
+    #[serde(borrow, default)]
+    function: Option<FunctionShape<'a>>,
+    #[serde(borrow, default)]
+    custom: Option<FunctionShape<'a>>,
+}
+
+#[derive(Deserialize)]
+struct FunctionShape<'a> {
+    #[serde(borrow)]
+    name: Str<'a>,
+    #[serde(borrow, default, alias = "input")]
+    arguments: Option<Str<'a>>,
+}
+
+impl CallShape<'_> {
+    fn call(&self) -> ToolCall {
+        let f = self.function.as_ref().or(self.custom.as_ref());
+        ToolCall {
+            id: self.id.0.clone().into_owned(),
+            name: f.map(|f| f.name.0.clone().into_owned()).unwrap_or_default(),
+            arguments: f.and_then(|f| f.arguments.clone()).map(|a| a.0.into_owned()).unwrap_or_default(),
+        }
+    }
+}
+
+enum PartShape<'a> {
+    Text(Cow<'a, str>),
+    Media(Cow<'a, str>),
+    Other(&'a str),
+}
+
+#[derive(Deserialize)]
+struct RawPart<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Str<'a>,
+    #[serde(borrow, default)]
+    text: Option<Str<'a>>,
+    #[serde(borrow, default, alias = "video_url", alias = "audio_url")]
+    image_url: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input_audio: Option<DataShape<'a>>,
+    #[serde(borrow, default)]
+    file: Option<DataShape<'a>>,
+}
+
+#[derive(Deserialize)]
+struct DataShape<'a> {
+    #[serde(borrow, default, alias = "file_data", alias = "url")]
+    data: Option<Str<'a>>,
+}
+
+impl<'a> Shape<'a> {
+    fn read(raw: &'a str) -> Result<Self> {
+        if !raw.starts_with('{') {
+            return Err(Error::invalid("", "a message must be a JSON object with a role"));
+        }
+        serde_json::from_str(raw).map_err(|e| Error::invalid("", format!("not a valid message: {e}")))
+    }
+
+    fn check(&self) -> Result<()> {
+        let Some(role) = Role::parse(&self.role) else {
+            let known = "system, developer, user, assistant or tool";
+            return Err(Error::invalid("role", format!("unknown role {:.40?}; it must be {known}", self.role)));
+        };
+        let empty = |v: Option<&RawValue>| v.is_none_or(|v| v.get() == "null");
+        self.parts()?;
+        match role {
+            Role::Assistant => {
+                let calls = self.tool_calls.as_deref().unwrap_or_default();
+                if calls.is_empty() && empty(self.content) && empty(self.refusal) && empty(self.audio) {
+                    return Err(Error::invalid("content", "an assistant message needs content or tool_calls"));
+                }
+                for (i, call) in calls.iter().enumerate() {
+                    if call.id.0.is_empty() {
+                        return Err(Error::invalid(format!("tool_calls[{i}].id"), "a tool call needs an id"));
+                    }
+                    if call.function.is_none() && call.custom.is_none() {
+                        return Err(Error::invalid(format!("tool_calls[{i}].function"), "a tool call needs a function"));
+                    }
+                }
+            }
+            Role::Tool if self.tool_call_id.as_ref().is_none_or(|id| id.0.is_empty()) => {
+                return Err(Error::invalid("tool_call_id", "a tool message must name the call it answers"));
+            }
+            _ if empty(self.content) => {
+                return Err(Error::invalid("content", format!("a {} message needs content", self.role)));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn parts(&self) -> Result<Vec<PartShape<'a>>> {
+        let Some(content) = self.content.map(RawValue::get) else { return Ok(Vec::new()) };
+        let wrong = |e: serde_json::Error| Error::invalid("content", format!("not valid content: {e}"));
+        match content.as_bytes()[0] {
+            b'n' => Ok(Vec::new()),
+            b'"' => Ok(vec![PartShape::Text(serde_json::from_str::<Str<'a>>(content).map_err(wrong)?.0)]),
+            b'[' => {
+                let parts: Vec<&'a RawValue> = serde_json::from_str(content).map_err(wrong)?;
+                let parts = parts.into_iter().enumerate();
+                parts.map(|(i, p)| part(p.get()).map_err(|e| e.within(&format!("content[{i}]")))).collect()
+            }
+            _ => Err(Error::invalid("content", "content must be a string, a list of parts, or null")),
+        }
+    }
+}
+
+fn part<'a>(raw: &'a str) -> Result<PartShape<'a>> {
+    let wrong = |e: serde_json::Error| Error::invalid("", format!("not a valid content part: {e}"));
+    let part: RawPart<'a> = serde_json::from_str(raw).map_err(wrong)?;
+    let data = |d: Option<DataShape<'a>>| match d.and_then(|d| d.data) {
+        Some(s) => PartShape::Media(s.0),
+        None => PartShape::Other(raw),
+    };
+    Ok(match &*part.kind.0 {
+        "text" => match part.text {
+            Some(t) => PartShape::Text(t.0),
+            None => return Err(Error::invalid("text", "a text part needs a text")),
+        },
+        "image_url" | "video_url" | "audio_url" => match part.image_url.map(RawValue::get) {
+            Some(url) if url.starts_with('"') => PartShape::Media(serde_json::from_str::<Str<'a>>(url).map_err(wrong)?.0),
+            Some(url) => data(Some(serde_json::from_str(url).map_err(wrong)?)),
+            None => return Err(Error::invalid(part.kind.0, "the part needs a URL")),
+        },
+        "input_audio" => data(part.input_audio),
+        "file" => data(part.file),
+        _ => PartShape::Other(raw),
+    })
+}

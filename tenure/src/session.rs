@@ -1,0 +1,507 @@
+//! The fold: a log becomes a session. The one place that says what an entry means.
+
+use crate::entry::{Checkpointed, Created, Entry, Outcome, Record, ReviewDecided, ReviewOpened};
+use crate::head::{Head, Lease, Mark, SessionInfo, Status};
+use crate::id::{Key, Label, RunId, Seq};
+use crate::message::{Message, Piece, Role};
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::ops::Deref;
+
+/// A message with its place in the log, its time, and the run that produced it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Said {
+    /// Its record.
+    pub seq: Seq,
+    /// When.
+    pub at: Timestamp,
+    /// The run that produced it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
+    /// A system message that replaced the one the conversation began with.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lead: bool,
+    /// What was said.
+    pub message: Message,
+}
+
+/// A point to come back to. It points into the log and copies nothing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Checkpoint {
+    /// Its name.
+    pub label: Label,
+    /// The number of messages before it: an index into the session's messages.
+    pub position: usize,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Whether the runtime made it.
+    pub auto: bool,
+    /// Its record.
+    pub seq: Seq,
+    /// The run it was taken in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
+    /// The step of that run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// What its maker put there.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub state: Map<String, Value>,
+}
+
+/// One turn of work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// Its id.
+    pub id: RunId,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// When and how it ended.
+    pub ended: Option<(Timestamp, Outcome)>,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// Tool calls that were begun, with the tool's name: the ledger.
+    pub tools_started: Vec<(String, String)>,
+}
+
+/// A question to a person, and the answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Review {
+    /// When it was asked.
+    pub opened_at: Timestamp,
+    /// What was asked.
+    pub opened: ReviewOpened,
+    /// What was decided.
+    pub decided: Option<(Timestamp, ReviewDecided)>,
+}
+
+/// A summary that stands for the oldest messages when a model is shown the history.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// The last record it covers.
+    pub upto: Seq,
+    /// The number of messages it covers.
+    pub position: usize,
+    /// The summary.
+    pub message: Message,
+}
+
+/// A session: its log, folded. What its [`Head`] knows can be read from it directly (`session.info`, `session.status` …).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Session {
+    head: Head,
+    /// What has been said, oldest first; what was rewound is not in it.
+    pub messages: Vec<Said>,
+    /// The points to come back to, oldest first.
+    pub checkpoints: Vec<Checkpoint>,
+    /// The runs, oldest first.
+    pub runs: Vec<Run>,
+    /// The reviews, oldest first.
+    pub reviews: Vec<Review>,
+    /// The summary in force.
+    pub summary: Option<Summary>,
+    /// Records that were applied here and are not saved yet.
+    pub(crate) pending: Vec<Record>,
+}
+
+impl Deref for Session {
+    type Target = Head;
+    fn deref(&self) -> &Head {
+        &self.head
+    }
+}
+
+/// A place in a session, as people name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// After the newest checkpoint with this label.
+    Label(String),
+    /// After so many messages.
+    Position(usize),
+    /// After so many turns.
+    Turn(usize),
+    /// After this record, which must be a checkpoint or a message.
+    Seq(Seq),
+    /// At the end.
+    End,
+}
+
+impl From<&str> for Point {
+    fn from(label: &str) -> Self {
+        Point::Label(label.to_owned())
+    }
+}
+
+impl From<&Label> for Point {
+    fn from(label: &Label) -> Self {
+        Point::Label(label.to_string())
+    }
+}
+
+impl From<&Checkpoint> for Point {
+    fn from(checkpoint: &Checkpoint) -> Self {
+        Point::Seq(checkpoint.seq)
+    }
+}
+
+impl std::fmt::Display for Point {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Point::Label(l) => write!(f, "checkpoint {l:?}"),
+            Point::Position(p) => write!(f, "position {p}"),
+            Point::Turn(t) => write!(f, "turn {t}"),
+            Point::Seq(s) => write!(f, "record {s}"),
+            Point::End => f.write_str("the end"),
+        }
+    }
+}
+
+/// A place in a session, found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// The last record that belongs to it.
+    pub seq: Seq,
+    /// The number of messages before it.
+    pub position: usize,
+    /// How much had been said.
+    pub mark: Mark,
+}
+
+impl Session {
+    /// A session from its index card and its whole log, its parent's part included.
+    pub fn fold(head: Head, records: impl IntoIterator<Item = Record>) -> Self {
+        let mut session = Self::empty(head);
+        for record in records {
+            session.take(&record);
+        }
+        session
+    }
+
+    /// A session from its log alone. `None` if the log does not begin with `created`.
+    pub fn replay(key: &Key, records: impl IntoIterator<Item = Record>) -> Option<Self> {
+        let mut records = records.into_iter();
+        let mut session = Self::empty(Head::begin(key, &records.next()?)?);
+        for record in records {
+            session.apply(&record);
+        }
+        Some(session)
+    }
+
+    pub(crate) fn empty(head: Head) -> Self {
+        let (messages, checkpoints, runs, reviews) = Default::default();
+        Self { head, messages, checkpoints, runs, reviews, summary: None, pending: Vec::new() }
+    }
+
+    /// Its index card.
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    pub(crate) fn set_head(&mut self, head: Head) {
+        self.head = head;
+    }
+
+    /// Takes the next record in: the head and the lists. What a rewind cuts off is given back.
+    pub fn apply(&mut self, record: &Record) -> Vec<Said> {
+        self.head.apply(record);
+        self.take(record)
+    }
+
+    /// Takes the next record into the lists only.
+    pub(crate) fn take(&mut self, record: &Record) -> Vec<Said> {
+        let (seq, at) = (record.seq, record.at);
+        match &record.entry {
+            Entry::Message(post) => {
+                let (run, message) = (post.run.clone(), post.message.clone());
+                self.messages.push(Said { seq, at, run, lead: post.lead, message });
+            }
+            Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.messages.len())),
+            Entry::Rewound(r) => return self.cut(r.to),
+            Entry::RunStarted { run, .. } => {
+                let (ended, error, tools_started) = Default::default();
+                self.runs.push(Run { id: run.clone(), started_at: at, ended, error, tools_started });
+            }
+            Entry::ToolStarted { run, call, tool, .. } => {
+                if let Some(run) = self.run_mut(run) {
+                    run.tools_started.push((call.clone(), tool.clone()));
+                }
+            }
+            Entry::RunEnded { run, outcome, error } => {
+                if let Some(run) = self.run_mut(run) {
+                    run.ended = Some((at, *outcome));
+                    run.error = error.clone();
+                }
+            }
+            Entry::ReviewOpened(opened) => {
+                self.reviews.push(Review { opened_at: at, opened: opened.clone(), decided: None });
+            }
+            Entry::ReviewDecided(decided) => {
+                if let Some(review) = self.reviews.iter_mut().find(|r| r.opened.review == decided.review) {
+                    review.decided.get_or_insert((at, decided.clone()));
+                }
+            }
+            Entry::Compacted { upto, summary } => {
+                let position = self.messages.partition_point(|m| m.seq <= *upto);
+                self.summary = Some(Summary { upto: *upto, position, message: summary.clone() });
+            }
+            Entry::Created(_) | Entry::Info(_) | Entry::Status { .. } | Entry::RunClaimed { .. } => {}
+        }
+        Vec::new()
+    }
+
+    fn cut(&mut self, to: Seq) -> Vec<Said> {
+        self.checkpoints.retain(|c| c.seq <= to);
+        if self.summary.as_ref().is_some_and(|s| s.upto > to) {
+            self.summary = None;
+        }
+        self.messages.split_off(self.messages.partition_point(|m| m.seq <= to))
+    }
+
+    fn run_mut(&mut self, id: &RunId) -> Option<&mut Run> {
+        self.runs.iter_mut().rev().find(|r| r.id == *id)
+    }
+
+    /// The reviews that nobody has decided yet.
+    pub fn open_reviews(&self) -> impl Iterator<Item = &Review> {
+        self.reviews.iter().filter(|r| r.decided.is_none())
+    }
+
+    /// Finds a place. `None` if the session has no such checkpoint, position or turn.
+    pub fn locate(&self, point: &Point) -> Option<Place> {
+        let before = |position: usize| match self.messages.get(position) {
+            Some(next) => next.seq - 1,
+            None => self.head.seq,
+        };
+        let (seq, position) = match point {
+            Point::End => (self.head.seq, self.messages.len()),
+            Point::Position(p) if *p <= self.messages.len() => (before(*p), *p),
+            Point::Position(_) => return None,
+            Point::Turn(n) => {
+                let position = turn_position(&self.messages, *n)?;
+                (before(position), position)
+            }
+            Point::Label(label) => {
+                let c = self.checkpoints.iter().rev().find(|c| c.label.as_str() == label)?;
+                (c.seq, c.position)
+            }
+            Point::Seq(seq) => {
+                let at_checkpoint = self.checkpoints.iter().any(|c| c.seq == *seq);
+                let position = self.messages.partition_point(|m| m.seq <= *seq);
+                let at_message = position > 0 && self.messages[position - 1].seq == *seq;
+                (at_checkpoint || at_message).then_some((*seq, position))?
+            }
+        };
+        Some(Place { seq, position, mark: self.mark_at(position) })
+    }
+
+    fn mark_at(&self, position: usize) -> Mark {
+        if position == self.messages.len() {
+            return self.head.mark.clone();
+        }
+        let mut mark = Mark::default();
+        self.messages[..position].iter().for_each(|m| mark.advance(&m.message));
+        mark
+    }
+
+    /// The messages as one JSON list, each exactly as it was given.
+    pub fn messages_json(&self) -> String {
+        let bytes = self.messages.iter().map(|m| m.message.as_str().len() + 1).sum::<usize>();
+        let mut json = String::with_capacity(bytes + 2);
+        json.push('[');
+        for said in &self.messages {
+            if json.len() > 1 {
+                json.push(',');
+            }
+            json.push_str(said.message.as_str());
+        }
+        json.push(']');
+        json
+    }
+
+    /// Roughly the memory it takes, for the cache's budget.
+    pub(crate) fn weight(&self) -> usize {
+        let messages = self.messages.iter().map(|m| m.message.as_str().len() + 128);
+        messages.sum::<usize>() + self.checkpoints.len() * 160 + self.runs.len() * 256 + 2048
+    }
+}
+
+/// The position after so many turns.
+fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
+    let (mut seen, mut last) = (0, None);
+    for (i, said) in messages.iter().enumerate() {
+        let role = said.message.role();
+        if role == Role::User && last != Some(Role::User) {
+            if seen == turns {
+                return Some(i);
+            }
+            seen += 1;
+        }
+        if !role.instructs() {
+            last = Some(role);
+        }
+    }
+    (seen == turns).then_some(messages.len())
+}
+
+pub(crate) fn checkpoint(c: &Checkpointed, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
+    let Checkpointed { label, auto, run, step, state } = c.clone();
+    Checkpoint { label, position, created_at: at, auto, seq, run, step, state }
+}
+
+impl Mark {
+    /// What has been said, and this too.
+    pub fn advance(&mut self, message: &Message) {
+        let role = message.role();
+        self.messages += 1;
+        if role == Role::User && self.last != Some(Role::User) {
+            self.turns += 1;
+        }
+        if !role.instructs() {
+            self.last = Some(role);
+        }
+        if message.is_visible() {
+            self.visible += 1;
+            let mut hash = blake3::Hasher::new();
+            hash.update(&self.hash.0);
+            hash.update(&[role as u8]);
+            for piece in message.meaning().texts {
+                // A length before each text, so that two texts are not one.
+                match piece {
+                    Piece::Text(t) => hash.update(&(t.len() as u64).to_le_bytes()).update(t.as_bytes()),
+                    Piece::Other(id) => hash.update(&id.0),
+                };
+            }
+            self.hash.0.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+        }
+    }
+}
+
+impl Head {
+    /// The card of a log whose own first record is this one. `None` unless that is `created`.
+    pub fn begin(key: &Key, record: &Record) -> Option<Head> {
+        let Entry::Created(created) = &record.entry else { return None };
+        let mut head = Head {
+            tenant: key.tenant.clone(),
+            user: created.user.clone(),
+            info: SessionInfo {
+                session_id: key.session.clone(),
+                created_at: record.at,
+                updated_at: record.at,
+                model: None,
+                title: None,
+                tags: Vec::new(),
+                metadata: Map::new(),
+            },
+            assistant: None,
+            thread: None,
+            status: Status::Active,
+            status_at: record.at,
+            active_at: record.at,
+            due_at: None,
+            first: record.seq,
+            seq: record.seq,
+            mark: Mark::default(),
+            style: created.style,
+            parent: created.parent.clone(),
+            run: None,
+            lease: None,
+        };
+        head.create(created, record.at);
+        Some(head)
+    }
+
+    fn create(&mut self, created: &Created, at: Timestamp) {
+        let c = created.clone();
+        let session_id = self.info.session_id.clone();
+        let (model, title, tags, metadata) = (c.model, c.title, c.tags, c.metadata);
+        self.info = SessionInfo { session_id, created_at: at, updated_at: at, model, title, tags, metadata };
+        (self.user, self.assistant, self.thread, self.style) = (c.user, c.assistant, c.thread, c.style);
+        (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
+        (self.run, self.lease) = (None, None);
+        self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
+    }
+
+    /// Takes the next record in. Needs nothing but the card, however long the log is.
+    pub fn apply(&mut self, record: &Record) {
+        let at = record.at;
+        self.seq = record.seq;
+        self.info.updated_at = self.info.updated_at.max(at);
+        let mut active = false;
+        match &record.entry {
+            // A fork that inherited its parent's records has two beginnings; its own is the later one.
+            Entry::Created(created) => self.create(created, at),
+            Entry::Message(post) => {
+                self.mark.advance(&post.message);
+                active = true;
+            }
+            Entry::Rewound(r) => self.mark = r.mark.clone(),
+            Entry::Info(change) => {
+                change.model.apply(&mut self.info.model);
+                change.title.apply(&mut self.info.title);
+                let mut tags = Some(std::mem::take(&mut self.info.tags));
+                change.tags.apply(&mut tags);
+                self.info.tags = tags.unwrap_or_default();
+                merge_patch(&mut self.info.metadata, &change.metadata);
+                let mut style = Some(self.style);
+                change.style.apply(&mut style);
+                self.style = style.unwrap_or_default();
+            }
+            Entry::Status { to, .. } => {
+                active = *to == Status::Active && !self.status.is_live();
+                (self.status, self.status_at) = (*to, at);
+            }
+            Entry::RunStarted { run, .. } => {
+                self.run = Some(run.clone());
+                active = true;
+            }
+            Entry::RunClaimed { run, node, until } => {
+                self.lease = Some(Lease { run: run.clone(), node: node.clone(), until: *until });
+            }
+            Entry::RunEnded { .. } => {
+                (self.run, self.lease) = (None, None);
+                active = true;
+            }
+            Entry::ReviewDecided(d) => record_decision(&mut self.info.metadata, d, at),
+            Entry::Checkpoint(_) | Entry::ToolStarted { .. } | Entry::ReviewOpened(_) | Entry::Compacted { .. } => {}
+        }
+        if active {
+            // A clock that jumps back must not make a session look idle.
+            self.active_at = self.active_at.max(at);
+        }
+    }
+}
+
+fn record_decision(metadata: &mut Map<String, Value>, d: &ReviewDecided, at: Timestamp) {
+    let mut decision = json!({"step": d.step, "decision": d.decision, "reviewer": d.reviewer, "timestamp": at});
+    if let Some(notes) = &d.notes {
+        decision["notes"] = json!(notes);
+    }
+    match metadata.entry("hitl_decisions").or_insert_with(|| json!([])) {
+        Value::Array(all) => all.push(decision),
+        other => *other = json!([decision]),
+    }
+}
+
+/// A JSON merge patch (RFC 7396): objects merge, `null` removes, anything else replaces.
+pub(crate) fn merge_patch(target: &mut Map<String, Value>, patch: &Map<String, Value>) {
+    for (key, value) in patch {
+        match value {
+            Value::Null => {
+                target.remove(key);
+            }
+            Value::Object(inner) => {
+                let slot = target.entry(key.clone()).or_insert_with(|| json!({}));
+                if !slot.is_object() {
+                    *slot = json!({});
+                }
+                if let Value::Object(map) = slot {
+                    merge_patch(map, inner);
+                }
+            }
+            plain => {
+                target.insert(key.clone(), plain.clone());
+            }
+        }
+    }
+}

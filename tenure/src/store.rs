@@ -1,0 +1,411 @@
+//! The contract of a store, and the way to open one.
+
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::head::{Head, Status, VisibleHash, field_label, fold_case, tag_label};
+use crate::id::{Key, Seq, SessionId, Tenant, User};
+use crate::media::{Blob, BlobId};
+use crate::message::Message;
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::{fmt, sync::Arc};
+
+mod index;
+mod jsonl;
+mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+mod text;
+
+
+/// The newest storage format this version writes and reads; every older one opens too.
+pub const FORMAT: u32 = 1;
+
+/// A page of records ends after so many bytes of text, even if the limit is not reached.
+pub const MAX_PAGE_BYTES: usize = 8 << 20;
+
+/// Keeps logs, index cards, items and blobs. A store never looks inside an entry; what entries mean is said elsewhere.
+///
+/// Every method is required. All methods may be called at once from many tasks. A method that fails has changed nothing,
+/// except where the error is [`Error::Unavailable`]: then the step may have happened.
+#[async_trait]
+pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// Does one atomic step: wholly in or wholly out, and durable when it returns (as far as the store is durable at all).
+    ///
+    /// * `base: None`: the session must not exist ([`Error::Exists`]). If its head names a parent, the parent must exist and
+    ///   its log must reach the fork's point ([`Error::NotFound`] with the parent's id).
+    /// * `base: Some(n)`: the session's log must end at `n` ([`Error::Conflict`]; [`Error::NotFound`] if there is none).
+    ///
+    /// Records are contiguous and end at `head.seq`; there may be none (then only the head changes). Items go on shelves of
+    /// the session itself. Blobs are stored unless the tenant has them, and counted as used by the session from the first
+    /// record of the commit on.
+    async fn commit(&self, commit: &Commit) -> Result<()>;
+
+    /// The index card of a session.
+    async fn head(&self, key: &Key) -> Result<Option<Head>>;
+
+    /// The index cards that match, in the query's order.
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>>;
+
+    /// Records of the session's own log (not its parent's) in a range. A page may end early, but holds at least one record
+    /// if there is any: read on from its last. An unknown session has none. Damage is [`Error::Corrupt`] and names its place.
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>>;
+
+    /// Destroys a session: its card, log, items, and the blobs that no other session uses. Idempotent.
+    ///
+    /// If living forks lean on its log, the fork that left it last inherits the records up to there and stands in its place:
+    /// the others now lean on the heir. What a fork shows does not change, nor does its seq. Blobs stay with their records.
+    async fn purge(&self, key: &Key) -> Result<()>;
+
+    /// Puts an item on a shelf, in place of one with the same key. `keep` bounds the shelf: beyond it, the least recently used
+    /// items go (never the new one). A shelf of a session that does not exist takes nothing ([`Error::NotFound`]).
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()>;
+
+    /// An item by its key. `used` marks it as used at that time (and counts it); this mark may be lost in a crash.
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>>;
+
+    /// The items of a shelf by key, after a key (exclusive), at most `limit`.
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
+
+    /// Removes an item; whether it was there.
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool>;
+
+    /// Items of a shelf whose text has any word of `text`, best first, at most `limit`. Words are compared without case.
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>>;
+
+    /// Removes items of any shelf whose time is over, at most `limit`; how many.
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize>;
+
+    /// Removes all shelves of an owner, and sees to it that no byte of anything removed or purged before is left in a file of
+    /// the store (for PostgreSQL see `docs/storage.md`).
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
+
+    /// The bytes of a blob.
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>>;
+}
+
+/// One atomic step. Which session it is for is in its head.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// Where the log must end for the step to be taken; `None`: the session must not exist.
+    pub base: Option<Seq>,
+    /// What happened.
+    pub records: Vec<Record>,
+    /// The index card after it.
+    pub head: Head,
+    /// Items for the session's own shelves, by the shelf's name.
+    pub items: Vec<(String, Item)>,
+    /// Media that the records use.
+    pub blobs: Vec<Blob>,
+    /// The messages that this step cuts off, for stores that keep them in a file for people as well.
+    pub cut: Vec<Message>,
+}
+
+impl Commit {
+    /// A step of records only.
+    pub fn new(base: Option<Seq>, records: Vec<Record>, head: Head) -> Self {
+        Self { base, records, head, items: Vec::new(), blobs: Vec::new(), cut: Vec::new() }
+    }
+
+    /// The first record of the step, for blobs that are used from there on.
+    pub(crate) fn first(&self) -> Seq {
+        self.records.first().map_or(self.head.seq, |r| r.seq)
+    }
+
+    /// Checks what every store relies on.
+    pub(crate) fn check(&self) -> Result<()> {
+        let last = self.records.last().map_or(self.head.seq, |r| r.seq);
+        let before = self.base.unwrap_or(self.head.first.saturating_sub(1));
+        let contiguous = self.records.iter().zip(before + 1..).all(|(r, want)| r.seq == want);
+        if !contiguous || last != self.head.seq || (self.base.is_none() && self.records.is_empty()) {
+            return Err(Error::invalid("commit", "records must follow the base without a hole and end at the head's seq"));
+        }
+        Ok(())
+    }
+}
+
+/// Which records.
+#[derive(Clone, Debug)]
+pub struct Range {
+    /// Only records after this one.
+    pub after: Seq,
+    /// Only records up to this one.
+    pub upto: Seq,
+    /// From which end.
+    pub order: Direction,
+    /// At most so many.
+    pub limit: usize,
+}
+
+impl Range {
+    /// All records after one, oldest first.
+    pub fn after(seq: Seq) -> Self {
+        Self { after: seq, upto: Seq::MAX, order: Direction::Forward, limit: usize::MAX }
+    }
+
+    /// The last records up to one, newest first.
+    pub fn back_from(upto: Seq, limit: usize) -> Self {
+        Self { after: 0, upto, order: Direction::Backward, limit }
+    }
+}
+
+/// Which end comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Oldest first.
+    Forward,
+    /// Newest first.
+    Backward,
+}
+
+/// Whose sessions a query looks at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Those of one user.
+    User(Tenant, User),
+    /// Those of a tenant.
+    Tenant(Tenant),
+    /// All: for the sweep and for taking over runs only.
+    Everyone,
+}
+
+/// The order of index cards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Last active first; equal times by session id, descending.
+    #[default]
+    Newest,
+    /// First due first (only with `due_before`).
+    Due,
+}
+
+/// Which sessions. All conditions must hold.
+#[derive(Clone, Debug)]
+pub struct Query {
+    /// Whose.
+    pub whose: Whose,
+    /// Of which assistant.
+    pub assistant: Option<String>,
+    /// Of which chat thread.
+    pub thread: Option<String>,
+    /// In one of these states; empty: any.
+    pub status: Vec<Status>,
+    /// Created at or after.
+    pub created_after: Option<Timestamp>,
+    /// Created before.
+    pub created_before: Option<Timestamp>,
+    /// With all of these tags.
+    pub tags: Vec<String>,
+    /// With all of these metadata fields (top level, plain values).
+    pub metadata: Vec<(String, Value)>,
+    /// With this text in the title, whatever its case.
+    pub title: Option<String>,
+    /// Leaning on this session.
+    pub parent: Option<SessionId>,
+    /// With one of these conversations.
+    pub hashes: Vec<VisibleHash>,
+    /// Due before.
+    pub due_before: Option<Timestamp>,
+    /// With a lease that ended before.
+    pub lease_before: Option<Timestamp>,
+    /// In which order.
+    pub order: Order,
+    /// After the session this cursor names.
+    pub cursor: Option<Cursor>,
+    /// Leaving out the first so many.
+    pub offset: usize,
+    /// At most so many.
+    pub limit: usize,
+}
+
+impl Query {
+    /// Everything of somebody, newest first.
+    pub fn new(whose: Whose, limit: usize) -> Self {
+        Self {
+            whose,
+            limit,
+            assistant: None,
+            thread: None,
+            status: Vec::new(),
+            created_after: None,
+            created_before: None,
+            tags: Vec::new(),
+            metadata: Vec::new(),
+            title: None,
+            parent: None,
+            hashes: Vec::new(),
+            due_before: None,
+            lease_before: None,
+            order: Order::Newest,
+            cursor: None,
+            offset: 0,
+        }
+    }
+
+    /// The labels ([`Head::labels`]) that a session must have.
+    pub fn labels(&self) -> Vec<String> {
+        let tags = self.tags.iter().map(|t| tag_label(t));
+        tags.chain(self.metadata.iter().map(|(k, v)| field_label(k, v))).collect()
+    }
+
+    /// What the folded title ([`Head::folded_title`]) must contain.
+    pub fn folded_title(&self) -> Option<String> {
+        self.title.as_deref().map(fold_case)
+    }
+
+    /// Whether a session matches, order, cursor, offset and limit apart: what every store's answer must agree with.
+    pub fn matches(&self, head: &Head) -> bool {
+        let has = |want: &Option<String>, got: &Option<String>| want.is_none() || want == got;
+        let labels = head.labels();
+        (match &self.whose {
+            Whose::User(t, u) => head.tenant == *t && head.user == *u,
+            Whose::Tenant(t) => head.tenant == *t,
+            Whose::Everyone => true,
+        }) && has(&self.assistant, &head.assistant)
+            && has(&self.thread, &head.thread)
+            && (self.status.is_empty() || self.status.contains(&head.status))
+            && self.created_after.is_none_or(|t| head.info.created_at >= t)
+            && self.created_before.is_none_or(|t| head.info.created_at < t)
+            && self.labels().iter().all(|l| labels.contains(l))
+            && self.folded_title().is_none_or(|t| head.folded_title().contains(&t))
+            && self.parent.as_ref().is_none_or(|p| head.parent.as_ref().is_some_and(|h| h.session == *p))
+            && (self.hashes.is_empty() || self.hashes.contains(&head.mark.hash))
+            && self.due_before.is_none_or(|t| head.due_at.is_some_and(|d| d < t))
+            && self.lease_before.is_none_or(|t| head.lease.as_ref().is_some_and(|l| l.until < t))
+    }
+}
+
+/// A place in a list of sessions, newest first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    /// When the session was last active.
+    pub active_at: Timestamp,
+    /// Which session.
+    pub session: SessionId,
+}
+
+impl Cursor {
+    /// The place after a session.
+    pub fn of(head: &Head) -> Self {
+        Self { active_at: head.active_at, session: head.info.session_id.clone() }
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}~{}", self.active_at.as_microsecond(), self.session)
+    }
+}
+
+impl std::str::FromStr for Cursor {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let wrong = || Error::invalid("cursor", "not a cursor; use the one that came with the page before");
+        let (at, session) = s.split_once('~').ok_or_else(wrong)?;
+        let at = at.parse().ok().and_then(|at| Timestamp::from_microsecond(at).ok()).ok_or_else(wrong)?;
+        Ok(Self { active_at: at, session: SessionId::new(session).map_err(|_| wrong())? })
+    }
+}
+
+/// Whose shelf.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// A session's: it goes with the session.
+    Session(SessionId),
+    /// A user's: it goes when the user is erased.
+    User(User),
+    /// A group's.
+    Group(String),
+    /// The tenant's.
+    Tenant,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Session(id) => write!(f, "session/{id}"),
+            Owner::User(user) => write!(f, "user/{user}"),
+            Owner::Group(group) => write!(f, "group/{group}"),
+            Owner::Tenant => f.write_str("tenant"),
+        }
+    }
+}
+
+/// A named shelf of items.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shelf {
+    /// Whose data.
+    pub tenant: Tenant,
+    /// Whose shelf.
+    pub owner: Owner,
+    /// What is on it, such as `cache`.
+    pub name: String,
+}
+
+/// A keyed value with use and expiry times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Item {
+    /// Its key on the shelf.
+    pub key: String,
+    /// The value, JSON text.
+    pub value: String,
+    /// What it can be found by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// When it was put there.
+    pub created_at: Timestamp,
+    /// When it was last used.
+    pub used_at: Timestamp,
+    /// How often it was used.
+    pub uses: u64,
+    /// When its time is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+}
+
+/// An item that a search found; a higher score is a better match.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hit {
+    /// The item.
+    pub item: Item,
+    /// How good it is, comparable within one answer only.
+    pub score: f64,
+}
+
+/// Something that was mended while a store was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// Which file.
+    pub place: String,
+    /// What was found and done.
+    pub what: String,
+}
+
+/// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Migrations run here. What had to be mended
+/// is reported.
+pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
+    match url.split_once(':') {
+        Some((scheme @ ("sqlite" | "postgres" | "postgresql"), rest)) if !rest.is_empty() => {
+            Err(Error::invalid("store", format!("this build has no {scheme} store; build it with the feature `{scheme}`")))
+        }
+        _ => {
+            let known = "memory: | jsonl:DIR | sqlite:FILE | postgres://USER@HOST/DATABASE";
+            Err(Error::invalid("store", format!("{:?} is not a store; use {known}", redacted(url))))
+        }
+    }
+}
+
+/// A URL without its password.
+pub(crate) fn redacted(url: &str) -> String {
+    match (url.find("://"), url.rfind('@')) {
+        (Some(start), Some(end)) if start + 3 < end => {
+            let user = url[start + 3..end].split(':').next().unwrap_or_default();
+            format!("{}{user}:***{}", &url[..start + 3], &url[end..])
+        }
+        _ => url.to_owned(),
+    }
+}

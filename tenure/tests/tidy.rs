@@ -1,0 +1,341 @@
+//! House rules that neither the compiler nor clippy checks. A complaint names file, line, rule and cure.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Pure: they decide, and leave waiting, time and storage to their callers.
+const RULE_FILES: [&str; 3] = ["src/session.rs", "src/reconcile.rs", "src/history.rs"];
+const OPTIONAL_RULE_FILES: [&str; 1] = ["src/next.rs"];
+const NOT_IN_RULES: [&str; 6] = ["async", "Store", "now(", "std::fs", "fs::", "tokio"];
+
+/// Data and its validation.
+const WORD_FILES: [&str; 5] = ["src/id.rs", "src/message.rs", "src/entry.rs", "src/policy.rs", "src/error.rs"];
+const NOT_IN_WORDS: [&str; 3] = ["tokio", "async fn", "Store"];
+
+const MAX_LINES: usize = 700;
+const UNFINISHED: [&str; 5] = ["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore"];
+const NOT_A_DEPENDENCY: [&str; 5] = ["axum", "reqwest", "clap", "pyo3", "hyper"];
+
+#[test]
+fn rule_files_are_pure() {
+    let mut complaints = Vec::new();
+    for name in RULE_FILES.iter().chain(&OPTIONAL_RULE_FILES) {
+        match fs::read_to_string(package().join(name)) {
+            Ok(text) => complaints.extend(pure_rules(name, &text)),
+            Err(_) if OPTIONAL_RULE_FILES.contains(name) => {}
+            // A rule file that moved would otherwise go unchecked without a word.
+            Err(error) => complaints.push(format!("{name}:1: rule files exist ({error}); if it moved, update tidy.rs")),
+        }
+    }
+    report(&complaints);
+}
+
+#[test]
+fn word_files_are_data() {
+    let present = WORD_FILES.iter().filter(|name| package().join(name).exists());
+    report(&present.flat_map(|name| plain_words(name, &read(&package().join(name)))).collect::<Vec<_>>());
+}
+
+#[test]
+fn source_files_are_short() {
+    let files = files_under(&package().join("src"), "rs");
+    report(&files.iter().flat_map(|path| short(&name(path), &read(path))).collect::<Vec<_>>());
+}
+
+#[test]
+fn both_dialects_have_the_same_migrations() {
+    let names = |dialect: &str| -> Vec<String> {
+        let paths = files_under(&package().join("migrations").join(dialect), "sql");
+        paths.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect()
+    };
+    report(&migrations(&names("sqlite"), &names("postgres")));
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let mut files = files_under(&package().join("src"), "rs");
+    files.extend(files_under(&package().join("tests"), "rs"));
+    files.retain(|path| !path.ends_with("tests/tidy.rs"));
+    report(&files.iter().flat_map(|path| finished(&name(path), &read(path))).collect::<Vec<_>>());
+}
+
+#[test]
+fn markdown_is_clean_and_its_links_lead_somewhere() {
+    let root = package().join("..");
+    let mut files = files_in(&root, "md");
+    files.extend(files_under(&root.join("docs"), "md"));
+    let check = |path: &PathBuf| {
+        let directory = path.parent().unwrap_or(&root);
+        markdown(&name(path), &read(path), |link| directory.join(link).exists())
+    };
+    report(&files.iter().flat_map(check).collect::<Vec<_>>());
+}
+
+#[test]
+fn every_conformance_test_is_run() {
+    let path = package().join("src/conformance.rs");
+    if path.exists() {
+        report(&conformance("src/conformance.rs", &read(&path)));
+    }
+}
+
+#[test]
+fn the_library_knows_neither_http_nor_cli_nor_python() {
+    report(&dependencies("Cargo.toml", &read(&package().join("Cargo.toml"))));
+}
+
+// The rules, on text, so that they can be tested themselves.
+
+fn pure_rules(name: &str, text: &str) -> Vec<String> {
+    let cure = "rule files are pure: take what is needed as a parameter, or move this to the verb that calls the rule";
+    forbid(name, code(text), &NOT_IN_RULES, cure)
+}
+
+fn plain_words(name: &str, text: &str) -> Vec<String> {
+    forbid(name, code(text), &NOT_IN_WORDS, "word files are data: move this to the contract or to a verb")
+}
+
+fn finished(name: &str, text: &str) -> Vec<String> {
+    // Comments count: that is where unfinished work hides.
+    forbid(
+        name,
+        lines(text),
+        &UNFINISHED,
+        "nothing is left unfinished: finish it, or leave it out and say so in the docs",
+    )
+}
+
+fn short(name: &str, text: &str) -> Vec<String> {
+    let count = text.lines().count();
+    let long = count > MAX_LINES;
+    long.then(|| format!("{name}:{count}: files have at most {MAX_LINES} lines: split it along a noun"))
+        .into_iter()
+        .collect()
+}
+
+fn migrations(sqlite: &[String], postgres: &[String]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (here, there, names, others) in
+        [("sqlite", "postgres", sqlite, postgres), ("postgres", "sqlite", postgres, sqlite)]
+    {
+        for (index, name) in names.iter().enumerate() {
+            let number = format!("{:04}_", index + 1);
+            if !name.starts_with(&number) {
+                complaints.push(format!(
+                    "migrations/{here}/{name}:1: migrations count 0001, 0002, … without a hole: this one should start with {number}"
+                ));
+            }
+            if !others.contains(name) {
+                complaints.push(format!(
+                    "migrations/{here}/{name}:1: both dialects have the same migrations: write migrations/{there}/{name}"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn markdown(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut fenced = false;
+    for (number, line) in lines(text) {
+        if line.trim_end() != line {
+            complaints.push(format!("{name}:{number}: no trailing whitespace: remove it"));
+        }
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        if fenced {
+            continue;
+        }
+        // Without inline code, in which `a[0](b)` is no link.
+        let prose: String = line.split('`').step_by(2).collect();
+        for link in prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ', '#']).next()) {
+            let elsewhere = link.is_empty() || link.contains("://") || link.starts_with("mailto:");
+            if !elsewhere && !exists(link) {
+                complaints.push(format!(
+                    "{name}:{number}: relative links lead to a file: {link} does not exist, correct the path"
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+fn conformance(name: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in code(text) {
+        let Some(test) = line.trim_start().strip_prefix("pub async fn ").and_then(|rest| rest.split(['(', '<']).next())
+        else {
+            continue;
+        };
+        let uses = code(text).map(|(_, line)| line.split(|c| !is_word(c)).filter(|word| *word == test).count());
+        if uses.sum::<usize>() < 2 {
+            complaints.push(format!(
+                "{name}:{number}: every conformance test is run: add {test} to the list in the `conformance!` macro"
+            ));
+        }
+    }
+    complaints
+}
+
+fn dependencies(name: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in lines(text) {
+        let renamed = line.split("package = \"").nth(1).and_then(|rest| rest.split('"').next());
+        // `axum = "1"`, `axum.workspace = true` and `[dependencies.axum]`.
+        let key = line.split(['=', ' ']).next().and_then(|key| key.split('.').next());
+        let table = line.strip_prefix('[').and_then(|rest| rest.trim_end().trim_end_matches(']').rsplit('.').next());
+        for found in [renamed, key, table].into_iter().flatten().filter(|found| NOT_A_DEPENDENCY.contains(found)) {
+            complaints.push(format!(
+                "{name}:{number}: the library knows neither HTTP nor CLI nor Python: {found} belongs in tenure-server or tenure-py"
+            ));
+        }
+    }
+    complaints
+}
+
+// Reading.
+
+fn package() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn name(path: &Path) -> String {
+    path.strip_prefix(package()).unwrap_or(path).display().to_string()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Files with this extension in a directory, sorted; none if there is no such directory.
+fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files: Vec<_> =
+        entries(directory).filter(|path| path.extension().is_some_and(|found| found == extension)).collect();
+    files.sort();
+    files
+}
+
+fn files_under(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files = files_in(directory, extension);
+    files.extend(entries(directory).filter(|path| path.is_dir()).flat_map(|path| files_under(&path, extension)));
+    files
+}
+
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(index, line)| (index + 1, line))
+}
+
+/// The lines without `//` comments; the `//` of a URL starts none.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    lines(text).map(|(number, line)| {
+        let comment = line.match_indices("//").map(|(at, _)| at).find(|at| !line[..*at].ends_with(':'));
+        (number, &line[..comment.unwrap_or(line.len())])
+    })
+}
+
+fn forbid<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, words: &[&str], cure: &str) -> Vec<String> {
+    let complain = |(number, line): (usize, &str)| {
+        words
+            .iter()
+            .find(|word| names(line, word))
+            .map(|word| format!("{name}:{number}: `{word}` is not allowed here; {cure}"))
+    };
+    lines.filter_map(complain).collect()
+}
+
+/// Whether a line contains a phrase, not merely as a part of longer words: `know(` does not name `now(`.
+fn names(line: &str, phrase: &str) -> bool {
+    let joins = |left: Option<char>, right: Option<char>| left.is_some_and(is_word) && right.is_some_and(is_word);
+    line.match_indices(phrase).any(|(at, _)| {
+        let (before, after) = (&line[..at], &line[at + phrase.len()..]);
+        !joins(before.chars().next_back(), phrase.chars().next())
+            && !joins(phrase.chars().next_back(), after.chars().next())
+    })
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn report(complaints: &[String]) {
+    assert!(complaints.is_empty(), "{} complaint(s)\n\n{}\n", complaints.len(), complaints.join("\n"));
+}
+
+/// A rule that never complained proves nothing.
+mod rules {
+    use super::*;
+
+    /// The line numbers complained about.
+    fn at(complaints: &[String]) -> Vec<usize> {
+        complaints.iter().map(|complaint| complaint.split(':').nth(1).unwrap().parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn pure_rules_complain() {
+        let bad = "async fn a() {}\nx: &dyn Store,\nlet t = Timestamp::now();\nstd::fs::read(p)\nuse std::{fs, io};\nfs::read(p)\nuse tokio::sync;\nlet u = \"http://x\"; tokio::x()";
+        assert_eq!(at(&pure_rules("a.rs", bad)), [1, 2, 3, 4, 6, 7, 8]);
+        let good = "// async Store now( tokio\n/// Stored.\nlet x = Stored::know(now); // Store\nfn asynchronous() {}";
+        assert_eq!(at(&pure_rules("a.rs", good)), []);
+        assert_eq!(
+            pure_rules("a.rs", "\nStore")[0].split(';').next(),
+            Some("a.rs:2: `Store` is not allowed here"),
+            "a complaint names file, line and word"
+        );
+    }
+
+    #[test]
+    fn plain_words_complain() {
+        assert_eq!(at(&plain_words("a.rs", "tokio::x\npub async fn f()\nStore\nRestore // Store\nasync")), [1, 2, 3]);
+    }
+
+    #[test]
+    fn short_complains() {
+        assert_eq!(at(&short("a.rs", &"x\n".repeat(MAX_LINES))), []);
+        assert_eq!(at(&short("a.rs", &"x\n".repeat(MAX_LINES + 1))), [MAX_LINES + 1]);
+    }
+
+    #[test]
+    fn migrations_complain() {
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        let check = |sqlite: &[&str], postgres: &[&str]| migrations(&names(sqlite), &names(postgres)).len();
+        assert_eq!(check(&[], &[]), 0);
+        assert_eq!(check(&["0001_init.sql", "0002_x.sql"], &["0001_init.sql", "0002_x.sql"]), 0);
+        assert_eq!(check(&["0001_init.sql"], &[]), 1, "one dialect");
+        assert_eq!(check(&["0001_init.sql"], &["0001_start.sql"]), 2, "two names");
+        assert_eq!(check(&["0001_init.sql", "0003_x.sql"], &["0001_init.sql", "0003_x.sql"]), 2, "a hole");
+    }
+
+    #[test]
+    fn finished_complains() {
+        let bad = "todo!()\nunimplemented!(\"later\")\n// FIXME\n// XXX\n#[ignore]\n#[ignore = \"slow\"]";
+        assert_eq!(at(&finished("a.rs", bad)), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(at(&finished("a.rs", "todo\n\"XXXXXX\"\n#[ignored]")), []);
+    }
+
+    #[test]
+    fn markdown_complains() {
+        let bad = "a \n[x](gone.md)\n[`x`](gone.md#part \"title\")\nok\t\n[a](here.md) [b](gone.md)";
+        assert_eq!(at(&markdown("a.md", bad, |link| link == "here.md")), [1, 2, 3, 4, 5]);
+        let good = "[x](here.md)\n[x](here.md#part)\n[x](#part)\n[x](https://a.b/c)\n`a[0](b)`\n```\nx[0](y)\n```";
+        assert_eq!(at(&markdown("a.md", good, |link| link == "here.md")), []);
+    }
+
+    #[test]
+    fn conformance_complains() {
+        let text = "// forgotten\npub async fn listed(s: S) {}\npub async fn forgotten(s: S) {}\npub async fn generic<T>(s: T) {}\nmacro_rules! conformance { listed, not_forgotten }";
+        assert_eq!(at(&conformance("a.rs", text)), [3, 4]);
+    }
+
+    #[test]
+    fn dependencies_complain() {
+        let bad = "axum = \"1\"\nclap.workspace = true\n[dependencies.hyper]\nweb = { package = \"reqwest\" }\n[target.'cfg(unix)'.dependencies.pyo3]";
+        assert_eq!(at(&dependencies("Cargo.toml", bad)), [1, 2, 3, 4, 5]);
+        assert_eq!(at(&dependencies("Cargo.toml", "[dependencies]\nserde = \"1\"\naxum-free = \"1\" # no axum")), []);
+    }
+}
