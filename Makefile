@@ -5,8 +5,8 @@
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
 has = $(shell command -v $(1) 2>/dev/null)
-# nextest runs each test in a process of its own, in parallel, but no doc tests; leave them out of `cargo test` as well.
-run-tests := $(if $(call has,cargo-nextest),cargo nextest run $(all),cargo test $(all) --lib --bins --tests --examples)
+# nextest runs each test in a process of its own, but no doc tests; they are left out of `cargo test` as well.
+runner := $(if $(call has,cargo-nextest),cargo nextest run,cargo test --lib --bins --tests --examples)
 # Only if cargo-deny is installed, and without its `advisories`, which need the network.
 deny := $(if $(call has,cargo-deny),cargo deny --locked check licenses bans sources,@echo "no cargo-deny: skipped")
 
@@ -22,7 +22,7 @@ lint: ## formatting and lints
 	cargo clippy $(all) --all-targets -- -D warnings
 
 test: lint ## lints, then every test, with a PostgreSQL of its own
-	scripts/with-postgres.sh sh -ec '$(run-tests); cargo test $(all) --doc'
+	scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
 
 bench: ## benchmarks, with a PostgreSQL of its own
 	scripts/with-postgres.sh cargo bench --locked -p tenure --all-features

@@ -12,7 +12,6 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use std::sync::Arc;
 
 /// One thing that happened in a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -353,12 +352,12 @@ impl Entry {
     /// Reads what [`Entry::encode`] wrote. The text is trusted: its checksum has been verified.
     pub fn decode(text: &str) -> Result<Self, String> {
         if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
-            return Ok(Entry::message(Message::trusted(body, Arc::default())));
+            return Ok(Entry::message(Message::trusted(body, Vec::new())));
         }
         if text.starts_with(MESSAGE) {
             let line: MessageLine<'_> = serde_json::from_str(text).map_err(|e| e.to_string())?;
             let m = line.message;
-            let message = Message::trusted(m.body.get(), m.cuts.into());
+            let message = Message::trusted(m.body.get(), m.cuts);
             return Ok(Entry::Message(Post { run: m.run, lead: m.lead, message }));
         }
         serde_json::from_str(text).map_err(|e| e.to_string())
@@ -420,6 +419,6 @@ mod stored {
 
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Message, D::Error> {
         let raw = <Box<RawValue>>::deserialize(d)?;
-        Ok(Message::trusted(raw.get(), Arc::default()))
+        Ok(Message::trusted(raw.get(), Vec::new()))
     }
 }

@@ -1,11 +1,83 @@
 //! Sessions that last, for LLM agents.
+//!
+//! A model forgets everything between two requests; an agent must not. Tenure keeps what was said, with tool turns and pictures,
+//! finds it again by id or by content, and brings a client's view and the stored one together. There are checkpoints, rewind,
+//! fork and resume; a cache of tool results; expiry, retention and erasure.
+//!
+//! > **A session is a log of entries. Everything else is computed from it.**
+//!
+//! ```
+//! use tenure::{Message, New, Point, Principal, Tenure, Window, history};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> tenure::Result<()> {
+//! let tenure = Tenure::open("memory:").await?; // or jsonl:DIR, sqlite:FILE, postgres://…
+//! let ada = Principal::new("acme", "ada")?;
+//! let session = tenure.create(&ada, New::default()).await?;
+//! let id = session.info.session_id.clone();
+//!
+//! tenure.append(&ada, &id, vec![Message::user("hello"), Message::assistant("Hello, Ada.")]).await?;
+//! let branch = tenure.fork(&ada, &id, Point::Turn(1), None).await?; // nothing is copied
+//! tenure.append(&ada, &id, vec![Message::user("and again")]).await?;
+//! tenure.rewind(&ada, &id, "turn-1").await?; // what is cut off stays in the log
+//!
+//! let session = tenure.load(&ada, &id).await?;
+//! assert_eq!(history(&session, &Window::default()).len(), 2); // what a model may be shown
+//! # assert_eq!(tenure.load(&ada, &branch.info.session_id).await?.messages.len(), 2);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The map, from the inside out:
+//!
+//! * **words**: [`Message`], [`Entry`] and [`Record`], [`Head`], [`Principal`], [`Policy`], [`Error`];
+//! * **rules**, pure and total: [`Session::fold`] says what a log means, [`reconcile()`] brings a client's view and ours together,
+//!   [`history()`] says what a model may be shown;
+//! * **the contract**: [`store::Store`], kept by four stores and checked by one suite (feature `conformance`);
+//! * **verbs**: the methods of [`Tenure`]. Each loads, asks a rule, and commits.
 
-pub mod entry;
-pub mod error;
-pub mod head;
-pub mod id;
-pub mod media;
-pub mod message;
-pub mod policy;
-pub mod session;
+mod cache;
+mod checkpoint;
+mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod edit;
+mod entry;
+mod error;
+mod head;
+mod history;
+mod hot;
+mod id;
+mod media;
+mod message;
+mod policy;
+mod reconcile;
+mod session;
 pub mod store;
+mod sweep;
+mod tenure;
+mod transcript;
+mod transfer;
+
+pub use cache::{Cached, cache_key};
+pub use checkpoint::{Discarded, Rewind, make_checkpoints};
+pub use clock::{Clock, Manual, Start};
+pub use edit::{fork_session, list_checkpoints, resume_session};
+pub use entry::{
+    Change, Checkpointed, Created, Decision, Entry, InfoChange, Outcome, Parent, Post, Record, ReviewDecided, ReviewOpened,
+    Rewound,
+};
+pub use error::{Error, Result};
+pub use head::{Head, Lease, Mark, SessionInfo, Status, Style, VisibleHash};
+pub use history::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
+pub use id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
+pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
+pub use message::{MAX_DEPTH, Message, Role, ToolCall};
+pub use policy::{CachePolicy, Limits, Policy, Window};
+pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
+pub use session::{Checkpoint, Place, Point, Review, Run, Said, Session, Summary};
+pub use store::{Query, Whose};
+pub use sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
+pub use tenure::{Append, Appended, AutoCheckpoint, New, Options, Page, Tenure};
+pub use transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
+pub use transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};

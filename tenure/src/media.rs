@@ -100,21 +100,28 @@ pub(crate) fn content_id(data: &str, mut cut: impl FnMut() -> Option<BlobId>) ->
 /// A hash of some JSON that does not depend on spelling: keys sorted, nulls left out.
 pub(crate) fn canonical_hash(json: &str) -> BlobId {
     match serde_json::from_str::<serde_json::Value>(json) {
-        Ok(value) => BlobId::of(canonical(&value).as_bytes()),
+        Ok(value) => BlobId::of(canonical(&value, Nulls::Drop).as_bytes()),
         Err(_) => BlobId::of(json.as_bytes()),
     }
 }
 
-/// JSON with sorted keys and without nulls in objects.
-pub(crate) fn canonical(value: &serde_json::Value) -> String {
+/// Whether a field that is `null` is the same as none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nulls {
+    Keep,
+    Drop,
+}
+
+/// JSON with sorted keys and no spaces: equal values, equal text.
+pub(crate) fn canonical(value: &serde_json::Value, nulls: Nulls) -> String {
     use serde_json::Value::{Array, Object};
     match value {
-        Array(items) => format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join(",")),
+        Array(items) => format!("[{}]", items.iter().map(|v| canonical(v, nulls)).collect::<Vec<_>>().join(",")),
         Object(map) => {
-            let mut fields: Vec<_> = map.iter().filter(|(_, v)| !v.is_null()).collect();
+            let mut fields: Vec<_> = map.iter().filter(|(_, v)| nulls == Nulls::Keep || !v.is_null()).collect();
             fields.sort_by_key(|(k, _)| *k);
-            let fields = fields.iter().map(|(k, v)| format!("{}:{}", serde_json::Value::from(k.as_str()), canonical(v)));
-            format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+            let text = |k: &str, v| format!("{}:{}", serde_json::Value::from(k), canonical(v, nulls));
+            format!("{{{}}}", fields.into_iter().map(|(k, v)| text(k, v)).collect::<Vec<_>>().join(","))
         }
         plain => plain.to_string(),
     }
@@ -145,7 +152,7 @@ impl Message {
             return (self.clone(), Vec::new());
         }
         text.push_str(&raw[done..]);
-        (Message::trusted(text, cuts.into()), blobs)
+        (Message::trusted(text, cuts), blobs)
     }
 
     /// Puts the media back where they were. `blob` gives the bytes of an id.
@@ -162,6 +169,6 @@ impl Message {
             done = cut.at;
         }
         text.push_str(&self.as_str()[done..]);
-        Ok(Message::trusted(text, Arc::default()))
+        Ok(Message::trusted(text, Vec::new()))
     }
 }

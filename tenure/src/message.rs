@@ -59,7 +59,7 @@ pub struct ToolCall {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     raw: Arc<str>,
-    cuts: Arc<[Cut]>,
+    cuts: Option<Arc<[Cut]>>,
 }
 
 /// What two messages are compared by: texts, and media by the hash of their bytes.
@@ -90,7 +90,7 @@ impl Message {
             true => raw.replace(['\n', '\r'], " ").into(),
             false => raw.into(),
         };
-        Ok(Self { raw, cuts: Arc::default() })
+        Ok(Self { raw, cuts: None })
     }
 
     /// A message from a JSON value.
@@ -99,13 +99,13 @@ impl Message {
     }
 
     /// A message that a store gave back; its checksum has been verified already.
-    pub(crate) fn trusted(raw: impl Into<Arc<str>>, cuts: Arc<[Cut]>) -> Self {
-        Self { raw: raw.into(), cuts }
+    pub(crate) fn trusted(raw: impl Into<Arc<str>>, cuts: Vec<Cut>) -> Self {
+        Self { raw: raw.into(), cuts: (!cuts.is_empty()).then(|| cuts.into()) }
     }
 
     fn plain(role: &str, content: &str) -> Self {
         let content = serde_json::Value::from(content);
-        Self::trusted(format!(r#"{{"role":"{role}","content":{content}}}"#), Arc::default())
+        Self::trusted(format!(r#"{{"role":"{role}","content":{content}}}"#), Vec::new())
     }
 
     /// A user message of plain text.
@@ -126,7 +126,7 @@ impl Message {
     /// The result of a tool call, as plain text.
     pub fn tool(call_id: &str, content: &str) -> Self {
         let (call_id, content) = (serde_json::Value::from(call_id), serde_json::Value::from(content));
-        Self::trusted(format!(r#"{{"role":"tool","tool_call_id":{call_id},"content":{content}}}"#), Arc::default())
+        Self::trusted(format!(r#"{{"role":"tool","tool_call_id":{call_id},"content":{content}}}"#), Vec::new())
     }
 
     /// The JSON text. Where media were taken out ([`Message::cuts`]), their base64 is missing in it.
@@ -136,7 +136,7 @@ impl Message {
 
     /// The media that were taken out of the text and are kept as blobs.
     pub fn cuts(&self) -> &[Cut] {
-        &self.cuts
+        self.cuts.as_deref().unwrap_or_default()
     }
 
     /// The message as a JSON value, for looking into fields that have no accessor here.
@@ -202,7 +202,7 @@ impl Message {
     pub(crate) fn meaning(&self) -> Meaning {
         let mut meaning = Meaning::default();
         let Ok(shape) = Shape::read(&self.raw) else { return meaning };
-        let mut cuts = self.cuts.iter();
+        let mut cuts = self.cuts().iter();
         for part in shape.parts().unwrap_or_default() {
             match part {
                 PartShape::Text(t) if t.is_empty() => {}

@@ -9,7 +9,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Window {
     /// At most so many turns, the newest.
     pub max_turns: Option<usize>,
-    /// At most so many tokens, estimated (see [`crate::history`]); the newest turn is always shown.
+    /// At most so many tokens, estimated (see [`crate::history()`]); the newest turn is always shown.
     pub max_tokens: Option<usize>,
 }
 

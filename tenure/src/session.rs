@@ -103,6 +103,8 @@ pub struct Session {
     pub summary: Option<Summary>,
     /// Records that were applied here and are not saved yet.
     pub(crate) pending: Vec<Record>,
+    /// Bytes of all messages.
+    bytes: usize,
 }
 
 impl Deref for Session {
@@ -190,7 +192,7 @@ impl Session {
 
     pub(crate) fn empty(head: Head) -> Self {
         let (messages, checkpoints, runs, reviews) = Default::default();
-        Self { head, messages, checkpoints, runs, reviews, summary: None, pending: Vec::new() }
+        Self { head, messages, checkpoints, runs, reviews, summary: None, pending: Vec::new(), bytes: 0 }
     }
 
     /// Its index card.
@@ -214,6 +216,7 @@ impl Session {
         match &record.entry {
             Entry::Message(post) => {
                 let (run, message) = (post.run.clone(), post.message.clone());
+                self.bytes += message.as_str().len();
                 self.messages.push(Said { seq, at, run, lead: post.lead, message });
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.messages.len())),
@@ -255,7 +258,9 @@ impl Session {
         if self.summary.as_ref().is_some_and(|s| s.upto > to) {
             self.summary = None;
         }
-        self.messages.split_off(self.messages.partition_point(|m| m.seq <= to))
+        let cut = self.messages.split_off(self.messages.partition_point(|m| m.seq <= to));
+        self.bytes -= cut.iter().map(|m| m.message.as_str().len()).sum::<usize>();
+        cut
     }
 
     fn run_mut(&mut self, id: &RunId) -> Option<&mut Run> {
@@ -306,8 +311,7 @@ impl Session {
 
     /// The messages as one JSON list, each exactly as it was given.
     pub fn messages_json(&self) -> String {
-        let bytes = self.messages.iter().map(|m| m.message.as_str().len() + 1).sum::<usize>();
-        let mut json = String::with_capacity(bytes + 2);
+        let mut json = String::with_capacity(self.bytes + self.messages.len() + 2);
         json.push('[');
         for said in &self.messages {
             if json.len() > 1 {
@@ -321,8 +325,8 @@ impl Session {
 
     /// Roughly the memory it takes, for the cache's budget.
     pub(crate) fn weight(&self) -> usize {
-        let messages = self.messages.iter().map(|m| m.message.as_str().len() + 128);
-        messages.sum::<usize>() + self.checkpoints.len() * 160 + self.runs.len() * 256 + 2048
+        let lists = self.messages.len() * 128 + self.checkpoints.len() * 160 + self.runs.len() * 256;
+        self.bytes + lists + 2048
     }
 }
 

@@ -22,6 +22,8 @@ mod sqlite;
 mod text;
 
 
+pub use memory::MemoryStore;
+
 /// The newest storage format this version writes and reads; every older one opens too.
 pub const FORMAT: u32 = 1;
 
@@ -389,6 +391,7 @@ pub struct Repair {
 /// is reported.
 pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
     match url.split_once(':') {
+        Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), Vec::new())),
         Some((scheme @ ("sqlite" | "postgres" | "postgresql"), rest)) if !rest.is_empty() => {
             Err(Error::invalid("store", format!("this build has no {scheme} store; build it with the feature `{scheme}`")))
         }

@@ -1,0 +1,123 @@
+//! A session in hand: load it, look at it, change it, save it.
+//!
+//! For work outside of an agent loop. Changes are made in memory and saved in one step; if somebody else wrote meanwhile, saving
+//! is [`Error::Conflict`] and changes nothing.
+
+use crate::checkpoint::{fork_record, place, rewound};
+use crate::entry::{Checkpointed, Entry, Post, Record};
+use crate::error::{Error, Result};
+use crate::head::Head;
+use crate::id::{Key, Label, Principal, SessionId};
+use crate::message::Message;
+use crate::session::{Checkpoint, Point, Session, checkpoint};
+use crate::store::Commit;
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+
+impl Session {
+    /// Loads a session.
+    pub async fn load(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Session> {
+        tenure.load(who, id).await
+    }
+
+    /// Saves what was changed since it was loaded, in one step.
+    pub async fn save(&mut self, tenure: &Tenure) -> Result<()> {
+        let Some(first) = self.pending.first().cloned() else { return Ok(()) };
+        let (mut records, mut blobs) = (Vec::new(), Vec::new());
+        for mut record in self.pending.iter().cloned() {
+            if let Entry::Message(post) = &mut record.entry {
+                let (stored, media) = tenure.detach(std::slice::from_ref(&post.message))?;
+                post.message = stored.into_iter().next().unwrap_or_else(|| post.message.clone());
+                blobs.extend(media);
+            }
+            records.push(record);
+        }
+        if let Entry::Created(mut created) = first.entry {
+            let more = records.split_off(1);
+            if let Some(parent) = &mut created.parent {
+                let key = Key { tenant: self.tenant.clone(), session: parent.session.clone() };
+                let source = tenure.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
+                parent.session = tenure.owner_of(source, parent.seq).await?.info.session_id;
+            }
+            records[0].entry = Entry::Created(created);
+            let head = tenure.begin_with(&self.key(), &records[0], more, blobs).await?;
+            self.set_head(head);
+        } else {
+            let commit = Commit { blobs, ..Commit::new(Some(first.seq - 1), records, self.head().clone()) };
+            tenure.store().commit(&commit).await?;
+            tenure.forget(&self.key());
+        }
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Whether there is anything to save.
+    pub fn is_changed(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    fn add(&mut self, entry: Entry, at: Timestamp) {
+        let record = Record { seq: self.seq + 1, at, entry };
+        self.apply(&record);
+        self.pending.push(record);
+    }
+
+    /// Adds a message at its end.
+    pub fn push(&mut self, message: Message, at: Timestamp) {
+        self.add(Entry::Message(Post { run: None, lead: false, message }), at);
+    }
+
+    /// Sets a checkpoint at its end.
+    pub fn add_checkpoint(&mut self, label: &str, at: Timestamp) -> Result<Checkpoint> {
+        let label = Label::new(label)?;
+        let (auto, run, step, state) = Default::default();
+        let entry = Checkpointed { label, auto, run, step, state };
+        let made = checkpoint(&entry, self.seq + 1, at, self.messages.len());
+        self.add(Entry::Checkpoint(entry), at);
+        Ok(made)
+    }
+
+    /// Cuts off everything after a checkpoint (or another point). What is cut off stays in the log.
+    pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
+        let place = place(self, &point.into())?;
+        let (entry, _) = rewound(self, place.position);
+        let entry = match entry {
+            Entry::Rewound(mut r) => {
+                r.to = place.seq;
+                Entry::Rewound(r)
+            }
+            other => other,
+        };
+        self.add(entry, at);
+        Ok(())
+    }
+}
+
+/// A new session that shares the source's history up to a point. Nothing is copied; save it to keep it.
+pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, at: Timestamp) -> Result<Session> {
+    if source.is_changed() {
+        return Err(Error::invalid("source", "save the session before forking it"));
+    }
+    let place = place(source, &point.into())?;
+    let record = fork_record(source.head(), &source.info.session_id, place.clone(), at);
+    let key = Key { tenant: source.tenant.clone(), session: new };
+    let Some(head) = Head::begin(&key, &record) else {
+        return Err(Error::invalid("source", "not a session"));
+    };
+    let mut fork = Session::empty(head);
+    fork.messages = source.messages[..place.position].to_vec();
+    fork.checkpoints = source.checkpoints.iter().filter(|c| c.seq <= place.seq).cloned().collect();
+    fork.pending.push(record);
+    Ok(fork)
+}
+
+/// Loads a session, goes back to a point, and gives it as it is there. What was cut off is kept; the JSONL store writes it to
+/// `{session_id}.discarded.jsonl` as well.
+pub async fn resume_session(tenure: &Tenure, who: &Principal, id: &SessionId, point: impl Into<Point>) -> Result<Session> {
+    tenure.resume(who, id, point).await
+}
+
+/// The checkpoints of a session, oldest first.
+pub async fn list_checkpoints(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
+    tenure.checkpoints(who, id).await
+}

@@ -1,0 +1,295 @@
+//! Hot sessions: a bounded cache of index cards and folded sessions, and the one way in which a session is read and written.
+//!
+//! A write commits against the log's end as the cache knows it and reads nothing. If somebody else was first, the store says
+//! so, the cache catches up with the records after its own, and the step is taken again. A read asks the store for the card
+//! first, so that it always sees what was acknowledged before it, by whichever process.
+
+use crate::entry::{Entry, Record};
+use crate::error::{Error, Result};
+use crate::head::Head;
+use crate::id::{Key, Principal, Reach, SessionId};
+use crate::media::Blob;
+use crate::message::Message;
+use crate::session::Session;
+use crate::store::{Commit, Item, Range};
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// What is known of a session without asking the store. It may be behind, never wrong.
+#[derive(Debug, Default)]
+pub(crate) enum State {
+    #[default]
+    Cold,
+    Head(Box<Head>),
+    Whole(Box<Session>),
+}
+
+impl State {
+    pub fn head(&self) -> Option<&Head> {
+        match self {
+            State::Cold => None,
+            State::Head(head) => Some(head),
+            State::Whole(session) => Some(session.head()),
+        }
+    }
+}
+
+/// One session in the cache. Its lock makes the writers of this process wait for each other, so that they need not conflict.
+#[derive(Debug, Default)]
+pub(crate) struct Hot {
+    state: Mutex<State>,
+    weight: AtomicUsize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ByBytes;
+
+impl Weighter<Key, Arc<Hot>> for ByBytes {
+    fn weight(&self, _: &Key, hot: &Arc<Hot>) -> u64 {
+        hot.weight.load(Ordering::Relaxed).max(1024) as u64
+    }
+}
+
+pub(crate) type HotSessions = Cache<Key, Arc<Hot>, ByBytes>;
+
+pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
+    // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.
+    let options = OptionsBuilder::new().shards(1).estimated_items_capacity(4096).weight_capacity(bytes as u64).build();
+    let options = options.expect("all options are given");
+    Cache::with_options(options, ByBytes, Default::default(), Default::default())
+}
+
+/// How much of a session a step must see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The index card.
+    Head,
+    /// All of it.
+    Session,
+}
+
+/// What a step wants to write, and what it answers when that is done.
+#[derive(Debug)]
+pub(crate) struct Draft<R> {
+    pub entries: Vec<Entry>,
+    pub items: Vec<(String, Item)>,
+    pub blobs: Vec<Blob>,
+    pub cut: Vec<Message>,
+    pub reply: R,
+}
+
+impl<R> Draft<R> {
+    pub fn new(entries: Vec<Entry>, reply: R) -> Self {
+        Self { entries, items: Vec::new(), blobs: Vec::new(), cut: Vec::new(), reply }
+    }
+}
+
+impl Tenure {
+    fn hot(&self, key: &Key) -> Arc<Hot> {
+        let fresh = || Ok::<_, std::convert::Infallible>(Arc::new(Hot::default()));
+        match self.hot_sessions().get_or_insert_with(key, fresh) {
+            Ok(hot) => hot,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Forgets what is known of a session.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.hot_sessions().remove(key);
+    }
+
+    /// Reads a session as it is in the store now.
+    pub(crate) async fn read<R>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        f: impl FnOnce(&State) -> Result<R>,
+    ) -> Result<R> {
+        let key = who.key(id);
+        let hot = self.hot(&key);
+        let mut state = hot.state.lock().await;
+        self.catch_up(&key, &mut state).await?;
+        admit(who, id, &state)?;
+        self.warm(&key, &mut state, need).await?;
+        let answer = f(&state);
+        self.reweigh(&key, &hot, &state);
+        answer
+    }
+
+    /// Takes one step in a session: look at it, decide what to write, commit. If somebody else was first, looks again.
+    pub(crate) async fn write<R>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        mut step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
+    ) -> Result<R> {
+        let key = who.key(id);
+        let hot = self.hot(&key);
+        let mut state = hot.state.lock().await;
+        let mut fresh = false;
+        for _ in 0..=self.limits().max_retries {
+            if state.head().is_none() {
+                self.catch_up(&key, &mut state).await?;
+                fresh = true;
+            }
+            self.warm(&key, &mut state, need).await?;
+            let now = self.now();
+            let draft = admit(who, id, &state).and_then(|()| step(&state, now));
+            let draft = match draft {
+                // What we know may be behind: look before saying no.
+                Err(_) if !fresh => {
+                    self.catch_up(&key, &mut state).await?;
+                    fresh = true;
+                    continue;
+                }
+                draft => draft?,
+            };
+            match self.commit(&mut state, draft, now).await {
+                Err(Error::Conflict { .. }) => {
+                    self.catch_up(&key, &mut state).await?;
+                    fresh = true;
+                }
+                answer => {
+                    if answer.is_err() {
+                        *state = State::Cold;
+                    }
+                    self.reweigh(&key, &hot, &state);
+                    return answer;
+                }
+            }
+        }
+        Err(Error::Conflict { session_id: id.clone(), expected: state.head().map_or(0, |h| h.seq) })
+    }
+
+    async fn commit<R>(&self, state: &mut State, draft: Draft<R>, now: Timestamp) -> Result<R> {
+        let Some(before) = state.head() else { return Err(Error::unavailable("the session was not loaded")) };
+        if draft.entries.is_empty() && draft.items.is_empty() {
+            return Ok(draft.reply);
+        }
+        let numbered = (before.seq + 1..).zip(draft.entries);
+        let records: Vec<Record> = numbered.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
+        let mut head = before.clone();
+        records.iter().for_each(|r| head.apply(r));
+        if head.status != before.status || head.due_at.is_none() {
+            head.due_at = self.due_at(&head);
+        }
+        let base = Some(before.seq);
+        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
+        self.store().commit(&commit).await?;
+        match state {
+            State::Whole(session) => {
+                commit.records.iter().for_each(|r| drop(session.take(r)));
+                session.set_head(commit.head);
+            }
+            other => *other = State::Head(Box::new(commit.head)),
+        }
+        Ok(draft.reply)
+    }
+
+    /// Brings what is known up to the store's truth: the card, and the records that came since.
+    async fn catch_up(&self, key: &Key, state: &mut State) -> Result<()> {
+        let Some(head) = self.store().head(key).await? else {
+            *state = State::Cold;
+            self.forget(key);
+            return Err(Error::NotFound { session_id: key.session.clone() });
+        };
+        let known = std::mem::take(state);
+        *state = match known {
+            // The same session, and not behind by more than records of its own.
+            State::Whole(mut session)
+                if session.info.created_at == head.info.created_at && session.seq <= head.seq && session.seq >= head.first =>
+            {
+                if session.seq < head.seq {
+                    for record in self.own_records(&head, session.seq, head.seq).await? {
+                        session.take(&record);
+                    }
+                }
+                session.set_head(head);
+                State::Whole(session)
+            }
+            _ => State::Head(Box::new(head)),
+        };
+        Ok(())
+    }
+
+    async fn warm(&self, key: &Key, state: &mut State, need: Need) -> Result<()> {
+        if need == Need::Head || matches!(state, State::Whole(_)) {
+            return Ok(());
+        }
+        let head = match state {
+            State::Head(head) => (**head).clone(),
+            _ => return Err(Error::NotFound { session_id: key.session.clone() }),
+        };
+        *state = State::Whole(Box::new(self.fold(head).await?));
+        Ok(())
+    }
+
+    /// Loads a whole session, its parent's part included.
+    pub(crate) async fn fold(&self, head: Head) -> Result<Session> {
+        let log = self.log(&head).await?;
+        Ok(Session::fold(head, log))
+    }
+
+    /// The whole log of a session, its parent's part included, oldest first.
+    pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Record>> {
+        let mut parts = Vec::new();
+        let (mut current, mut upto) = (head.clone(), head.seq);
+        loop {
+            parts.push(self.own_records(&current, current.first - 1, upto).await?);
+            let Some(parent) = &current.parent else { break };
+            let key = Key { tenant: head.tenant.clone(), session: parent.session.clone() };
+            upto = parent.seq;
+            let Some(next) = self.store().head(&key).await? else {
+                // Its records may just have been inherited by another fork: then our card has changed meanwhile.
+                return match self.store().head(&head.key()).await? {
+                    Some(moved) if moved != *head => Box::pin(self.log(&moved)).await,
+                    _ => Err(Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))),
+                };
+            };
+            current = next;
+        }
+        Ok(parts.into_iter().rev().flatten().collect())
+    }
+
+    async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Record>> {
+        let key = head.key();
+        let mut records: Vec<Record> = Vec::new();
+        let mut last = after;
+        while last < upto {
+            let page = self.store().records(&key, &Range { upto, ..Range::after(last) }).await?;
+            let Some(end) = page.last().map(|r| r.seq) else {
+                return Err(Error::corrupt(format!("session {key}, record {}", last + 1), "it is missing"));
+            };
+            last = end;
+            if records.is_empty() { records = page } else { records.extend(page) }
+        }
+        Ok(records)
+    }
+
+    /// Tells the cache when a session has grown or shrunk a good deal.
+    fn reweigh(&self, key: &Key, hot: &Arc<Hot>, state: &MutexGuard<'_, State>) {
+        let known = hot.weight.load(Ordering::Relaxed);
+        let now = match &**state {
+            State::Whole(session) => session.weight(),
+            _ => 1024,
+        };
+        if now > known + known / 8 || now < known / 2 {
+            hot.weight.store(now, Ordering::Relaxed);
+            self.hot_sessions().insert(key.clone(), hot.clone());
+        }
+    }
+}
+
+/// Somebody else's session does not exist.
+pub(crate) fn admit(who: &Principal, id: &SessionId, state: &State) -> Result<()> {
+    match state.head() {
+        Some(head) if head.tenant == who.tenant && (who.reach == Reach::Tenant || head.user == who.user) => Ok(()),
+        _ => Err(Error::NotFound { session_id: id.clone() }),
+    }
+}

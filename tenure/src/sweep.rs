@@ -1,0 +1,201 @@
+//! The end of sessions: expiry, the cap, purging, and erasing a user.
+//!
+//! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded, and trouble with one session
+//! never stops it. Destroying needs a clock that can be trusted: while the wall clock has jumped, nothing is expired or purged.
+
+use crate::entry::Entry;
+use crate::error::{Error, Result};
+use crate::head::{Head, Status};
+use crate::hot::{Draft, Need};
+use crate::id::{Key, Principal, Reach, User};
+use crate::session::Session;
+use crate::store::{Commit, Order, Owner, Query, Whose};
+use crate::tenure::Tenure;
+use jiff::{SignedDuration, Timestamp};
+use std::{fmt, future::Future, pin::Pin, sync::Arc};
+
+/// A wall clock that is off by more is not trusted with destroying anything.
+pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
+
+/// A session whose hook failed is tried again after so long.
+const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
+
+/// Why a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It was idle for longer than its time to live.
+    Expired,
+    /// There were too many, and it was idle the longest.
+    Evicted,
+}
+
+type HookFn = dyn Fn(Arc<Session>, Ending) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+
+/// What is called with a session before it goes.
+#[derive(Clone)]
+pub(crate) struct Hook(Arc<HookFn>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
+/// What a pass of the sweep did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Sessions that expired.
+    pub expired: Vec<Key>,
+    /// Sessions that went because there were too many.
+    pub evicted: Vec<Key>,
+    /// Sessions that were destroyed after their retention.
+    pub purged: Vec<Key>,
+    /// Cached and other items whose time was over.
+    pub items: usize,
+    /// Sessions that could not be done, and why; the next pass tries again.
+    pub failed: Vec<(Key, String)>,
+    /// Why nothing was expired or purged.
+    pub suspended: Option<String>,
+    /// Whether there is more to do at once.
+    pub more: bool,
+}
+
+/// Proof of an erasure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Who was erased.
+    pub user: User,
+    /// How many sessions were destroyed.
+    pub sessions: usize,
+    /// When it was done.
+    pub at: Timestamp,
+}
+
+impl Tenure {
+    /// Calls `hook` with each session before it expires or is sent away, at least once. If it fails, the session stays and the
+    /// hook is called again later.
+    pub fn on_expire<F, Fut>(&self, hook: F)
+    where
+        F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let mut hooks = self.hooks().write().unwrap_or_else(|e| e.into_inner());
+        hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
+    }
+
+    /// One bounded pass: expires, sends away what is over the cap, purges what is over its retention.
+    pub async fn sweep(&self) -> Result<Report> {
+        let mut report = Report::default();
+        let drift = self.clock().drift();
+        if drift.abs() > MAX_CLOCK_JUMP {
+            let why = format!("the clock has jumped by {drift:#}; restart the process once it is right");
+            tracing::warn!(%drift, "the clock has jumped: nothing is expired or purged");
+            report.suspended = Some(why);
+            return Ok(report);
+        }
+        let (now, max) = (self.now(), self.limits().max_sweep);
+        let mut due = Query::new(Whose::Everyone, max);
+        (due.due_before, due.order) = (Some(now), Order::Due);
+        let heads = self.store().heads(&due).await?;
+        report.more = heads.len() == max;
+        for head in heads {
+            let key = head.key();
+            if let Err(e) = self.end_due(head, now, &mut report).await {
+                report.failed.push((key, e.to_string()));
+            }
+        }
+        if self.max_sessions() > 0 {
+            let mut over = Query::new(Whose::Everyone, max);
+            over.status = vec![Status::Active, Status::Paused];
+            over.offset = self.max_sessions();
+            let heads = self.store().heads(&over).await?;
+            report.more |= heads.len() == max;
+            for head in heads.into_iter().rev() {
+                let key = head.key();
+                match self.end(head, Ending::Evicted, now).await {
+                    Ok(true) => report.evicted.push(key),
+                    Ok(false) => {}
+                    Err(e) => report.failed.push((key, e.to_string())),
+                }
+            }
+        }
+        report.items = self.store().expire(now, max).await?;
+        report.more |= report.items == max;
+        Ok(report)
+    }
+
+    async fn end_due(&self, head: Head, now: Timestamp, report: &mut Report) -> Result<()> {
+        let key = head.key();
+        match self.due_at(&head) {
+            // It was active since its card was marked.
+            due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await,
+            _ if head.status.is_live() => {
+                if self.end(head, Ending::Expired, now).await? {
+                    report.expired.push(key);
+                }
+                Ok(())
+            }
+            _ => {
+                self.purge_key(&key).await?;
+                report.purged.push(key);
+                Ok(())
+            }
+        }
+    }
+
+    /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
+    async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
+        let hooks = self.hooks().read().unwrap_or_else(|e| e.into_inner()).clone();
+        if !hooks.is_empty() {
+            let session = Arc::new(self.attach(self.fold(head.clone()).await?).await?);
+            for Hook(hook) in &hooks {
+                if let Err(e) = hook(session.clone(), why).await {
+                    self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
+                    return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
+                }
+            }
+        }
+        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant };
+        let id = head.info.session_id.clone();
+        let ended = self.write(&who, &id, Need::Head, |state, _| {
+            let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if current.active_at != head.active_at || !current.status.is_live() {
+                return Ok(Draft::new(Vec::new(), false));
+            }
+            let reason = (why == Ending::Evicted).then(|| "over max_sessions".to_owned());
+            Ok(Draft::new(vec![Entry::Status { to: Status::Expired, reason }], true))
+        });
+        ended.await
+    }
+
+    /// Notes on the card when the sweep should come back. Losing a race here is harmless.
+    async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
+        let head = Head { due_at, ..head.clone() };
+        self.forget(&head.key());
+        match self.store().commit(&Commit::new(Some(head.seq), Vec::new(), head)).await {
+            Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Erases a user: every session, memory and index entry. Forks that others made of the user's sessions keep their own
+    /// copy of what they share. Only the user or an administrator of the tenant may.
+    pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
+        if who.reach != Reach::Tenant && who.user != *user {
+            return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
+        }
+        let mut sessions = 0;
+        loop {
+            let page = self.store().heads(&Query::new(Whose::User(who.tenant.clone(), user.clone()), 256)).await?;
+            if page.is_empty() {
+                break;
+            }
+            for head in page {
+                self.purge_key(&head.key()).await?;
+                sessions += 1;
+            }
+        }
+        self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
+        Ok(Receipt { user: user.clone(), sessions, at: self.now() })
+    }
+}

@@ -1,0 +1,628 @@
+//! The front door: open a house, and the everyday verbs of its sessions. Each loads, asks a rule, and commits.
+
+use crate::clock::Clock;
+use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
+use crate::error::{Error, Result};
+use crate::head::{Head, Status};
+use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
+use crate::id::{Key, Principal, Reach, RunId, Seq, SessionId};
+use crate::media::Blob;
+use crate::message::Message;
+use crate::policy::{Limits, Policy};
+use crate::reconcile::{Mode, Plan, prefix_hashes, reconcile};
+use crate::session::{Said, Session};
+use crate::store::{self, Commit, Cursor, Item, Owner, Query, Range, Repair, Shelf, Store, Whose};
+use crate::sweep::Hook;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::sync::{Arc, RwLock};
+
+/// What can be chosen when a house is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How sessions are kept that belong to no assistant with a policy of its own.
+    pub policy: Policy,
+    /// At most so many live sessions (0: no cap); the sweep sends the longest idle ones away.
+    pub max_sessions: usize,
+    /// The limits.
+    pub limits: Limits,
+    /// Memory for hot sessions, in bytes.
+    pub cache_bytes: usize,
+    /// The time.
+    pub clock: Clock,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (policy, limits, clock) = Default::default();
+        Self { policy, max_sessions: 0, limits, cache_bytes: 256 << 20, clock }
+    }
+}
+
+/// A house of sessions. Cheap to clone; all clones are the same house.
+#[derive(Clone, Debug)]
+pub struct Tenure(Arc<House>);
+
+#[derive(Debug)]
+struct House {
+    store: Arc<dyn Store>,
+    options: Options,
+    policies: RwLock<HashMap<String, Policy>>,
+    hot: HotSessions,
+    hooks: RwLock<Vec<Hook>>,
+    repairs: Vec<Repair>,
+}
+
+/// A session to be.
+#[derive(Clone, Debug, Default)]
+pub struct New {
+    /// Its id; generated if there is none.
+    pub id: Option<SessionId>,
+    /// The assistant it belongs to.
+    pub assistant: Option<String>,
+    /// The chat thread that shows it.
+    pub thread: Option<String>,
+    /// The model it talks to.
+    pub model: Option<String>,
+    /// A title.
+    pub title: Option<String>,
+    /// Words to find it by.
+    pub tags: Vec<String>,
+    /// Anything else.
+    pub metadata: Map<String, Value>,
+}
+
+/// Messages to add, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Append {
+    /// What was said, in order.
+    pub messages: Vec<Message>,
+    /// The run that produced it.
+    pub run: Option<RunId>,
+    /// Refuse unless the log ends here.
+    pub expect: Option<Seq>,
+    /// The same key with the same messages is done once, and answered the same each time.
+    pub idempotency_key: Option<String>,
+    /// Whether to set an automatic checkpoint after them.
+    pub checkpoint: AutoCheckpoint,
+}
+
+/// Whether an append ends with a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AutoCheckpoint {
+    /// One after an answer that ends a turn.
+    #[default]
+    Turn,
+    /// None.
+    Off,
+}
+
+impl From<Vec<Message>> for Append {
+    fn from(messages: Vec<Message>) -> Self {
+        Self { messages, ..Self::default() }
+    }
+}
+
+/// What an append did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Appended {
+    /// The end of the log after it.
+    pub seq: Seq,
+    /// The position of the first new message.
+    pub position: usize,
+    /// The number of messages after it.
+    pub messages: usize,
+}
+
+/// A page of sessions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Page {
+    /// The sessions, newest first.
+    pub heads: Vec<Head>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<Cursor>,
+}
+
+const IDEMPOTENCY: &str = "idempotency";
+/// How long an idempotency key is remembered.
+const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
+
+impl Tenure {
+    /// Opens a house by its store's URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::open_with(url, Options::default()).await
+    }
+
+    /// Opens a house with options.
+    pub async fn open_with(url: &str, options: Options) -> Result<Self> {
+        let (store, repairs) = store::open(url).await?;
+        for repair in &repairs {
+            tracing::warn!(place = repair.place, what = repair.what, "mended while opening the store");
+        }
+        Ok(Self::build(store, options, repairs))
+    }
+
+    /// A house on a store that is open already.
+    pub fn on(store: Arc<dyn Store>, options: Options) -> Self {
+        Self::build(store, options, Vec::new())
+    }
+
+    fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
+        let hot = hot_sessions(options.cache_bytes);
+        let (policies, hooks) = Default::default();
+        Self(Arc::new(House { store, options, policies, hot, hooks, repairs }))
+    }
+
+    /// The store, for what has no verb.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.store
+    }
+
+    /// What was mended when the store was opened, such as a torn tail that was cut.
+    pub fn repairs(&self) -> &[Repair] {
+        &self.0.repairs
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.0.options.limits
+    }
+
+    /// The time by this house's clock.
+    pub fn now(&self) -> Timestamp {
+        self.0.options.clock.now()
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.0.options.clock
+    }
+
+    pub(crate) fn max_sessions(&self) -> usize {
+        self.0.options.max_sessions
+    }
+
+    pub(crate) fn hot_sessions(&self) -> &HotSessions {
+        &self.0.hot
+    }
+
+    pub(crate) fn hooks(&self) -> &RwLock<Vec<Hook>> {
+        &self.0.hooks
+    }
+
+    /// Sets the policy of an assistant's sessions, from now on.
+    pub fn set_policy(&self, assistant: &str, policy: Policy) {
+        let mut policies = self.0.policies.write().unwrap_or_else(|e| e.into_inner());
+        policies.insert(assistant.to_owned(), policy);
+    }
+
+    /// The policy for the sessions of an assistant, or of none.
+    pub fn policy(&self, assistant: Option<&str>) -> Policy {
+        let policies = self.0.policies.read().unwrap_or_else(|e| e.into_inner());
+        assistant.and_then(|a| policies.get(a)).unwrap_or(&self.0.options.policy).clone()
+    }
+
+    /// When the sweep should look at a session.
+    pub(crate) fn due_at(&self, head: &Head) -> Option<Timestamp> {
+        let policy = self.policy(head.assistant.as_deref());
+        let (from, after) = match head.status {
+            Status::Active => (head.active_at, policy.ttl?),
+            Status::Paused => return None,
+            Status::Expired | Status::Deleted => (head.status_at, policy.retention?),
+        };
+        from.checked_add(SignedDuration::try_from(after).ok()?).ok()
+    }
+
+    /// Whether a session stands where its card says: an active one may have expired since.
+    pub(crate) fn status_of(&self, head: &Head) -> Status {
+        let idle = self.now().duration_since(head.active_at);
+        let ttl = self.policy(head.assistant.as_deref()).ttl.and_then(|t| SignedDuration::try_from(t).ok());
+        match head.status {
+            Status::Active if ttl.is_some_and(|ttl| idle > ttl) => Status::Expired,
+            status => status,
+        }
+    }
+
+    pub(crate) fn check_live(&self, head: &Head) -> Result<()> {
+        match self.status_of(head) {
+            Status::Active | Status::Paused => Ok(()),
+            gone => Err(Error::Gone { session_id: head.info.session_id.clone(), status: gone.as_str() }),
+        }
+    }
+
+    pub(crate) fn check_active(&self, head: &Head) -> Result<()> {
+        match self.check_live(head) {
+            Ok(()) if head.status == Status::Paused => Err(Error::Paused { session_id: head.info.session_id.clone() }),
+            other => other,
+        }
+    }
+
+    /// Begins a session.
+    pub async fn create(&self, who: &Principal, new: New) -> Result<Session> {
+        let id = new.id.clone().unwrap_or_else(SessionId::generate);
+        let New { assistant, thread, model, title, tags, metadata, .. } = new;
+        let user = who.user.clone();
+        let created = Created { user, assistant, thread, model, title, tags, metadata, ..Created::default() };
+        self.check_info(&created)?;
+        let record = Record { seq: 1, at: self.now(), entry: Entry::Created(created) };
+        let head = self.begin(&who.key(&id), &record, Vec::new()).await?;
+        Ok(Session::empty(head))
+    }
+
+    /// Writes the first records of a session.
+    pub(crate) async fn begin(&self, key: &Key, first: &Record, more: Vec<Record>) -> Result<Head> {
+        self.begin_with(key, first, more, Vec::new()).await
+    }
+
+    pub(crate) async fn begin_with(&self, key: &Key, first: &Record, more: Vec<Record>, blobs: Vec<Blob>) -> Result<Head> {
+        let head = Head::begin(key, first);
+        let mut head = head.ok_or_else(|| Error::invalid("session", "a log must begin with `created`"))?;
+        more.iter().for_each(|r| head.apply(r));
+        head.due_at = self.due_at(&head);
+        let mut commit = Commit::new(None, [vec![first.clone()], more].concat(), head.clone());
+        commit.blobs = blobs;
+        self.store().commit(&commit).await?;
+        self.forget(key);
+        Ok(head)
+    }
+
+    fn check_info(&self, info: &Created) -> Result<()> {
+        self.check_info_size(serde_json::to_string(info).map_or(0, |t| t.len()))
+    }
+
+    fn check_info_size(&self, bytes: usize) -> Result<()> {
+        let max = self.limits().max_info_bytes;
+        match bytes > max {
+            true => Err(Error::TooLarge { what: "title, tags and metadata".into(), limit: "max_info_bytes", max: max as u64 }),
+            false => Ok(()),
+        }
+    }
+
+    /// A session, whole. One that has expired or was deleted is [`Error::Gone`].
+    pub async fn load(&self, who: &Principal, id: &SessionId) -> Result<Session> {
+        let session = self.read(who, id, Need::Session, |state| self.whole(state)).await?;
+        self.check_live(&session)?;
+        self.attach(session).await
+    }
+
+    /// A session whatever its status.
+    pub async fn load_any(&self, who: &Principal, id: &SessionId) -> Result<Session> {
+        let session = self.read(who, id, Need::Session, |state| self.whole(state)).await?;
+        self.attach(session).await
+    }
+
+    fn whole(&self, state: &State) -> Result<Session> {
+        match state {
+            State::Whole(session) => Ok((**session).clone()),
+            _ => Err(Error::unavailable("the session was not loaded")),
+        }
+    }
+
+    /// Puts the media back into the messages.
+    pub(crate) async fn attach(&self, mut session: Session) -> Result<Session> {
+        let tenant = session.tenant.clone();
+        for said in session.messages.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+            said.message = self.attach_message(&tenant, &said.message).await?;
+        }
+        Ok(session)
+    }
+
+    pub(crate) async fn attach_message(&self, tenant: &crate::id::Tenant, message: &Message) -> Result<Message> {
+        let mut blobs = HashMap::new();
+        for cut in message.cuts() {
+            if let Some(bytes) = self.store().blob(tenant, &cut.id).await? {
+                blobs.insert(cut.id, bytes);
+            }
+        }
+        message.attach(|id| blobs.get(id).cloned())
+    }
+
+    /// A session's index card, whatever its status.
+    pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        let head = self.store().head(&who.key(id)).await?;
+        match head {
+            Some(head) if who.reach == Reach::Tenant || head.user == who.user => Ok(head),
+            _ => Err(Error::NotFound { session_id: id.clone() }),
+        }
+    }
+
+    /// The last messages of a session, oldest first. Costs what it returns, however long the session is.
+    pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<Said>> {
+        let head = self.head(who, id).await?;
+        self.check_live(&head)?;
+        let (mut current, mut upto) = (head.clone(), head.seq);
+        let mut tail: Vec<Said> = Vec::new();
+        'log: while tail.len() < limit {
+            let range = Range { after: current.first - 1, ..Range::back_from(upto, (limit - tail.len()) * 2 + 8) };
+            for record in self.store().records(&current.key(), &range).await? {
+                upto = record.seq - 1;
+                match &record.entry {
+                    Entry::Rewound(r) => {
+                        upto = r.to;
+                        continue 'log;
+                    }
+                    Entry::Message(Post { run, lead, message }) => {
+                        let message = self.attach_message(&head.tenant, message).await?;
+                        let (seq, at, run, lead) = (record.seq, record.at, run.clone(), *lead);
+                        tail.push(Said { seq, at, run, lead, message });
+                        if tail.len() == limit {
+                            break 'log;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            if upto >= current.first {
+                continue;
+            }
+            let Some(parent) = current.parent.clone() else { break };
+            upto = upto.min(parent.seq);
+            let key = Key { tenant: head.tenant.clone(), session: parent.session };
+            let next = self.store().head(&key).await?;
+            current = next.ok_or_else(|| Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing")))?;
+        }
+        tail.reverse();
+        Ok(tail)
+    }
+
+    /// Adds messages to a session, all or none, durable when it returns.
+    pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<Appended> {
+        let append: Append = append.into();
+        let (stored, blobs) = self.detach(&append.messages)?;
+        let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
+        for _ in 0..=self.limits().max_retries {
+            if let Some(done) = self.done_before(who, id, &append, body.as_deref()).await? {
+                return Ok(done);
+            }
+            let mut tried = false;
+            let written = self.write(who, id, Need::Head, |state, now| {
+                let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+                self.check_active(head)?;
+                // With a key, somebody who was first may have done this very request: ask again before trying again.
+                let moved = body.is_some() && std::mem::replace(&mut tried, true);
+                if moved || append.expect.is_some_and(|e| e != head.seq) {
+                    return Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or(head.seq) });
+                }
+                let post = |m: &Message| Entry::Message(Post { run: append.run.clone(), lead: false, message: m.clone() });
+                let mut entries: Vec<Entry> = stored.iter().map(post).collect();
+                let position = head.mark.messages;
+                if append.checkpoint == AutoCheckpoint::Turn {
+                    entries.extend(crate::checkpoint::automatic(head, &stored, append.run.as_ref()));
+                }
+                let seq = head.seq + entries.len() as Seq;
+                let appended = Appended { seq, position, messages: position + stored.len() };
+                let mut draft = Draft::new(entries, appended.clone());
+                draft.blobs = blobs.clone();
+                if let (Some(key), Some(body)) = (&append.idempotency_key, &body) {
+                    draft.items.push((IDEMPOTENCY.to_owned(), remembered(key, body, &appended, now)));
+                }
+                Ok(draft)
+            });
+            match written.await {
+                Err(Error::Conflict { .. }) if body.is_some() && append.expect.is_none() => {}
+                answer => return answer,
+            }
+        }
+        Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or_default() })
+    }
+
+    async fn done_before(&self, who: &Principal, id: &SessionId, append: &Append, body: Option<&str>) -> Result<Option<Appended>> {
+        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(None) };
+        self.head(who, id).await?;
+        let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
+        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(None) };
+        if item.expires_at.is_some_and(|t| t < self.now()) {
+            return Ok(None);
+        }
+        let (hash, done): (String, Appended) =
+            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
+        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Some(done)) }
+    }
+
+    /// Checks messages against the limits and takes their media out.
+    pub(crate) fn detach(&self, messages: &[Message]) -> Result<(Vec<Message>, Vec<Blob>)> {
+        let limits = self.limits();
+        if messages.len() > limits.max_messages {
+            let (what, max) = (format!("a list of {} messages", messages.len()), limits.max_messages as u64);
+            return Err(Error::TooLarge { what, limit: "max_messages", max });
+        }
+        let (mut stored, mut blobs) = (Vec::with_capacity(messages.len()), Vec::new());
+        for (i, message) in messages.iter().enumerate() {
+            if message.as_str().len() > limits.max_message_bytes {
+                let (what, max) = (format!("message {i}"), limits.max_message_bytes as u64);
+                return Err(Error::TooLarge { what, limit: "max_message_bytes", max });
+            }
+            let (message, media) = message.detach();
+            stored.push(message);
+            blobs.extend(media);
+        }
+        Ok((stored, blobs))
+    }
+
+    /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for.
+    pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
+        query.whose = match (who.reach, query.whose) {
+            (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
+            (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user),
+            (Reach::Tenant, _) => Whose::Tenant(who.tenant.clone()),
+        };
+        if query.status.is_empty() {
+            query.status = vec![Status::Active, Status::Paused];
+        }
+        let max = self.limits().max_page;
+        if query.limit > max {
+            return Err(Error::TooLarge { what: format!("a page of {}", query.limit), limit: "max_page", max: max as u64 });
+        }
+        query.limit += 1;
+        let mut heads = self.store().heads(&query).await?;
+        let more = heads.len() == query.limit;
+        heads.truncate(query.limit - 1);
+        let next = heads.last().filter(|_| more).map(Cursor::of);
+        Ok(Page { heads, next })
+    }
+
+    /// The session that these messages continue, found by content: the one whose whole visible conversation is the longest
+    /// beginning of theirs, and of equal ones the last used. Only among the principal's own.
+    pub async fn find(&self, who: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
+        let hashes = prefix_hashes(messages);
+        if messages.len() < 2 || hashes.is_empty() {
+            return Ok(None);
+        }
+        let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), hashes.len().max(64));
+        query.status = vec![Status::Active, Status::Paused];
+        query.hashes = hashes.clone();
+        let mut heads = self.store().heads(&query).await?;
+        heads.retain(|h| self.status_of(h).is_live());
+        // Newest first already; the sort is stable.
+        heads.sort_by_key(|h| hashes.iter().position(|x| *x == h.mark.hash));
+        if !messages.iter().any(|m| !m.meaning().media.is_empty()) {
+            return Ok(heads.first().map(|h| h.info.session_id.clone()));
+        }
+        // The hash knows texts only: conversations that differ in their pictures are told apart here.
+        for head in heads {
+            let session = self.fold(head).await?;
+            let plan = reconcile(&session, messages, Mode::Full);
+            if plan.rewound == 0 {
+                return Ok(Some(session.info.session_id.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a client's view and ours one: cuts off what the client changed, adds what is new, and says what it did.
+    pub async fn splice(&self, who: &Principal, id: &SessionId, messages: &[Message], mode: Mode) -> Result<Plan> {
+        let (incoming, blobs) = self.detach(messages)?;
+        self.write(who, id, Need::Session, |state, _| {
+            let session = self.whole_ref(state, id)?;
+            self.check_active(session)?;
+            let plan = reconcile(session, &incoming, mode);
+            let mut entries = Vec::new();
+            let mut cut = Vec::new();
+            if plan.rewound > 0 {
+                let (entry, messages) = crate::checkpoint::rewound(session, plan.keep);
+                entries.push(entry);
+                cut = messages;
+            }
+            entries.extend(plan.append.iter().cloned().map(Entry::Message));
+            if plan.style != session.style {
+                entries.push(Entry::Info(InfoChange { style: Change::Set(plan.style), ..InfoChange::default() }));
+            }
+            let mut draft = Draft::new(entries, plan);
+            let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
+            draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
+            draft.cut = cut;
+            Ok(draft)
+        })
+        .await
+    }
+
+    pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
+        match state {
+            State::Whole(session) => Ok(session),
+            _ => Err(Error::NotFound { session_id: id.clone() }),
+        }
+    }
+
+    /// Changes title, tags, metadata or model.
+    pub async fn update(&self, who: &Principal, id: &SessionId, change: InfoChange) -> Result<Head> {
+        self.write(who, id, Need::Head, |state, now| {
+            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            self.check_live(head)?;
+            let record = Record { seq: head.seq + 1, at: now, entry: Entry::Info(change.clone()) };
+            let mut after = head.clone();
+            after.apply(&record);
+            self.check_info_size(serde_json::to_string(&after.info).map_or(0, |t| t.len()))?;
+            Ok(Draft::new(vec![record.entry], after))
+        })
+        .await
+    }
+
+    async fn set_status(&self, who: &Principal, id: &SessionId, to: Status, reason: Option<&str>) -> Result<Head> {
+        self.write(who, id, Need::Head, |state, now| {
+            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if to.is_live() {
+                self.check_live(head)?;
+            }
+            if head.status == to {
+                return Ok(Draft::new(Vec::new(), head.clone()));
+            }
+            let entry = Entry::Status { to, reason: reason.map(str::to_owned) };
+            let mut after = head.clone();
+            after.apply(&Record { seq: head.seq + 1, at: now, entry: entry.clone() });
+            Ok(Draft::new(vec![entry], after))
+        })
+        .await
+    }
+
+    /// Makes a session wait: it takes no messages until it is activated.
+    pub async fn pause(&self, who: &Principal, id: &SessionId, reason: Option<&str>) -> Result<Head> {
+        self.set_status(who, id, Status::Paused, reason).await
+    }
+
+    /// Lets a paused session go on.
+    pub async fn activate(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        self.set_status(who, id, Status::Active, None).await
+    }
+
+    /// Deletes a session so that it can be restored until its retention ends. Whether there was one.
+    pub async fn delete(&self, who: &Principal, id: &SessionId) -> Result<bool> {
+        match self.set_status(who, id, Status::Deleted, None).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Brings an expired or deleted session back.
+    pub async fn restore(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        self.write(who, id, Need::Head, |state, now| {
+            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if self.status_of(head).is_live() {
+                return Ok(Draft::new(Vec::new(), head.clone()));
+            }
+            // Expired by its age, but not yet swept: it is marked first, so that the log tells the whole story.
+            let mark = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
+            let entries: Vec<Entry> =
+                mark.into_iter().chain([Entry::Status { to: Status::Active, reason: Some("restored".into()) }]).collect();
+            let mut after = head.clone();
+            for (seq, entry) in (head.seq + 1..).zip(&entries) {
+                after.apply(&Record { seq, at: now, entry: entry.clone() });
+            }
+            Ok(Draft::new(entries, after))
+        })
+        .await
+    }
+
+    /// Destroys a session for good. Forks of it keep what they need. Whether there was one.
+    pub async fn purge(&self, who: &Principal, id: &SessionId) -> Result<bool> {
+        match self.head(who, id).await {
+            Ok(head) => {
+                self.purge_key(&head.key()).await?;
+                Ok(true)
+            }
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) async fn purge_key(&self, key: &Key) -> Result<()> {
+        self.store().purge(key).await?;
+        self.forget(key);
+        Ok(())
+    }
+}
+
+fn body_hash(messages: &[Message]) -> String {
+    let mut hash = blake3::Hasher::new();
+    for message in messages {
+        hash.update(message.as_str().as_bytes()).update(b"\n");
+    }
+    hash.finalize().to_hex().to_string()
+}
+
+fn remembered(key: &str, body: &str, done: &Appended, now: Timestamp) -> Item {
+    let value = serde_json::to_string(&(body, done)).expect("plain data");
+    let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
+    Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
+}

@@ -1,0 +1,205 @@
+//! Moving sessions: export one as JSON, import it elsewhere, go on.
+
+use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Post, Record};
+use crate::error::{Error, Result};
+use crate::head::{Head, Status, Style};
+use crate::hot::{Draft, Need};
+use crate::id::{Label, Principal, SessionId};
+use crate::message::Message;
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The newest form of an export.
+pub const EXPORT_FORMAT: u32 = 1;
+
+/// A session as it travels: everything that is needed to go on elsewhere. Only `messages` must be there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Export {
+    /// The form; absent in lists of plain messages.
+    #[serde(default)]
+    pub tenure: u32,
+    /// The id it had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<SessionId>,
+    /// When it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<Timestamp>,
+    /// When anything last happened in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updated_at: Option<Timestamp>,
+    /// The assistant it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assistant: Option<String>,
+    /// The chat thread that shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
+    /// The model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The title.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// The tags.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// The metadata.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+    /// How its client sends history.
+    #[serde(default, skip_serializing_if = "Style::is_unknown")]
+    pub style: Style,
+    /// What was said, media included, each message as it was given.
+    pub messages: Vec<Message>,
+    /// Positions of system messages that replaced the ones before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lead: Vec<usize>,
+    /// The points to come back to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<ExportedCheckpoint>,
+}
+
+/// A checkpoint as it travels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExportedCheckpoint {
+    /// Its name.
+    pub label: Label,
+    /// The number of messages before it.
+    pub position: usize,
+    /// Whether the runtime made it.
+    #[serde(default)]
+    pub auto: bool,
+    /// When it was made, where it comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<Timestamp>,
+    /// What its maker put there.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub state: Map<String, Value>,
+}
+
+impl Tenure {
+    /// A session as it travels.
+    pub async fn export(&self, who: &Principal, id: &SessionId) -> Result<Export> {
+        let session = self.load(who, id).await?;
+        let (head, info) = (session.head().clone(), session.info.clone());
+        let checkpoints = session.checkpoints.iter().map(|c| ExportedCheckpoint {
+            label: c.label.clone(),
+            position: c.position,
+            auto: c.auto,
+            created_at: Some(c.created_at),
+            state: c.state.clone(),
+        });
+        Ok(Export {
+            tenure: EXPORT_FORMAT,
+            session_id: Some(info.session_id),
+            created_at: Some(info.created_at),
+            updated_at: Some(info.updated_at),
+            assistant: head.assistant,
+            thread: head.thread,
+            model: info.model,
+            title: info.title,
+            tags: info.tags,
+            metadata: info.metadata,
+            style: head.style,
+            lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
+            checkpoints: checkpoints.collect(),
+            messages: session.messages.into_iter().map(|m| m.message).collect(),
+        })
+    }
+
+    /// Puts a session under an id, in place of what is there: one step, wholly in or wholly out. What it replaces is rewound, not
+    /// destroyed.
+    pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
+        if export.tenure > EXPORT_FORMAT {
+            let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
+            return Err(Error::NewerFormat { place, found, known });
+        }
+        let (stored, blobs) = self.detach(&export.messages)?;
+        let entries = imported(&export, &stored)?;
+        for _ in 0..=self.limits().max_retries {
+            let replaced = self.write(who, id, Need::Session, |state, now| {
+                let session = self.whole_ref(state, id)?;
+                let mut all = Vec::new();
+                if session.status != Status::Active {
+                    all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) });
+                }
+                let mut cut = Vec::new();
+                if !session.messages.is_empty() || !session.checkpoints.is_empty() {
+                    let (entry, messages) = crate::checkpoint::rewound(session, 0);
+                    (cut, _) = (messages, all.push(entry));
+                }
+                all.push(Entry::Info(replacement(&session.info.metadata, &export)));
+                all.extend(entries.iter().cloned());
+                let mut after = session.head().clone();
+                for (seq, entry) in (after.seq + 1..).zip(&all) {
+                    after.apply(&Record { seq, at: now, entry: entry.clone() });
+                }
+                let mut draft = Draft::new(all, after);
+                (draft.cut, draft.blobs) = (cut, blobs.clone());
+                Ok(draft)
+            });
+            match replaced.await {
+                Err(Error::NotFound { .. }) => {}
+                answer => return answer,
+            }
+            let records = (1..).zip([Entry::Created(created(who, &export))].into_iter().chain(entries.iter().cloned()));
+            let now = self.now();
+            let mut records: Vec<Record> = records.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
+            let more = records.split_off(1);
+            match self.begin_with(&who.key(id), &records[0], more, blobs.clone()).await {
+                // Either somebody just made it, or it is somebody else's: the next look tells.
+                Err(Error::Exists { session_id }) => {
+                    self.head(who, &session_id).await.map_err(|_| Error::Exists { session_id })?;
+                }
+                answer => return answer,
+            }
+        }
+        Err(Error::Conflict { session_id: id.clone(), expected: 0 })
+    }
+}
+
+fn created(who: &Principal, export: &Export) -> Created {
+    let Export { assistant, thread, model, title, tags, metadata, style, .. } = export.clone();
+    Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, style, parent: None }
+}
+
+/// Messages and checkpoints in the order in which they happened.
+fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
+    let mut entries = Vec::with_capacity(stored.len() + export.checkpoints.len());
+    if let Some(i) = export.checkpoints.iter().position(|c| c.position > stored.len()) {
+        return Err(Error::invalid(format!("checkpoints[{i}].position"), "there are fewer messages than that"));
+    }
+    for position in 0..=stored.len() {
+        for c in export.checkpoints.iter().filter(|c| c.position == position) {
+            let (label, auto, state) = (c.label.clone(), c.auto, c.state.clone());
+            entries.push(Entry::Checkpoint(Checkpointed { label, auto, run: None, step: None, state }));
+        }
+        if let Some(message) = stored.get(position) {
+            let lead = export.lead.contains(&position);
+            entries.push(Entry::Message(Post { run: None, lead, message: message.clone() }));
+        }
+    }
+    Ok(entries)
+}
+
+/// The change that makes a session's info what the export says.
+fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
+    InfoChange {
+        model: export.model.clone().into(),
+        title: export.title.clone().into(),
+        tags: Change::Set(export.tags.clone()),
+        metadata: patch_between(old, &export.metadata),
+        style: Change::Set(export.style),
+    }
+}
+
+/// The merge patch that turns one object into another.
+fn patch_between(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
+    let gone = old.keys().filter(|k| !new.contains_key(*k)).map(|k| (k.clone(), Value::Null));
+    let changed = new.iter().filter(|(k, v)| old.get(*k) != Some(v)).map(|(k, v)| match (old.get(k), v) {
+        (Some(Value::Object(old)), Value::Object(new)) => (k.clone(), Value::Object(patch_between(old, new))),
+        (_, v) => (k.clone(), v.clone()),
+    });
+    gone.chain(changed).collect()
+}

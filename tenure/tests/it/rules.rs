@@ -1,0 +1,290 @@
+//! The rules, by example: each fixture file is a case, in plain words. A new case is a new file.
+
+use std::path::PathBuf;
+use tenure::*;
+
+fn fixtures(kind: &str) -> Vec<(PathBuf, String)> {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(kind);
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() > 5, "the fixtures are there");
+    files.into_iter().map(|p| (p.clone(), std::fs::read_to_string(&p).unwrap())).collect()
+}
+
+/// The lines of a section, without the indent.
+fn section<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let mut lines = text.lines().skip_while(|l| *l != format!("{name}:")).skip(1);
+    let mut section = Vec::new();
+    while let Some(line) = lines.next().and_then(|l| l.strip_prefix("  ")) {
+        section.push(line);
+    }
+    section
+}
+
+fn setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(": "))
+}
+
+/// A picture of its own for each letter, large enough to be kept as a blob.
+fn picture(letter: &str) -> String {
+    use base64::Engine;
+    let png = base64::engine::general_purpose::STANDARD.encode(letter.repeat(2000));
+    format!("data:image/png;base64,{png}")
+}
+
+fn post(line: &str) -> Post {
+    let (lead, line) = line.strip_prefix("lead ").map_or((false, line), |l| (true, l));
+    let (who, what) = line.split_once(": ").unwrap_or((line.trim_end_matches(':'), ""));
+    let message = match who.split_once(' ').unwrap_or((who, "")) {
+        ("raw", _) => Message::parse(what).unwrap(),
+        ("system", _) => Message::system(what),
+        ("user", _) => Message::user(what),
+        ("assistant", _) => Message::assistant(what),
+        ("tool", id) => Message::tool(id, what),
+        ("calls", _) => {
+            let call = |c: &str| {
+                let (id, name) = c.split_once('=').unwrap();
+                serde_json::json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}})
+            };
+            let calls: Vec<_> = what.split(' ').map(call).collect();
+            Message::from_value(&serde_json::json!({"role": "assistant", "content": null, "tool_calls": calls})).unwrap()
+        }
+        (who, _) => {
+            let (role, pictures) = who.split_once('+').unwrap_or_else(|| panic!("{line}"));
+            let mut parts = vec![serde_json::json!({"type": "text", "text": what})];
+            for p in pictures.split('+') {
+                parts.push(serde_json::json!({"type": "image_url", "image_url": {"url": picture(p)}}));
+            }
+            Message::from_value(&serde_json::json!({"role": role, "content": parts})).unwrap()
+        }
+    };
+    Post { run: None, lead, message }
+}
+
+fn session(posts: &[Post], style: Style) -> Session {
+    let at = "2026-01-01T00:00:00Z".parse().unwrap();
+    let entries = [Entry::Created(Created { style, ..Created::default() })].into_iter();
+    // What is stored has its media taken out.
+    let stored = posts.iter().map(|p| Post { message: p.message.detach().0, ..p.clone() });
+    let entries = entries.chain(stored.map(Entry::Message));
+    let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
+    Session::replay(&Principal::default().key(&SessionId::new("s").unwrap()), records).unwrap()
+}
+
+fn posts(text: &str, name: &str) -> Vec<Post> {
+    section(text, name).into_iter().map(post).collect()
+}
+
+fn texts(messages: &[Message]) -> Vec<String> {
+    messages.iter().map(|m| m.as_str().to_owned()).collect()
+}
+
+fn style_of(text: &str) -> Style {
+    match setting(text, "style") {
+        None | Some("unknown") => Style::Unknown,
+        Some("full") => Style::Full,
+        Some("append") => Style::Append,
+        Some(other) => panic!("style {other}"),
+    }
+}
+
+#[test]
+fn reconcile_fixtures() {
+    for (path, text) in fixtures("reconcile") {
+        let stored = session(&posts(&text, "stored"), style_of(&text));
+        let incoming: Vec<Message> = posts(&text, "incoming").into_iter().map(|p| p.message).collect();
+        let mode = match setting(&text, "mode") {
+            None | Some("auto") => Mode::Auto,
+            Some("full") => Mode::Full,
+            Some("append") => Mode::Append,
+            Some(other) => panic!("mode {other}"),
+        };
+        let plan = reconcile(&stored, &incoming, mode);
+        let style = format!("{:?}", plan.style).to_lowercase();
+        let mut summary = format!(
+            "keep {}, matched {}, spliced {}, rewound {}, style {style}",
+            plan.keep, plan.matched, plan.spliced, plan.rewound
+        );
+        if !plan.orphans.is_empty() {
+            summary += &format!(", orphans {}", plan.orphans.join(" "));
+        }
+        assert_eq!(Some(&*summary), setting(&text, "plan"), "{}", path.display());
+        assert_eq!(plan.append, posts(&text, "append"), "{}", path.display());
+
+        let kept = stored.messages[..plan.keep].iter();
+        let kept = kept.map(|m| Post { run: None, lead: m.lead, message: m.message.clone() });
+        let after: Vec<Post> = kept.chain(plan.append).collect();
+        let shown = history(&session(&after, plan.style), &Window::default());
+        assert!(is_valid(&shown), "{}", path.display());
+        let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message.detach().0).collect();
+        assert_eq!(texts(&shown), texts(&want), "{}", path.display());
+    }
+}
+
+#[test]
+fn history_fixtures() {
+    for (path, text) in fixtures("history") {
+        let window = match setting(&text, "window").map(|w| w.split_once(' ').unwrap()) {
+            None => Window::default(),
+            Some(("turns", n)) => Window { max_turns: n.parse().ok(), max_tokens: None },
+            Some(("tokens", n)) => Window { max_turns: None, max_tokens: n.parse().ok() },
+            Some(other) => panic!("window {other:?}"),
+        };
+        let shown = history(&session(&posts(&text, "stored"), Style::Unknown), &window);
+        let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message).collect();
+        assert_eq!(texts(&shown), texts(&want), "{}", path.display());
+        assert!(is_valid(&shown), "{}", path.display());
+    }
+}
+
+mod properties {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Few words and few ids, so that messages meet often.
+    fn any_message() -> impl Strategy<Value = Message> {
+        let word = prop::sample::select(vec!["a", "b", "c"]);
+        let id = prop::sample::select(vec!["c1", "c2", "c3"]);
+        prop_oneof![
+            word.clone().prop_map(Message::user),
+            word.clone().prop_map(Message::assistant),
+            word.clone().prop_map(Message::system),
+            (id.clone(), word).prop_map(|(id, w)| Message::tool(id, w)),
+            prop::collection::vec(id, 1..3).prop_map(|ids| {
+                let calls: Vec<String> = ids.iter().map(|id| format!("{id}=run")).collect();
+                post(&format!("calls: {}", calls.join(" "))).message
+            }),
+        ]
+    }
+
+    fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
+        let post = (any_message(), prop::bool::weighted(0.1));
+        prop::collection::vec(post.prop_map(|(message, lead)| Post { run: None, lead: lead && message.role().instructs(), message }), 0..max)
+    }
+
+    fn any_style() -> impl Strategy<Value = Style> {
+        prop::sample::select(vec![Style::Unknown, Style::Full, Style::Append])
+    }
+
+    fn any_mode() -> impl Strategy<Value = Mode> {
+        prop::sample::select(vec![Mode::Auto, Mode::Full, Mode::Append])
+    }
+
+    fn after(stored: &Session, plan: &Plan) -> Session {
+        let kept = stored.messages[..plan.keep].iter();
+        let kept = kept.map(|m| Post { run: None, lead: m.lead, message: m.message.clone() });
+        session(&kept.chain(plan.append.clone()).collect::<Vec<_>>(), plan.style)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3000))]
+
+        /// Invariant 6: every history shown to a model is valid, whatever is in the log and whatever the window is.
+        #[test]
+        fn every_history_shown_to_a_model_is_valid(
+            posts in any_posts(24),
+            turns in prop::option::of(0usize..5),
+            budget in prop::option::of(0usize..200),
+        ) {
+            let session = session(&posts, Style::Unknown);
+            let shown = history(&session, &Window { max_turns: turns, max_tokens: budget });
+            prop_assert!(is_valid(&shown), "{shown:?}");
+            // Nothing is invented but stand-ins, and nothing is shown twice.
+            let mut have: Vec<String> = texts(&session.messages.iter().map(|m| m.message.clone()).collect::<Vec<_>>());
+            for text in texts(&shown).into_iter().filter(|t| !t.contains(NO_RESULT)) {
+                let i = have.iter().position(|h| *h == text);
+                prop_assert!(i.is_some(), "{text} was not said, or is shown twice");
+                have.remove(i.unwrap());
+            }
+        }
+
+        /// For any stored log and any incoming list: the result is valid, nothing of ours before the last message that the client
+        /// has too is lost, and every new message is there.
+        #[test]
+        fn no_tool_turn_before_the_first_difference_is_lost(
+            posts in any_posts(16),
+            incoming in prop::collection::vec(any_message(), 0..12),
+            style in any_style(),
+            mode in any_mode(),
+        ) {
+            let stored = session(&posts, style);
+            let plan = reconcile(&stored, &incoming, mode);
+            prop_assert!(plan.keep <= stored.messages.len());
+            prop_assert_eq!(plan.keep + plan.rewound, stored.messages.len());
+            prop_assert_eq!(plan.matched + plan.append.len() + plan.orphans.len(), incoming.len());
+            let shown = history(&after(&stored, &plan), &Window::default());
+            prop_assert!(is_valid(&shown));
+        }
+
+        /// A client that sends back what it saw, and something new, never loses a tool turn and never doubles one.
+        #[test]
+        fn a_faithful_client_loses_nothing(mut posts in any_posts(20), style in any_style()) {
+            posts.retain(|p| !p.message.role().instructs());
+            posts.push(Post { run: None, lead: false, message: Message::assistant("the answer") });
+            let stored = session(&posts, style);
+            let visible: Vec<Message> = stored.messages.iter().filter(|m| m.message.is_visible()).map(|m| m.message.clone()).collect();
+            let incoming = [visible, vec![Message::user("new")]].concat();
+            let plan = reconcile(&stored, &incoming, Mode::Auto);
+            prop_assert_eq!(plan.keep, stored.messages.len());
+            prop_assert_eq!(texts(&plan.append.iter().map(|p| p.message.clone()).collect::<Vec<_>>()), texts(&[Message::user("new")]));
+        }
+
+        /// The same request again finds everything in place.
+        #[test]
+        fn reconciling_again_changes_nothing(posts in any_posts(12), mut incoming in prop::collection::vec(any_message(), 1..10)) {
+            incoming.retain(|m| m.is_visible());
+            let stored = session(&posts, Style::Full);
+            let merged = after(&stored, &reconcile(&stored, &incoming, Mode::Full));
+            let second = reconcile(&merged, &incoming, Mode::Full);
+            prop_assert_eq!((second.append, second.matched), (vec![], incoming.len()));
+        }
+
+        /// Media are given back byte for byte.
+        #[test]
+        fn media_come_back_byte_for_byte(bytes in prop::collection::vec(any::<u8>(), 0..4000), text in ".{0,40}") {
+            use base64::Engine;
+            let data = base64::engine::general_purpose::STANDARD.encode(&bytes);
+            let url = format!("data:image/png;base64,{data}");
+            let message = Message::from_value(&serde_json::json!({"role": "user", "content": [
+                {"type": "text", "text": text},
+                {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+                {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+            ]})).unwrap();
+            let (stored, blobs) = message.detach();
+            prop_assert_eq!(blobs.len(), if data.len() >= MIN_BLOB_TEXT { 2 } else { 0 });
+            prop_assert!(stored.is_same(&message) && message.is_same(&stored));
+            let back = stored.attach(|id| blobs.iter().find(|b| b.id == *id).map(|b| b.bytes.clone())).unwrap();
+            prop_assert_eq!(back.as_str(), message.as_str());
+        }
+    }
+}
+
+#[test]
+fn messages_keep_every_byte_and_bad_ones_are_refused() {
+    let odd = r#"{ "x_trace":1.10, "role" : "user","content":"\u00e9\u0000","n":12345678901234567890123,"z":null,"a":[ ] }"#;
+    assert_eq!(Message::parse(odd).unwrap().as_str(), odd);
+    assert_eq!(Message::parse("{\"role\":\"user\",\n\"content\":\"a\"}").unwrap().as_str(), r#"{"role":"user", "content":"a"}"#);
+    let bad = [
+        ("[]", "", "JSON object"),
+        ("{\"role\":\"user\"}", "content", "needs content"),
+        ("{\"role\":\"robot\",\"content\":\"x\"}", "role", "unknown role"),
+        ("{\"role\":\"user\",\"content\":7}", "content", "string, a list"),
+        ("{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}", "content[0].text", "needs a text"),
+        ("{\"role\":\"user\",\"content\":\"\\ud800\"}", "content", "hex escape"),
+        ("{\"role\":\"tool\",\"content\":\"x\"}", "tool_call_id", "name the call"),
+        ("{\"role\":\"assistant\"}", "content", "content or tool_calls"),
+        ("{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"\",\"function\":{\"name\":\"f\"}}]}", "tool_calls[0].id", "needs an id"),
+        ("{\"role\":\"user\",\"content\":\"x\"", "", "not a valid message"),
+    ];
+    for (text, param, why) in bad {
+        match Message::parse(text) {
+            Err(Error::Invalid { param: p, message }) => {
+                assert_eq!(p, param, "{text}");
+                assert!(message.contains(why), "{text}: {message}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    let deep = format!("{{\"role\":\"user\",\"content\":\"x\",\"deep\":{}1{}}}", "[".repeat(200), "]".repeat(200));
+    assert!(Message::parse(&deep).is_err());
+}
