@@ -1,1 +1,313 @@
+//! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
 
+use super::{Commit, Item, Order, Owner, Query, Shelf, Whose};
+use crate::error::{Error, Result};
+use crate::head::{Head, VisibleHash};
+use crate::id::{Key, Seq, SessionId, Tenant, User};
+use crate::media::BlobId;
+use jiff::Timestamp;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Index cards, items and uses of blobs, with what is needed to find them.
+#[derive(Default)]
+pub(super) struct Index {
+    heads: BTreeMap<Key, Head>,
+    newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
+    hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
+    children: HashMap<Key, BTreeSet<SessionId>>,
+    shelves: BTreeMap<Shelf, BTreeMap<String, Arc<Item>>>,
+    /// The blobs of each session, with the first record that uses them.
+    uses: HashMap<Key, BTreeMap<BlobId, Seq>>,
+    /// How many sessions use a blob.
+    counts: HashMap<(Tenant, BlobId), usize>,
+}
+
+/// What becomes of the forks of a session that is purged: their new cards.
+#[derive(Debug, PartialEq)]
+pub(super) struct Estate {
+    /// The fork that takes the session's records up to a point, and its place.
+    pub heir: Option<(Head, Seq)>,
+    /// The forks that only lean on another session now.
+    pub others: Vec<Head>,
+}
+
+impl Index {
+    pub fn head(&self, key: &Key) -> Option<&Head> {
+        self.heads.get(key)
+    }
+
+    /// Whether a step may be taken.
+    pub fn check(&self, commit: &Commit) -> Result<()> {
+        commit.check()?;
+        let key = commit.head.key();
+        let missing = |session_id: SessionId| Error::NotFound { session_id };
+        match (commit.base, self.heads.get(&key)) {
+            (None, Some(_)) => return Err(Error::Exists { session_id: key.session }),
+            (Some(_), None) => return Err(missing(key.session)),
+            (Some(n), Some(head)) if head.seq != n => {
+                return Err(Error::Conflict { session_id: key.session, expected: n });
+            }
+            _ => {}
+        }
+        if commit.base.is_none()
+            && let Some(parent) = &commit.head.parent
+        {
+            let at = Key { tenant: key.tenant, session: parent.session.clone() };
+            if self.heads.get(&at).is_none_or(|p| p.seq < parent.seq) {
+                return Err(missing(at.session));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what a step changes besides the log.
+    pub fn apply(&mut self, commit: &Commit) {
+        let head = &commit.head;
+        let key = head.key();
+        self.set(head.clone());
+        for (name, item) in &commit.items {
+            let owner = Owner::Session(key.session.clone());
+            self.put(&Shelf { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
+        }
+        self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
+    }
+
+    /// Puts a card in, in place of the one with the same key.
+    pub fn set(&mut self, head: Head) {
+        let key = head.key();
+        self.unlink(&key);
+        let (tenant, id) = (&key.tenant, &key.session);
+        let place = (head.active_at, id.clone());
+        self.newest.entry((tenant.clone(), head.user.clone())).or_default().insert(place);
+        self.hashes.entry((tenant.clone(), head.mark.hash)).or_default().insert(id.clone());
+        if let Some(parent) = parent_key(&head) {
+            self.children.entry(parent).or_default().insert(id.clone());
+        }
+        self.heads.insert(key, head);
+    }
+
+    /// Takes a session out, with its items and its uses of blobs. Gives back the blobs that nobody uses any more.
+    pub fn remove(&mut self, key: &Key) -> Vec<BlobId> {
+        self.unlink(key);
+        self.heads.remove(key);
+        self.clear(&key.tenant, &Owner::Session(key.session.clone()));
+        let uses = self.uses.remove(key).unwrap_or_default();
+        uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()
+    }
+
+    fn unlink(&mut self, key: &Key) {
+        let Some(head) = self.heads.get(key) else { return };
+        let (tenant, id) = (&key.tenant, &key.session);
+        take(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
+        take(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
+        if let Some(parent) = parent_key(head) {
+            take(&mut self.children, &parent, id);
+        }
+    }
+
+    /// The cards that match, in the query's order.
+    pub fn heads(&self, query: &Query) -> Vec<Head> {
+        let after = |head: &&Head| match (&query.cursor, query.order) {
+            (Some(c), Order::Newest) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
+            _ => true,
+        };
+        let page = |found: &mut dyn Iterator<Item = &Head>| -> Vec<Head> {
+            found.filter(after).filter(|h| query.matches(h)).skip(query.offset).take(query.limit).cloned().collect()
+        };
+        if let (Whose::User(tenant, user), Order::Newest, true) = (&query.whose, query.order, query.hashes.is_empty()) {
+            let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
+            return page(&mut ids.filter_map(|(_, id)| self.at(tenant, id)));
+        }
+        let mut found = self.candidates(query);
+        match query.order {
+            Order::Newest => found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
+            Order::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
+        }
+        page(&mut found.into_iter())
+    }
+
+    /// The cards that may match: few, if there is an index for what is asked.
+    fn candidates(&self, query: &Query) -> Vec<&Head> {
+        let tenant = match &query.whose {
+            Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant,
+            Whose::Everyone => return self.heads.values().collect(),
+        };
+        if !query.hashes.is_empty() {
+            let hashes: BTreeSet<_> = query.hashes.iter().copied().collect();
+            let ids = hashes.into_iter().filter_map(|hash| self.hashes.get(&(tenant.clone(), hash))).flatten();
+            return ids.filter_map(|id| self.at(tenant, id)).collect();
+        }
+        if let Some(parent) = &query.parent {
+            let parent = Key { tenant: tenant.clone(), session: parent.clone() };
+            let ids = self.children.get(&parent).into_iter().flatten();
+            return ids.filter_map(|id| self.at(tenant, id)).collect();
+        }
+        self.heads.values().filter(|h| h.tenant == *tenant).collect()
+    }
+
+    fn at(&self, tenant: &Tenant, session: &SessionId) -> Option<&Head> {
+        self.heads.get(&Key { tenant: tenant.clone(), session: session.clone() })
+    }
+
+    /// What becomes of the forks of a session if it goes. The fork that left it last takes the records that the forks need and
+    /// stands in its place, the others lean on that one. If all of them left before the session's own records begin, they
+    /// lean on its parent.
+    pub fn estate(&self, key: &Key) -> Estate {
+        let ids = self.children.get(key).into_iter().flatten();
+        let mut forks: Vec<Head> = ids.filter_map(|id| self.at(&key.tenant, id)).cloned().collect();
+        let left_at = |h: &Head| h.parent.as_ref().map_or(0, |p| p.seq);
+        forks.sort_by_key(left_at);
+        let (Some(gone), Some(last)) = (self.heads.get(key), forks.last()) else {
+            return Estate { heir: None, others: Vec::new() };
+        };
+        let upto = left_at(last);
+        let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
+        let heir = heir.map(|h| (Head { first: gone.first, parent: gone.parent.clone(), ..h }, upto));
+        let stand_in = match (&heir, &gone.parent) {
+            (Some((heir, _)), _) => Some(&heir.info.session_id),
+            (None, Some(parent)) => Some(&parent.session),
+            (None, None) => None,
+        };
+        for fork in &mut forks {
+            if let (Some(parent), Some(session)) = (&mut fork.parent, stand_in) {
+                parent.session = session.clone();
+            }
+        }
+        Estate { heir, others: forks }
+    }
+
+    /// Counts blobs as used by a session from a record on.
+    pub fn use_blobs(&mut self, key: &Key, blobs: impl IntoIterator<Item = BlobId>, from: Seq) {
+        for blob in blobs {
+            let used = self.uses.entry(key.clone()).or_default();
+            let first = used.entry(blob).or_insert_with(|| {
+                *self.counts.entry((key.tenant.clone(), blob)).or_default() += 1;
+                from
+            });
+            *first = from.min(*first);
+        }
+    }
+
+    /// Gives an heir the uses of blobs that go with the records up to a point.
+    pub fn inherit_blobs(&mut self, from: &Key, heir: &Key, upto: Seq) {
+        for (blob, first) in self.uses.get(from).cloned().unwrap_or_default() {
+            if first <= upto {
+                self.use_blobs(heir, [blob], first);
+            }
+        }
+    }
+
+    /// Whether any session of a tenant uses a blob.
+    pub fn uses_blob(&self, tenant: &Tenant, blob: BlobId) -> bool {
+        self.counts.contains_key(&(tenant.clone(), blob))
+    }
+
+    fn release(&mut self, tenant: &Tenant, blob: BlobId) -> bool {
+        let at = (tenant.clone(), blob);
+        let left = self.counts.get(&at).map_or(0, |n| n - 1);
+        match left {
+            0 => self.counts.remove(&at),
+            n => self.counts.insert(at, n),
+        };
+        left == 0
+    }
+
+    /// Whether a shelf can take anything: a session's only if the session exists.
+    pub fn check_shelf(&self, shelf: &Shelf) -> Result<()> {
+        match &shelf.owner {
+            Owner::Session(id) if self.at(&shelf.tenant, id).is_none() => {
+                Err(Error::NotFound { session_id: id.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn put(&mut self, shelf: &Shelf, item: Item) {
+        self.shelves.entry(shelf.clone()).or_default().insert(item.key.clone(), Arc::new(item));
+    }
+
+    /// The keys that must go if an item is put on a shelf of at most `keep`: the least recently used, never the new one.
+    pub fn crowded_out(&self, shelf: &Shelf, key: &str, keep: Option<usize>) -> Vec<String> {
+        let (Some(keep), Some(items)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
+        let mut old: Vec<_> = items.values().filter(|i| i.key != key).collect();
+        let surplus = (old.len() + 1).saturating_sub(keep.max(1));
+        old.sort_by_key(|i| (i.used_at, &i.key));
+        old.into_iter().take(surplus).map(|i| i.key.clone()).collect()
+    }
+
+    /// An item, marked as used if a time is given.
+    pub fn get(&mut self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Option<Item> {
+        let item = self.shelves.get_mut(shelf)?.get_mut(key)?;
+        if let Some(at) = used {
+            let item = Arc::make_mut(item);
+            item.used_at = at;
+            item.uses += 1;
+        }
+        Some(Item::clone(item))
+    }
+
+    /// The items of a shelf by key, after a key.
+    pub fn items(&self, shelf: &Shelf, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.shelves
+            .get(shelf)
+            .into_iter()
+            .flat_map(move |s| s.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
+    }
+
+    pub fn has_item(&self, shelf: &Shelf, key: &str) -> bool {
+        self.shelves.get(shelf).is_some_and(|s| s.contains_key(key))
+    }
+
+    pub fn remove_item(&mut self, shelf: &Shelf, key: &str) -> bool {
+        let Some(items) = self.shelves.get_mut(shelf) else { return false };
+        let was_there = items.remove(key).is_some();
+        if items.is_empty() {
+            self.shelves.remove(shelf);
+        }
+        was_there
+    }
+
+    /// Items whose time is over, with their shelves.
+    pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Shelf, String)> {
+        let all = self.shelves.iter().flat_map(|(shelf, items)| items.values().map(move |i| (shelf, i)));
+        let over = all.filter(|(_, i)| i.expires_at.is_some_and(|t| t <= now));
+        over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
+    }
+
+    /// The shelves of an owner.
+    pub fn shelves(
+        &self,
+        tenant: &Tenant,
+        owner: &Owner,
+    ) -> impl Iterator<Item = (&Shelf, &BTreeMap<String, Arc<Item>>)> {
+        let first = Shelf { tenant: tenant.clone(), owner: owner.clone(), name: String::new() };
+        let (tenant, owner) = (first.tenant.clone(), first.owner.clone());
+        self.shelves.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner)
+    }
+
+    /// Removes all shelves of an owner.
+    pub fn clear(&mut self, tenant: &Tenant, owner: &Owner) {
+        let shelves: Vec<_> = self.shelves(tenant, owner).map(|(shelf, _)| shelf.clone()).collect();
+        for shelf in shelves {
+            self.shelves.remove(&shelf);
+        }
+    }
+}
+
+fn parent_key(head: &Head) -> Option<Key> {
+    head.parent.as_ref().map(|p| Key { tenant: head.tenant.clone(), session: p.session.clone() })
+}
+
+/// Takes a value out of a map of sets, and the set with it when that was its last.
+fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(set) = map.get_mut(key) {
+        set.remove(value);
+        if set.is_empty() {
+            map.remove(key);
+        }
+    }
+}

@@ -1,1 +1,156 @@
+//! The store in memory: for tests, and for sessions that need not outlive the process.
 
+use super::index::Index;
+use super::{Commit, Direction, Hit, Item, MAX_PAGE_BYTES, Owner, Query, Range, Shelf, Store, text};
+use crate::entry::{Entry, Record};
+use crate::error::Result;
+use crate::head::Head;
+use crate::id::{Key, Tenant};
+use crate::media::BlobId;
+use async_trait::async_trait;
+use jiff::Timestamp;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Everything in memory, gone with the process.
+#[derive(Default)]
+pub struct MemoryStore {
+    // A std mutex: nothing waits while it is held.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    index: Index,
+    logs: HashMap<Key, Vec<Record>>,
+    blobs: HashMap<(Tenant, BlobId), Arc<[u8]>>,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the state")
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn commit(&self, commit: &Commit) -> Result<()> {
+        let mut state = self.state();
+        state.index.check(commit)?;
+        state.index.apply(commit);
+        let key = commit.head.key();
+        for blob in &commit.blobs {
+            state.blobs.entry((key.tenant.clone(), blob.id)).or_insert_with(|| blob.bytes.clone());
+        }
+        state.logs.entry(key).or_default().extend(commit.records.iter().cloned());
+        Ok(())
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+        Ok(self.state().index.head(key).cloned())
+    }
+
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+        Ok(self.state().index.heads(query))
+    }
+
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+        let state = self.state();
+        let log = state.logs.get(key).map(Vec::as_slice).unwrap_or_default();
+        let from = log.partition_point(|r| r.seq <= range.after);
+        let to = log.partition_point(|r| r.seq <= range.upto).max(from);
+        let log = log[from..to].iter();
+        Ok(match range.order {
+            Direction::Forward => page(log, range.limit),
+            Direction::Backward => page(log.rev(), range.limit),
+        })
+    }
+
+    async fn purge(&self, key: &Key) -> Result<()> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let estate = state.index.estate(key);
+        let mut log = state.logs.remove(key).unwrap_or_default();
+        if let Some((head, upto)) = estate.heir {
+            let heir = head.key();
+            log.truncate(log.partition_point(|r| r.seq <= upto));
+            log.append(state.logs.entry(heir.clone()).or_default());
+            state.logs.insert(heir.clone(), log);
+            state.index.inherit_blobs(key, &heir, upto);
+            state.index.set(head);
+        }
+        estate.others.into_iter().for_each(|head| state.index.set(head));
+        for blob in state.index.remove(key) {
+            state.blobs.remove(&(key.tenant.clone(), blob));
+        }
+        Ok(())
+    }
+
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        let index = &mut self.state().index;
+        index.check_shelf(shelf)?;
+        for key in index.crowded_out(shelf, &item.key, keep) {
+            index.remove_item(shelf, &key);
+        }
+        index.put(shelf, item.clone());
+        Ok(())
+    }
+
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+        Ok(self.state().index.get(shelf, key, used))
+    }
+
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        Ok(self.state().index.items(shelf, after).take(limit).map(|i| Item::clone(i)).collect())
+    }
+
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+        Ok(self.state().index.remove_item(shelf, key))
+    }
+
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let items: Vec<_> = self.state().index.items(shelf, None).cloned().collect();
+        Ok(text::search(&items, text, limit))
+    }
+
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
+        let index = &mut self.state().index;
+        let over = index.expired(now, limit);
+        Ok(over.iter().filter(|(shelf, key)| index.remove_item(shelf, key)).count())
+    }
+
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.state().index.clear(tenant, owner);
+        Ok(())
+    }
+
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+        Ok(self.state().blobs.get(&(tenant.clone(), *id)).cloned())
+    }
+}
+
+/// The first records, as many as a page takes.
+fn page<'a>(records: impl Iterator<Item = &'a Record>, limit: usize) -> Vec<Record> {
+    let mut bytes = 0;
+    let fits = |record: &&Record| {
+        let first = bytes == 0;
+        bytes += match &record.entry {
+            Entry::Message(post) => post.message.as_str().len(),
+            other => other.encode().len(),
+        };
+        first || bytes <= MAX_PAGE_BYTES
+    };
+    records.take(limit).take_while(fits).cloned().collect()
+}
