@@ -45,16 +45,26 @@ pub(crate) struct Hot {
     weight: AtomicUsize,
 }
 
+/// A session's place in the cache, with the weight that the cache knows it by: that must not change in place.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    hot: Arc<Hot>,
+    weight: usize,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct ByBytes;
 
-impl Weighter<Key, Arc<Hot>> for ByBytes {
-    fn weight(&self, _: &Key, hot: &Arc<Hot>) -> u64 {
-        hot.weight.load(Ordering::Relaxed).max(1024) as u64
+impl Weighter<Key, Slot> for ByBytes {
+    fn weight(&self, _: &Key, slot: &Slot) -> u64 {
+        slot.weight as u64
     }
 }
 
-pub(crate) type HotSessions = Cache<Key, Arc<Hot>, ByBytes>;
+pub(crate) type HotSessions = Cache<Key, Slot, ByBytes>;
+
+/// The weight of a session of which only the card is known.
+const CARD_BYTES: usize = 1024;
 
 pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
     // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.
@@ -90,9 +100,9 @@ impl<R> Draft<R> {
 
 impl Tenure {
     fn hot(&self, key: &Key) -> Arc<Hot> {
-        let fresh = || Ok::<_, std::convert::Infallible>(Arc::new(Hot::default()));
+        let fresh = || Ok::<_, std::convert::Infallible>(Slot { hot: Arc::default(), weight: CARD_BYTES });
         match self.hot_sessions().get_or_insert_with(key, fresh) {
-            Ok(hot) => hot,
+            Ok(slot) => slot.hot,
             Err(never) => match never {},
         }
     }
@@ -277,11 +287,11 @@ impl Tenure {
         let known = hot.weight.load(Ordering::Relaxed);
         let now = match &**state {
             State::Whole(session) => session.weight(),
-            _ => 1024,
+            _ => CARD_BYTES,
         };
         if now > known + known / 8 || now < known / 2 {
             hot.weight.store(now, Ordering::Relaxed);
-            self.hot_sessions().insert(key.clone(), hot.clone());
+            self.hot_sessions().insert(key.clone(), Slot { hot: hot.clone(), weight: now });
         }
     }
 }

@@ -103,7 +103,7 @@ pub struct Session {
     pub summary: Option<Summary>,
     /// Records that were applied here and are not saved yet.
     pub(crate) pending: Vec<Record>,
-    /// Bytes of all messages.
+    /// Bytes of all messages, roughly: media may have been put back.
     bytes: usize,
 }
 
@@ -259,7 +259,8 @@ impl Session {
             self.summary = None;
         }
         let cut = self.messages.split_off(self.messages.partition_point(|m| m.seq <= to));
-        self.bytes -= cut.iter().map(|m| m.message.as_str().len()).sum::<usize>();
+        let bytes: usize = cut.iter().map(|m| m.message.as_str().len()).sum();
+        self.bytes = self.bytes.saturating_sub(bytes);
         cut
     }
 

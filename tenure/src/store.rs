@@ -40,7 +40,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// * `base: None`: the session must not exist ([`Error::Exists`]). If its head names a parent, the parent must exist and
     ///   its log must reach the fork's point ([`Error::NotFound`] with the parent's id).
-    /// * `base: Some(n)`: the session's log must end at `n` ([`Error::Conflict`]; [`Error::NotFound`] if there is none).
+    /// * `base: Some(n)`: the session's log must end at `n` ([`Error::Conflict`]; [`Error::NotFound`] if there is none), and it must be
+    ///   the same session: one that was purged and made anew has another `created_at`, and conflicts.
     ///
     /// Records are contiguous and end at `head.seq`; there may be none (then only the head changes). Items go on shelves of
     /// the session itself. Blobs are stored unless the tenant has them, and counted as used by the session from the first

@@ -1,4 +1,9 @@
 //! The library's tests, in one binary.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod invariants;
+mod lifecycle;
+mod model;
+mod places;
 mod rules;
+mod verbs;

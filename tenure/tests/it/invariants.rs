@@ -1,0 +1,325 @@
+//! The invariants of the design that need no crash, each under its name, on every store. (1–3 are in `crash.rs`, 6 in `rules.rs`, 7 in
+//! `verbs.rs`, 10 in `lifecycle.rs`, 11 in `formats.rs`.)
+
+use crate::on_every_store;
+use crate::places::*;
+use serde_json::json;
+use std::collections::BTreeSet;
+use tenure::*;
+
+on_every_store! {
+    /// Invariant 4: per session, writes are linearizable; a superseded writer is never acknowledged.
+    async fn writes_are_linearizable(home: &mut Home) {
+        let who = ada();
+        home.tenure.create(&who, named("x")).await.unwrap();
+        // Four houses with caches of their own, four writers in each.
+        let mut tasks = Vec::new();
+        for house in 0..4 {
+            let tenure = home.beside();
+            for writer in 0..4 {
+                let (tenure, who) = (tenure.clone(), who.clone());
+                tasks.push(tokio::spawn(async move {
+                    let mut acknowledged = Vec::new();
+                    for n in 0..12 {
+                        let text = format!("{house}-{writer}-{n}");
+                        match tenure.append(&who, &id("x"), vec![Message::user(&text)]).await {
+                            Ok(done) => acknowledged.push((text, done.seq)),
+                            Err(Error::Conflict { .. }) => {}
+                            Err(e) => panic!("{e}"),
+                        }
+                    }
+                    acknowledged
+                }));
+            }
+        }
+        let mut acknowledged = Vec::new();
+        for task in tasks {
+            acknowledged.extend(task.await.unwrap());
+        }
+        let s = home.beside().load(&who, &id("x")).await.unwrap();
+        assert!(acknowledged.len() > 100, "most writers get through: {}", acknowledged.len());
+        assert_eq!(s.messages.len(), acknowledged.len(), "what was not acknowledged is not there");
+        let seqs: BTreeSet<Seq> = acknowledged.iter().map(|a| a.1).collect();
+        assert_eq!(seqs.len(), acknowledged.len(), "no two writers were told the same place");
+        for (text, seq) in acknowledged {
+            let said = s.messages.iter().find(|m| m.seq == seq).unwrap();
+            assert_eq!(said.message.text(), text);
+        }
+        assert_eq!(s.seq as usize, s.messages.len() + 1, "no holes");
+    }
+
+    /// A house that is behind reads what another has written, and catches up when it writes.
+    async fn a_reader_sees_what_was_acknowledged(home: &mut Home) {
+        let (who, x) = (ada(), id("x"));
+        let other = home.beside();
+        home.tenure.create(&who, named("x")).await.unwrap();
+        for n in 0..5 {
+            other.append(&who, &x, turn(n)).await.unwrap();
+            assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 4 * (2 * n + 1));
+            home.tenure.append(&who, &x, turn(n)).await.unwrap();
+            assert_eq!(other.load(&who, &x).await.unwrap().messages.len(), 4 * (2 * n + 2));
+        }
+        other.rewind(&who, &x, Point::Turn(1)).await.unwrap();
+        home.tenure.append(&who, &x, turn(9)).await.unwrap();
+        let (a, b) = (home.tenure.load(&who, &x).await.unwrap(), other.load(&who, &x).await.unwrap());
+        assert_eq!(a, b);
+        assert_eq!(texts(&a), raw(&[turn(0), turn(9)].concat()));
+        let rebuilt = Session::replay(&who.key(&x), all_records(&other, &a).await).unwrap();
+        assert_eq!(Head { due_at: a.due_at, ..rebuilt.head().clone() }, *a.head(), "the card follows from the log");
+        // Purged and made anew elsewhere: what is cached here is not mistaken for it.
+        other.purge(&who, &x).await.unwrap();
+        home.pass(jiff::SignedDuration::from_secs(1));
+        other.create(&who, named("x")).await.unwrap();
+        for n in 0..6 {
+            other.append(&who, &x, turn(n)).await.unwrap();
+        }
+        let mut fresh = other.load(&who, &x).await.unwrap();
+        while fresh.seq < a.seq {
+            other.checkpoint(&who, &x, None).await.unwrap();
+            fresh = other.load(&who, &x).await.unwrap();
+        }
+        home.tenure.append(&who, &x, turn(7)).await.unwrap();
+        let (a, b) = (home.tenure.load(&who, &x).await.unwrap(), other.load(&who, &x).await.unwrap());
+        assert_eq!(a, b);
+        assert_eq!(a.messages.len(), 28);
+    }
+
+    /// Invariant 5: the same idempotency key gives the same answer, also after a restart; with another body it is refused.
+    async fn the_same_key_gives_the_same_answer(home: &mut Home) {
+        let (who, x) = (ada(), id("x"));
+        home.tenure.create(&who, named("x")).await.unwrap();
+        let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
+        let first = home.tenure.append(&who, &x, keyed(1)).await.unwrap();
+        home.tenure.append(&who, &x, turn(2)).await.unwrap();
+        assert_eq!(home.tenure.append(&who, &x, keyed(1)).await.unwrap(), first);
+        home.reopen().await;
+        assert_eq!(home.tenure.append(&who, &x, keyed(1)).await.unwrap(), first);
+        let error = home.tenure.append(&who, &x, keyed(3)).await.unwrap_err();
+        assert_eq!(error.code(), "idempotency_key_reused");
+        assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
+        // The same request from many sides at once is done once.
+        let mut tasks = Vec::new();
+        for _ in 0..8 {
+            let (tenure, who) = (home.beside(), who.clone());
+            let append = Append { idempotency_key: Some("race".into()), ..turn(5).into() };
+            tasks.push(tokio::spawn(async move { tenure.append(&who, &id("x"), append).await.unwrap() }));
+        }
+        let mut answers = Vec::new();
+        for task in tasks {
+            answers.push(task.await.unwrap());
+        }
+        assert!(answers.iter().all(|a| *a == answers[0]), "{answers:?}");
+        assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 12);
+    }
+
+    /// `expect` makes an append conditional.
+    async fn an_append_can_be_conditional(home: &mut Home) {
+        let (who, x) = (ada(), id("x"));
+        let seq = home.tenure.create(&who, named("x")).await.unwrap().seq;
+        let at = |seq, n| Append { expect: Some(seq), ..turn(n).into() };
+        let done = home.tenure.append(&who, &x, at(seq, 1)).await.unwrap();
+        assert_eq!(home.tenure.append(&who, &x, at(seq, 2)).await.unwrap_err().code(), "conflict");
+        home.beside().append(&who, &x, at(done.seq, 2)).await.unwrap();
+        assert_eq!(home.tenure.append(&who, &x, at(done.seq, 3)).await.unwrap_err().code(), "conflict");
+        assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
+    }
+
+    /// Invariant 9: a tenant's requests never change or reveal anything of another's; nor do a user's.
+    async fn nobody_sees_what_is_not_theirs(home: &mut Home) {
+        let t = &home.tenure;
+        let owner = ada();
+        let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
+        t.create(&owner, New { title: Some("secret".into()), tags: vec!["t".into()], ..named("x") }).await.unwrap();
+        t.append(&owner, &id("x"), [turn(1), vec![picture("p", "K")]].concat()).await.unwrap();
+        t.cache_put(&owner, &id("x"), "tool", &json!({}), &json!(1)).await.unwrap();
+        let before = t.load(&owner, &id("x")).await.unwrap();
+        for stranger in strangers.into_iter().map(Result::unwrap) {
+            let x = id("x");
+            let s = &stranger;
+            let nothing = id("nothing");
+            // For each verb, what a stranger hears is what they hear about an id that does not exist.
+            macro_rules! same {
+                ($verb:ident ( $($arg:expr),* )) => {{
+                    let theirs = t.$verb(s, &x $(, $arg)*).await.map(|_| ()).map_err(|e| e.to_string().replace("session x", "session nothing"));
+                    let none = t.$verb(s, &nothing $(, $arg)*).await.map(|_| ()).map_err(|e| e.to_string());
+                    assert_eq!(theirs, none, stringify!($verb));
+                }};
+            }
+            same!(load());
+            same!(load_any());
+            same!(head());
+            same!(tail(5));
+            same!(append(turn(2)));
+            same!(splice(&turn(2), Mode::Auto));
+            same!(update(InfoChange::default()));
+            same!(pause(None));
+            same!(activate());
+            same!(restore());
+            same!(checkpoint(None));
+            same!(checkpoints());
+            same!(rewind(Point::Position(0)));
+            same!(discarded());
+            same!(fork(Point::End, None));
+            same!(resume(Point::End));
+            same!(export());
+            same!(cache_get("tool", &json!({})));
+            same!(cache_put("tool", &json!({}), &json!(2)));
+            same!(cache_entries());
+            assert!(!t.delete(s, &x).await.unwrap());
+            assert!(!t.purge(s, &x).await.unwrap());
+            let visible = [Message::user("question 1"), Message::assistant("answer 1"), picture("p", "K"), Message::assistant("-")];
+            assert_eq!(t.find(s, &visible).await.unwrap(), None);
+            let mut query = Query::new(Whose::User(owner.tenant.clone(), owner.user.clone()), 50);
+            assert!(t.list(s, query.clone()).await.unwrap().heads.is_empty());
+            query.whose = Whose::Everyone;
+            assert!(t.list(s, query).await.unwrap().heads.is_empty());
+            if stranger.tenant.as_str() == "other" {
+                let blob = before.messages[4].message.detach().1[0].id;
+                assert_eq!(t.store().blob(&stranger.tenant, &blob).await.unwrap(), None);
+                // The same id in another tenant is another session.
+                t.create(s, named("x")).await.map(|_| ()).unwrap_or_else(|e| assert_eq!(e.code(), "exists"));
+                t.purge(s, &id("x")).await.unwrap();
+                t.erase(&Principal::tenant_wide("other").unwrap(), &owner.user).await.unwrap();
+            } else {
+                assert_eq!(t.erase(s, &owner.user).await.unwrap_err().code(), "invalid");
+            }
+        }
+        assert_eq!(home.beside().load(&owner, &id("x")).await.unwrap(), before);
+    }
+
+    /// Invariant 12: bad input gets a clear error and changes nothing.
+    async fn bad_input_changes_nothing(home: &mut Home) {
+        home.reopen_with(|o| {
+            o.limits = Limits { max_message_bytes: 400, max_messages: 5, max_info_bytes: 300, max_item_bytes: 100, ..o.limits.clone() }
+        })
+        .await;
+        let t = &home.tenure;
+        let (who, x) = (ada(), id("x"));
+        t.create(&who, named("x")).await.unwrap();
+        t.append(&who, &x, turn(1)).await.unwrap();
+        let before = t.load(&who, &x).await.unwrap();
+        // Invariant 13: everything has a limit, and the limit has a name.
+        let big = "x".repeat(500);
+        let errors = [
+            ("max_message_bytes", t.append(&who, &x, vec![Message::user("fits"), Message::user(&big)]).await.unwrap_err()),
+            ("max_messages", t.append(&who, &x, vec![Message::user("a"); 6]).await.unwrap_err()),
+            ("max_info_bytes", t.update(&who, &x, InfoChange { title: Change::Set(big.clone()), ..InfoChange::default() }).await.unwrap_err()),
+            ("max_info_bytes", t.create(&who, New { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
+            ("max_item_bytes", t.cache_put(&who, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
+            ("max_page", t.list(&who, Query::new(Whose::Everyone, 1000)).await.unwrap_err()),
+            ("max_messages", t.import(&who, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }).await.unwrap_err()),
+        ];
+        for (limit, error) in errors {
+            assert_eq!(error.code(), "too_large");
+            assert!(error.to_string().contains(limit), "{error}");
+        }
+        let checkpoints = vec![ExportedCheckpoint { label: Label::new("l").unwrap(), position: 9, auto: false, created_at: None, state: Default::default() }];
+        let error = t.import(&who, &x, Export { messages: turn(2), checkpoints, ..Export::default() }).await.unwrap_err();
+        assert!(matches!(&error, Error::Invalid { param, .. } if param == "checkpoints[0].position"), "{error:?}");
+        assert_eq!(home.beside().load(&who, &x).await.unwrap(), before);
+        assert_eq!(home.beside().load(&who, &id("y")).await.unwrap_err().code(), "not_found");
+        for name in ["", ".hidden", "a/b", "a b", "é", &"x".repeat(129)] {
+            assert!(matches!(SessionId::new(name), Err(Error::Invalid { .. })), "{name}");
+        }
+    }
+
+    /// Invariant 8: only purge and erase destroy; erase leaves no byte of the user's text in any file of the store.
+    async fn erase_leaves_no_byte(home: &mut Home) {
+        let marker = "xyzzy-Erase-Me-\u{e9}-0042";
+        let mine = Principal::new("acme", "eve").unwrap();
+        let t = home.tenure.clone();
+        for n in 0..40 {
+            let (name, other) = (format!("e{n}"), format!("keep{n}"));
+            let metadata = json!({"secret": marker}).as_object().unwrap().clone();
+            t.create(&mine, New { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
+            t.create(&ada(), named(&other)).await.unwrap();
+            let long = format!("{marker} ").repeat(1 + n * n * 3);
+            let said = vec![Message::user(&long), picture(marker, &format!("{marker}{n}")), Message::assistant(marker)];
+            t.append(&mine, &id(&name), said).await.unwrap();
+            t.append(&ada(), &id(&other), turn(n)).await.unwrap();
+            t.cache_put(&mine, &id(&name), "tool", &json!({"q": marker}), &json!(long)).await.unwrap();
+            t.append(&mine, &id(&name), Append { idempotency_key: Some(marker.into()), ..turn(n).into() }).await.unwrap();
+            if n % 5 == 0 {
+                t.rewind(&mine, &id(&name), Point::Position(1)).await.unwrap();
+                t.update(&mine, &id(&name), InfoChange { title: Change::Set("renamed".into()), ..InfoChange::default() }).await.unwrap();
+            }
+            if n % 7 == 0 {
+                t.fork(&mine, &id(&name), Point::End, Some(id(&format!("fork{n}")))).await.unwrap();
+                t.append(&mine, &id(&format!("fork{n}")), vec![Message::user(marker)]).await.unwrap();
+            }
+            if n % 3 == 0 {
+                t.purge(&mine, &id(&name)).await.unwrap();
+            }
+        }
+        let shelf = tenure::store::Shelf { tenant: mine.tenant.clone(), owner: tenure::store::Owner::User(mine.user.clone()), name: "memory".into() };
+        for n in 0..30 {
+            let item = tenure::store::Item {
+                key: format!("m{n}"), value: json!(marker).to_string(), text: Some(format!("{marker} remembered {n}")),
+                created_at: home.now(), used_at: home.now(), uses: 0, expires_at: None,
+            };
+            t.store().put(&shelf, &item, None).await.unwrap();
+        }
+        assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
+        let receipt = t.erase(&admin(), &mine.user).await.unwrap();
+        assert_eq!(receipt.sessions, 26 + 6);
+        assert!(t.store().search(&shelf, "remembered", 5).await.unwrap().is_empty());
+        assert_eq!(home.scan(marker).await, 0, "erased while the store is open");
+        for n in 0..40 {
+            assert_eq!(texts(&t.load(&ada(), &id(&format!("keep{n}"))).await.unwrap()), raw(&turn(n)));
+        }
+        drop(t);
+        home.reopen().await;
+        assert_eq!(home.scan(marker).await, 0, "and after it was closed");
+        assert_eq!(home.scan("question 7").await > 0, home.url != "memory:");
+    }
+}
+
+async fn all_records(tenure: &Tenure, session: &Session) -> Vec<Record> {
+    tenure.store().records(&session.key(), &tenure::store::Range::after(0)).await.unwrap()
+}
+
+impl Home {
+    /// How often a text is found in the files of the store: a byte scan, also of base64. PostgreSQL is asked for its rows.
+    pub async fn scan(&self, text: &str) -> usize {
+        use base64::Engine;
+        if self.url.starts_with("postgres") {
+            return self.scan_postgres(text).await;
+        }
+        let Some(dir) = &self.dir else { return 0 };
+        let escaped = json!(text).to_string();
+        let base64 = base64::engine::general_purpose::STANDARD.encode(text);
+        let needles = [text.as_bytes(), escaped.trim_matches('"').as_bytes(), &base64.as_bytes()[..20]];
+        let mut found = 0;
+        let mut dirs = vec![dir.path().to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
+                if entry.is_dir() {
+                    dirs.push(entry);
+                    continue;
+                }
+                let bytes = std::fs::read(&entry).unwrap();
+                let hits = needles.iter().filter(|n| bytes.windows(n.len()).any(|w| w == **n)).count();
+                if hits > 0 {
+                    eprintln!("{} holds it", entry.display());
+                }
+                found += hits;
+            }
+        }
+        found
+    }
+
+    async fn scan_postgres(&self, text: &str) -> usize {
+        let (base, schema) = self.url.split_once("schema=").unwrap();
+        let (client, connection) = tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let tables = "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'";
+        let mut found = 0;
+        for row in client.query(tables, &[&schema]).await.unwrap() {
+            let table: String = row.get(0);
+            let hits = format!("select count(*) from {schema}.{table} t where t::text like '%' || $1 || '%' or t::text like '%' || $2 || '%'");
+            let hex: String = text.bytes().map(|b| format!("{b:02x}")).collect();
+            found += client.query_one(&hits, &[&text, &hex]).await.unwrap().get::<_, i64>(0) as usize;
+        }
+        found
+    }
+}

@@ -1,0 +1,218 @@
+//! A reference model: sessions as plain lists. Random steps are taken on a store and on the model; after every step both must tell the
+//! same story. The seed is printed; set `TENURE_TEST_SEED` to repeat a run.
+
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use std::collections::BTreeMap;
+use tenure::*;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Model {
+    messages: Vec<String>,
+    /// Label and position.
+    checkpoints: Vec<(String, usize)>,
+    status: Status,
+    title: Option<String>,
+    discarded: Vec<Vec<String>>,
+}
+
+impl Model {
+    fn cut(&mut self, position: usize, checkpoints: usize) {
+        let gone = self.messages.split_off(position);
+        if !gone.is_empty() {
+            self.discarded.push(gone);
+        }
+        self.checkpoints.truncate(checkpoints);
+    }
+
+    /// Checkpoints that stay when messages from `position` on go.
+    fn checkpoints_before(&self, position: usize) -> usize {
+        self.checkpoints.iter().take_while(|c| c.1 <= position).count()
+    }
+
+    fn turn_starts(&self) -> Vec<usize> {
+        let user = |i: usize| self.messages[i].contains(r#""role":"user""#);
+        (0..self.messages.len()).filter(|i| user(*i) && (*i == 0 || !user(*i - 1))).collect()
+    }
+}
+
+/// A small generator of numbers, the same from the same seed everywhere.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % sides.max(1)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test is told by the environment which run to repeat")]
+fn seed() -> u64 {
+    let given = std::env::var("TENURE_TEST_SEED").ok().and_then(|s| s.parse().ok());
+    given.unwrap_or_else(|| u64::from_le_bytes(*blake3::hash(SessionId::generate().as_str().as_bytes()).as_bytes().first_chunk().unwrap()) | 1)
+}
+
+on_every_store! {
+    /// Every store equals the model after every step.
+    async fn every_store_equals_the_model(home: &mut Home) {
+        let seed = seed();
+        println!("TENURE_TEST_SEED={seed}");
+        let mut dice = Dice(seed);
+        let mut model: BTreeMap<String, Model> = BTreeMap::new();
+        let who = ada();
+        let steps = if home.url.starts_with("postgres") { 250 } else { 400 };
+        for step in 0..steps {
+            home.pass(SignedDuration::from_millis(1));
+            let what = take_step(home, &who, &mut dice, &mut model, step).await;
+            compare(home, &who, &model).await.unwrap_or_else(|e| panic!("step {step} ({what}), seed {seed}: {e}"));
+        }
+    }
+}
+
+fn random_messages(dice: &mut Dice, step: usize) -> Vec<Message> {
+    match dice.roll(5) {
+        0 => turn(step),
+        1 => vec![Message::user(&format!("only a question {step}"))],
+        2 => vec![picture(&format!("picture {step}"), &format!("{}", step % 3)), Message::assistant("seen")],
+        3 => vec![Message::user("short"), Message::assistant("answer")],
+        _ => [turn(step), turn(step + 1000)].concat(),
+    }
+}
+
+async fn take_step(home: &mut Home, who: &Principal, dice: &mut Dice, model: &mut BTreeMap<String, Model>, step: usize) -> String {
+    let names: Vec<String> = model.keys().cloned().collect();
+    if names.is_empty() || (names.len() < 6 && dice.roll(8) == 0) {
+        let name = format!("s{step}");
+        home.tenure.create(who, named(&name)).await.unwrap();
+        model.insert(name.clone(), Model::default());
+        return format!("create {name}");
+    }
+    let name = names[dice.roll(names.len())].clone();
+    let x = id(&name);
+    let t = home.tenure.clone();
+    let m = model.get_mut(&name).unwrap();
+    let live = m.status.is_live();
+    match dice.roll(16) {
+        0..=4 => {
+            let said = random_messages(dice, step);
+            let done = t.append(who, &x, said.clone()).await;
+            if m.status == Status::Active {
+                done.unwrap();
+                m.messages.extend(raw(&said));
+                if said.last().unwrap().role() == Role::Assistant {
+                    m.checkpoints.push((format!("turn-{}", m.turn_starts().len()), m.messages.len()));
+                }
+            } else {
+                assert!(done.is_err());
+            }
+            format!("append to {name}")
+        }
+        5 if live => {
+            let label = format!("cp{}", dice.roll(4));
+            t.checkpoint(who, &x, Some(Label::new(&label).unwrap())).await.unwrap();
+            m.checkpoints.push((label, m.messages.len()));
+            format!("checkpoint {name}")
+        }
+        6 if live && !m.checkpoints.is_empty() => {
+            let label = m.checkpoints[dice.roll(m.checkpoints.len())].0.clone();
+            t.rewind(who, &x, &*label).await.unwrap();
+            let last = m.checkpoints.iter().rposition(|c| c.0 == label).unwrap();
+            m.cut(m.checkpoints[last].1, last + 1);
+            format!("rewind {name} to {label}")
+        }
+        7 if live => {
+            let position = dice.roll(m.messages.len() + 1);
+            t.rewind(who, &x, Point::Position(position)).await.unwrap();
+            m.cut(position, m.checkpoints_before(position));
+            format!("rewind {name} to position {position}")
+        }
+        8 if live => {
+            let starts = m.turn_starts();
+            let turns = dice.roll(starts.len() + 1);
+            t.rewind(who, &x, Point::Turn(turns)).await.unwrap();
+            let position = starts.get(turns).copied().unwrap_or(m.messages.len());
+            m.cut(position, m.checkpoints_before(position));
+            format!("rewind {name} to turn {turns}")
+        }
+        9 | 10 if live => {
+            let position = dice.roll(m.messages.len() + 1);
+            let end = position == m.messages.len() && dice.roll(2) == 0;
+            let at = if end { Point::End } else { Point::Position(position) };
+            let new = format!("f{step}");
+            t.fork(who, &x, at, Some(id(&new))).await.unwrap();
+            let mut fork = m.clone();
+            (fork.status, fork.discarded) = (Status::Active, Vec::new());
+            let kept = fork.checkpoints_before(position);
+            fork.messages.truncate(position);
+            fork.checkpoints.truncate(kept);
+            model.insert(new.clone(), fork);
+            format!("fork {name} at {position} as {new}")
+        }
+        11 if live => {
+            let title = format!("title {step}");
+            t.update(who, &x, InfoChange { title: Change::Set(title.clone()), ..InfoChange::default() }).await.unwrap();
+            m.title = Some(title);
+            format!("title of {name}")
+        }
+        12 => {
+            match m.status {
+                Status::Active if dice.roll(2) == 0 => drop(t.pause(who, &x, None).await.unwrap()),
+                Status::Active => drop(t.delete(who, &x).await.unwrap()),
+                Status::Paused => drop(t.activate(who, &x).await.unwrap()),
+                _ => drop(t.restore(who, &x).await.unwrap()),
+            }
+            m.status = t.head(who, &x).await.unwrap().status;
+            format!("status of {name} is {}", m.status)
+        }
+        13 if names.len() > 3 => {
+            t.purge(who, &x).await.unwrap();
+            model.remove(&name);
+            format!("purge {name}")
+        }
+        14 if m.status == Status::Active => {
+            let said = random_messages(dice, step);
+            t.import(who, &x, Export { messages: said.clone(), ..Export::default() }).await.unwrap();
+            m.cut(0, 0);
+            (m.messages, m.title) = (raw(&said), None);
+            format!("import into {name}")
+        }
+        15 if dice.roll(3) == 0 => {
+            home.reopen().await;
+            "reopen".to_owned()
+        }
+        _ => "nothing".to_owned(),
+    }
+}
+
+async fn compare(home: &Home, who: &Principal, model: &BTreeMap<String, Model>) -> std::result::Result<(), String> {
+    for (name, m) in model {
+        let s = home.tenure.load_any(who, &id(name)).await.map_err(|e| format!("{name}: {e}"))?;
+        let same = |what: &str, ours: String, theirs: String| match ours == theirs {
+            true => Ok(()),
+            false => Err(format!("{name}: {what} differ\n store {ours}\n model {theirs}")),
+        };
+        let checkpoints = labels(&s);
+        same("messages", texts(&s).join("\n"), m.messages.join("\n"))?;
+        same("checkpoints", format!("{checkpoints:?}"), format!("{:?}", m.checkpoints))?;
+        same("status and title", format!("{:?} {:?}", s.status, s.info.title), format!("{:?} {:?}", m.status, m.title))?;
+        let mut mark = Mark::default();
+        s.messages.iter().for_each(|said| mark.advance(&said.message));
+        same("mark", format!("{:?}", s.mark), format!("{mark:?}"))?;
+        if m.status.is_live() {
+            let tail = home.tenure.tail(who, &id(name), 5).await.map_err(|e| e.to_string())?;
+            same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;
+        }
+    }
+    let mut query = Query::new(Whose::Everyone, 100);
+    query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+    let page = home.tenure.list(who, query).await.map_err(|e| e.to_string())?;
+    let mut listed: Vec<_> = page.heads.iter().map(|h| h.info.session_id.to_string()).collect();
+    listed.sort();
+    match listed.iter().eq(model.keys()) {
+        true => Ok(()),
+        false => Err(format!("list differs: {listed:?}")),
+    }
+}

@@ -1,0 +1,403 @@
+//! The verbs, on every store.
+
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::json;
+use tenure::*;
+
+on_every_store! {
+    /// What goes in comes out, byte for byte, also after a restart: tool turns, pictures, odd spelling.
+    async fn a_session_is_found_again(home: &mut Home) {
+        let t = &home.tenure;
+        let new = New { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..named("s1") };
+        t.create(&ada(), new).await.unwrap();
+        let odd = Message::parse(r#"{ "role":"user" , "content":"\u0000 é", "x":1.10,"b":12345678901234567890 }"#).unwrap();
+        let said = [turn(1), vec![picture("what?", "A"), odd, Message::assistant("a cat")]].concat();
+        let done = t.append(&ada(), &id("s1"), said[..4].to_vec()).await.unwrap();
+        assert_eq!((done.position, done.messages), (0, 4));
+        let done = t.append(&ada(), &id("s1"), said[4..].to_vec()).await.unwrap();
+        assert_eq!((done.position, done.messages), (4, 7));
+        let before = t.load(&ada(), &id("s1")).await.unwrap();
+        assert_eq!(texts(&before), raw(&said));
+        assert_eq!(labels(&before), [("turn-1".into(), 4), ("turn-2".into(), 7)]);
+        assert_eq!(before.messages_json(), format!("[{}]", raw(&said).join(",")));
+        home.reopen().await;
+        let after = home.tenure.load(&ada(), &id("s1")).await.unwrap();
+        assert_eq!(after, before);
+        assert_eq!(after.info.title.as_deref(), Some("Bern"));
+        let tail = home.tenure.tail(&ada(), &id("s1"), 3).await.unwrap();
+        assert_eq!(tail, after.messages[4..]);
+    }
+
+    /// A created session is there at once, an id can be used once, and a generated id is unique.
+    async fn create(home: &mut Home) {
+        let t = &home.tenure;
+        let s = t.create(&ada(), named("x")).await.unwrap();
+        assert_eq!((s.info.session_id.as_str(), s.seq, s.status), ("x", 1, Status::Active));
+        let again = t.create(&ada(), named("x")).await.unwrap_err();
+        assert_eq!(again.code(), "exists");
+        let (a, b) = (t.create(&ada(), New::default()).await.unwrap(), t.create(&ada(), New::default()).await.unwrap());
+        assert_ne!(a.info.session_id, b.info.session_id);
+        match t.load(&ada(), &id("nobody")).await {
+            Err(Error::NotFound { session_id }) => assert_eq!(session_id, id("nobody")),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Title, tags, metadata: a merge patch; `null` removes.
+    async fn update_info(home: &mut Home) {
+        let t = &home.tenure;
+        let metadata = json!({"a": 1, "deep": {"x": 1, "y": 2}}).as_object().unwrap().clone();
+        t.create(&ada(), New { metadata, title: Some("old".into()), ..named("x") }).await.unwrap();
+        let change = InfoChange {
+            title: Change::Clear,
+            tags: Change::Set(vec!["t".into()]),
+            metadata: json!({"a": null, "deep": {"x": null, "z": 3}, "b": "two"}).as_object().unwrap().clone(),
+            ..InfoChange::default()
+        };
+        t.update(&ada(), &id("x"), change).await.unwrap();
+        home.reopen().await;
+        let info = home.tenure.load(&ada(), &id("x")).await.unwrap().info.clone();
+        assert_eq!((info.title, info.tags), (None, vec!["t".to_owned()]));
+        assert_eq!(serde_json::Value::Object(info.metadata), json!({"deep": {"y": 2, "z": 3}, "b": "two"}));
+    }
+
+    /// Paused sessions take no messages, deleted ones are gone until restored, purged ones for good.
+    async fn status(home: &mut Home) {
+        let t = &home.tenure;
+        let (who, x) = (ada(), id("x"));
+        t.create(&who, named("x")).await.unwrap();
+        t.append(&who, &x, turn(1)).await.unwrap();
+        assert_eq!(t.pause(&who, &x, Some("review")).await.unwrap().status, Status::Paused);
+        assert_eq!(t.append(&who, &x, turn(2)).await.unwrap_err().code(), "paused");
+        assert_eq!(t.load(&who, &x).await.unwrap().status, Status::Paused);
+        assert_eq!(t.activate(&who, &x).await.unwrap().status, Status::Active);
+        t.append(&who, &x, turn(2)).await.unwrap();
+        assert!(t.delete(&who, &x).await.unwrap());
+        assert!(t.delete(&who, &x).await.unwrap(), "deleting again is fine");
+        for error in [t.load(&who, &x).await.unwrap_err(), t.append(&who, &x, turn(3)).await.unwrap_err()] {
+            assert_eq!(error.code(), "gone");
+            assert!(error.to_string().contains("deleted") && error.to_string().contains("restore"), "{error}");
+        }
+        assert_eq!(t.pause(&who, &x, None).await.unwrap_err().code(), "gone");
+        assert_eq!(t.activate(&who, &x).await.unwrap_err().code(), "gone");
+        assert!(t.list(&who, Query::new(Whose::Everyone, 10)).await.unwrap().heads.is_empty());
+        assert_eq!(t.restore(&who, &x).await.unwrap().status, Status::Active);
+        assert_eq!(t.load(&who, &x).await.unwrap().messages.len(), 8);
+        assert!(t.purge(&who, &x).await.unwrap());
+        assert!(!t.purge(&who, &x).await.unwrap());
+        assert_eq!(t.load(&who, &x).await.unwrap_err().code(), "not_found");
+        assert!(!t.delete(&who, &x).await.unwrap());
+        t.create(&who, named("x")).await.unwrap();
+        assert!(t.load(&who, &x).await.unwrap().messages.is_empty());
+    }
+
+    /// Lists: newest first, in pages, live sessions only unless asked.
+    async fn list(home: &mut Home) {
+        let t = &home.tenure;
+        for n in 0..7 {
+            home.pass(SignedDuration::from_secs(1));
+            let new = New { tags: vec![format!("t{}", n % 2)], title: Some(format!("Straße {n}")), ..named(&format!("s{n}")) };
+            t.create(&ada(), new).await.unwrap();
+        }
+        let bob = Principal::new("acme", "bob").unwrap();
+        t.create(&bob, named("b")).await.unwrap();
+        home.pass(SignedDuration::from_secs(1));
+        t.append(&ada(), &id("s2"), turn(1)).await.unwrap();
+        t.delete(&ada(), &id("s4")).await.unwrap();
+        let ids = |page: &Page| page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>();
+        let mut query = Query::new(Whose::Everyone, 4);
+        let first = t.list(&ada(), query.clone()).await.unwrap();
+        assert_eq!(ids(&first), ["s2", "s6", "s5", "s3"]);
+        query.cursor = first.next;
+        let second = t.list(&ada(), query).await.unwrap();
+        assert_eq!((ids(&second), second.next), (vec!["s1".into(), "s0".into()], None));
+        let with = |change: fn(&mut Query)| {
+            let mut query = Query::new(Whose::Everyone, 10);
+            change(&mut query);
+            query
+        };
+        assert_eq!(ids(&t.list(&ada(), with(|q| q.tags = vec!["t1".into()])).await.unwrap()), ["s5", "s3", "s1"]);
+        assert_eq!(ids(&t.list(&ada(), with(|q| q.title = Some("STRASSE".into()))).await.unwrap()), Vec::<String>::new());
+        assert_eq!(ids(&t.list(&ada(), with(|q| q.title = Some("straße 3".into()))).await.unwrap()), ["s3"]);
+        assert_eq!(ids(&t.list(&ada(), with(|q| q.status = vec![Status::Deleted])).await.unwrap()), ["s4"]);
+        assert_eq!(ids(&t.list(&ada(), with(|q| q.offset = 5)).await.unwrap()), ["s0"]);
+        assert_eq!(t.list(&admin(), Query::new(Whose::Everyone, 100)).await.unwrap().heads.len(), 7);
+        let of_bob = Query::new(Whose::User(bob.tenant.clone(), bob.user.clone()), 100);
+        assert_eq!(ids(&t.list(&admin(), of_bob.clone()).await.unwrap()), ["b"]);
+        assert_eq!(t.list(&ada(), of_bob).await.unwrap().heads.len(), 6, "a user only ever lists their own");
+        assert_eq!(t.list(&ada(), Query::new(Whose::Everyone, 101)).await.unwrap_err().code(), "too_large");
+    }
+
+    /// Checkpoints by label, position and turn; what is cut off stays readable.
+    async fn checkpoints_and_rewind(home: &mut Home) {
+        let t = &home.tenure;
+        let (who, x) = (ada(), id("x"));
+        t.create(&who, named("x")).await.unwrap();
+        t.append(&who, &x, turn(1)).await.unwrap();
+        let made = t.checkpoint(&who, &x, Some(Label::new("before").unwrap())).await.unwrap();
+        assert_eq!((made.position, made.auto), (4, false));
+        assert!(t.checkpoint(&who, &x, None).await.unwrap().auto);
+        t.append(&who, &x, turn(2)).await.unwrap();
+        t.append(&who, &x, turn(3)).await.unwrap();
+        assert_eq!(t.checkpoints(&who, &x).await.unwrap().len(), 5);
+        assert_eq!(t.rewind(&who, &x, Point::Turn(2)).await.unwrap().discarded, 4);
+        assert_eq!(t.rewind(&who, &x, "before").await.unwrap(), Rewind { seq: 20, position: 4, discarded: 4 });
+        let s = t.load(&who, &x).await.unwrap();
+        assert_eq!(texts(&s), raw(&turn(1)));
+        assert_eq!(labels(&s), [("turn-1".into(), 4), ("before".into(), 4)]);
+        t.append(&who, &x, turn(4)).await.unwrap();
+        t.rewind(&who, &x, Point::Position(6)).await.unwrap();
+        let gone = t.discarded(&who, &x).await.unwrap();
+        let gone: Vec<Vec<String>> = gone.iter().map(|d| d.messages.iter().map(|m| m.message.as_str().to_owned()).collect()).collect();
+        assert_eq!(gone, [raw(&turn(3)), raw(&turn(2)), raw(&turn(4)[2..])]);
+        home.reopen().await;
+        let t = &home.tenure;
+        let s = t.load(&who, &x).await.unwrap();
+        assert_eq!(texts(&s), raw(&[turn(1), turn(4)[..2].to_vec()].concat()));
+        assert_eq!(t.tail(&who, &x, 3).await.unwrap(), s.messages[3..]);
+        for bad in [Point::Position(7), Point::Turn(9), Point::from("nope"), Point::Seq(999)] {
+            let error = t.rewind(&who, &x, bad).await.unwrap_err();
+            assert_eq!(error.code(), "no_such_point", "{error}");
+        }
+        assert_eq!(t.rewind(&who, &x, Point::End).await.unwrap().discarded, 0);
+        assert_eq!(t.rewind(&who, &x, Point::Position(0)).await.unwrap().position, 0);
+        assert_eq!(t.load(&who, &x).await.unwrap().mark, Mark::default());
+        let resumed = t.resume(&who, &x, Point::End).await.unwrap();
+        assert!(resumed.messages.is_empty());
+    }
+
+    /// Invariant 7: parent and fork never change each other.
+    async fn parent_and_fork_never_change_each_other(home: &mut Home) {
+        let t = &home.tenure;
+        let (who, p) = (ada(), id("p"));
+        t.create(&who, New { title: Some("parent".into()), ..named("p") }).await.unwrap();
+        for n in 1..=3 {
+            t.append(&who, &p, turn(n)).await.unwrap();
+        }
+        t.append(&who, &p, vec![picture("look", "Z"), Message::assistant("nice")]).await.unwrap();
+        let parent = t.load(&who, &p).await.unwrap();
+        t.fork(&who, &p, "turn-2", Some(id("a"))).await.unwrap();
+        t.fork(&who, &p, Point::End, Some(id("b"))).await.unwrap();
+        t.append(&who, &id("b"), turn(9)).await.unwrap();
+        t.fork(&who, &id("b"), Point::Turn(1), Some(id("c"))).await.unwrap(); // in the part that b shares
+        t.fork(&who, &id("b"), Point::End, Some(id("d"))).await.unwrap();
+        t.append(&who, &id("a"), turn(8)).await.unwrap();
+        t.rewind(&who, &id("b"), Point::Turn(2)).await.unwrap();
+        t.rewind(&who, &p, Point::Position(0)).await.unwrap();
+        t.append(&who, &p, turn(7)).await.unwrap();
+        let want = |parts: &[Vec<Message>]| raw(&parts.concat());
+        let all = parent.messages.iter().map(|m| m.message.clone()).collect::<Vec<_>>();
+        let expected = [
+            ("a", want(&[turn(1), turn(2), turn(8)])),
+            ("b", want(&[turn(1), turn(2)])),
+            ("c", want(&[turn(1)])),
+            ("d", want(&[all.clone(), turn(9)])),
+            ("p", want(&[turn(7)])),
+        ];
+        for round in 0..3 {
+            for (name, texts_wanted) in &expected {
+                let s = home.tenure.load(&who, &id(name)).await;
+                if round == 2 && *name == "p" {
+                    assert_eq!(s.unwrap_err().code(), "not_found");
+                    continue;
+                }
+                let s = s.unwrap();
+                assert_eq!(&texts(&s), texts_wanted, "{name}, round {round}");
+                let tail = home.tenure.tail(&who, &id(name), 100).await.unwrap();
+                assert_eq!(tail, s.messages, "{name}, round {round}");
+            }
+            match round {
+                0 => home.reopen().await,
+                // What the forks need stays when their parent is destroyed.
+                _ => drop(home.tenure.purge(&who, &p).await.unwrap()),
+            }
+        }
+        assert_eq!(home.tenure.load(&who, &id("d")).await.unwrap().info.title.as_deref(), Some("parent"));
+        for name in ["b", "a", "d", "c"] {
+            home.tenure.append(&who, &id(name), turn(20)).await.unwrap();
+            assert!(home.tenure.purge(&who, &id(name)).await.unwrap());
+        }
+        assert!(home.tenure.list(&who, Query::new(Whose::Everyone, 9)).await.unwrap().heads.is_empty());
+        assert_eq!(home.tenure.fork(&who, &p, Point::End, None).await.unwrap_err().code(), "not_found");
+    }
+
+    /// The session in hand: load, change, save; a save that comes too late changes nothing.
+    async fn a_session_in_hand(home: &mut Home) {
+        let t = &home.tenure;
+        let (who, x) = (ada(), id("x"));
+        t.create(&who, named("x")).await.unwrap();
+        t.append(&who, &x, turn(1)).await.unwrap();
+        let mut s = Session::load(t, &who, &x).await.unwrap();
+        s.push(Message::user("more"), home.now());
+        let checkpoint = s.add_checkpoint("here", home.now()).unwrap();
+        s.push(picture("see", "Q"), home.now());
+        assert!(s.add_checkpoint("12", home.now()).is_err(), "digits alone are a position");
+        s.save(t).await.unwrap();
+        assert!(!s.is_changed());
+        let loaded = Session::load(t, &who, &x).await.unwrap();
+        assert_eq!((texts(&loaded), labels(&loaded)), (texts(&s), labels(&s)));
+        let mut late = loaded.clone();
+        t.append(&who, &x, vec![Message::assistant("meanwhile")]).await.unwrap();
+        late.truncate_to("here", home.now()).unwrap();
+        assert_eq!(late.save(t).await.unwrap_err().code(), "conflict");
+        let mut s = Session::load(t, &who, &x).await.unwrap();
+        assert_eq!(s.messages.len(), 7);
+        s.truncate_to(&checkpoint, home.now()).unwrap();
+        assert_eq!(s.messages.len(), 5);
+        s.save(t).await.unwrap();
+        let mut fork = fork_session(&s, "turn-1", id("f"), home.now()).unwrap();
+        assert_eq!(fork.messages.len(), 4);
+        fork.push(Message::user("another way"), home.now());
+        fork.save(t).await.unwrap();
+        assert_eq!(t.load(&who, &id("f")).await.unwrap().messages.len(), 5);
+        // A fork at a point that the source itself shares with its parent.
+        let fork = t.load(&who, &id("f")).await.unwrap();
+        let mut second = fork_session(&fork, Point::Position(2), id("g"), home.now()).unwrap();
+        second.save(t).await.unwrap();
+        assert_eq!(texts(&t.load(&who, &id("g")).await.unwrap()), raw(&turn(1)[..2]));
+        assert_eq!(list_checkpoints(t, &who, &x).await.unwrap().len(), 2);
+        let resumed = resume_session(t, &who, &x, "turn-1").await.unwrap();
+        assert_eq!(resumed.messages.len(), 4);
+        let made = make_checkpoints(&resumed.messages);
+        let made: Vec<_> = made.iter().map(|c| (c.label.as_str(), c.position, c.auto)).collect();
+        assert_eq!(made, [("turn-1.1", 3, true), ("turn-1", 4, true)]);
+        if let (Some(dir), true) = (&home.dir, home.url.starts_with("jsonl:")) {
+            let file = dir.path().join("sessions/acme/x.discarded.jsonl");
+            let discarded = read_transcript(file).unwrap();
+            assert!(discarded.problems.is_empty());
+            assert_eq!(raw(&discarded.messages).last(), raw(&[Message::user("more")]).last());
+        }
+    }
+
+    /// Export here, import there, go on; importing over a session replaces it and destroys nothing.
+    async fn export_and_import(home: &mut Home) {
+        let t = &home.tenure;
+        let (who, x) = (ada(), id("x"));
+        let metadata = json!({"k": {"deep": 1}, "gone": true}).as_object().unwrap().clone();
+        t.create(&who, New { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
+        t.append(&who, &x, [turn(1), vec![picture("see", "P")]].concat()).await.unwrap();
+        t.checkpoint(&who, &x, Some(Label::new("mid").unwrap())).await.unwrap();
+        t.append(&who, &x, turn(2)).await.unwrap();
+        let export = t.export(&who, &x).await.unwrap();
+        let text = serde_json::to_string(&export).unwrap();
+        let export: Export = serde_json::from_str(&text).unwrap();
+        let before = t.load(&who, &x).await.unwrap();
+        for target in ["y", "x"] {
+            t.append(&who, &x, turn(3)).await.unwrap();
+            t.update(&who, &x, InfoChange { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..InfoChange::default() }).await.unwrap();
+            t.import(&who, &id(target), export.clone()).await.unwrap();
+            let after = t.load(&who, &id(target)).await.unwrap();
+            assert_eq!(texts(&after), texts(&before), "{target}");
+            assert_eq!(labels(&after), labels(&before), "{target}");
+            assert_eq!((&after.info.title, &after.info.metadata), (&before.info.title, &before.info.metadata), "{target}");
+            assert_eq!(after.mark, before.mark);
+        }
+        assert_eq!(t.discarded(&who, &x).await.unwrap().len(), 1);
+        t.delete(&who, &id("y")).await.unwrap();
+        t.import(&who, &id("y"), Export { messages: turn(9), ..Export::default() }).await.unwrap();
+        assert_eq!(texts(&t.load(&who, &id("y")).await.unwrap()), raw(&turn(9)));
+        let bob = Principal::new("acme", "bob").unwrap();
+        assert_eq!(t.import(&bob, &x, export.clone()).await.unwrap_err().code(), "exists");
+        let newer = Export { tenure: EXPORT_FORMAT + 1, ..export };
+        assert_eq!(t.import(&who, &x, newer).await.unwrap_err().code(), "newer_format");
+    }
+
+    /// Tool results: an hour, the least recently used first, per session, over a restart.
+    async fn tool_cache(home: &mut Home) {
+        let policy = Policy { cache: CachePolicy { max_entries: 2, ..CachePolicy::default() }, ..Policy::default() };
+        home.tenure.set_policy("small", policy.clone());
+        let (who, x) = (ada(), id("x"));
+        home.tenure.create(&who, New { assistant: Some("small".into()), ..named("x") }).await.unwrap();
+        home.tenure.create(&who, named("y")).await.unwrap();
+        let put = async |t: &Tenure, n: i32| t.cache_put(&who, &x, "tool", &json!({"n": n, "z": null}), &json!({"r": n})).await.unwrap();
+        let get = async |t: &Tenure, n: i32| {
+            let hit = t.cache_get(&who, &x, "tool", &json!({"z": null, "n": n})).await.unwrap();
+            hit.map(|c| c.result["r"].as_i64().unwrap())
+        };
+        put(&home.tenure, 1).await;
+        home.pass(SignedDuration::from_secs(1));
+        put(&home.tenure, 2).await;
+        home.pass(SignedDuration::from_secs(1));
+        assert_eq!(get(&home.tenure, 1).await, Some(1)); // 2 is now the least recently used
+        home.pass(SignedDuration::from_secs(1));
+        // A use may be noted a moment later.
+        for _ in 0..50 {
+            let shelf = tenure::store::Shelf { tenant: who.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
+            let items = home.tenure.store().items(&shelf, None, 10).await.unwrap();
+            if items.iter().any(|i| i.uses > 0) { break; }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        put(&home.tenure, 3).await;
+        home.reopen().await;
+        home.tenure.set_policy("small", policy);
+        assert_eq!((get(&home.tenure, 1).await, get(&home.tenure, 2).await, get(&home.tenure, 3).await), (Some(1), None, Some(3)));
+        assert_eq!(home.tenure.cache_get(&who, &x, "tool", &json!({"n": 1})).await.unwrap(), None, "null is a parameter");
+        assert_eq!(home.tenure.cache_get(&who, &id("y"), "tool", &json!({"n": 1, "z": null})).await.unwrap(), None);
+        assert_eq!(home.tenure.cache_entries(&who, &x).await.unwrap().len(), 2);
+        home.tenure.pause(&who, &x, None).await.unwrap();
+        assert_eq!(get(&home.tenure, 3).await, Some(3), "a paused session keeps its cache");
+        home.pass(SignedDuration::from_hours(1));
+        assert_eq!(get(&home.tenure, 3).await, None, "time goes on");
+        assert!(home.tenure.cache_entries(&who, &x).await.unwrap().is_empty());
+        assert_eq!(home.tenure.sweep().await.unwrap().items, 2);
+    }
+
+    /// Found by content: the longest conversation, the last used, never somebody else's.
+    async fn find_by_content(home: &mut Home) {
+        let t = &home.tenure;
+        let who = ada();
+        for name in ["old", "new", "long"] {
+            home.pass(SignedDuration::from_secs(1));
+            t.create(&who, named(name)).await.unwrap();
+            t.append(&who, &id(name), turn(1)).await.unwrap();
+        }
+        t.append(&who, &id("long"), turn(2)).await.unwrap();
+        let seen = |n: usize| vec![Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
+        let ask = |n: usize| (1..=n).flat_map(seen).chain([Message::user("next")]).collect::<Vec<_>>();
+        assert_eq!(t.find(&who, &ask(1)).await.unwrap(), Some(id("new")));
+        assert_eq!(t.find(&who, &ask(2)).await.unwrap(), Some(id("long")));
+        assert_eq!(t.find(&who, &[vec![Message::system("sys")], ask(2)].concat()).await.unwrap(), Some(id("long")));
+        let bob = Principal::new("acme", "bob").unwrap();
+        let other = Principal::new("other", "ada").unwrap();
+        for stranger in [bob, other, admin()] {
+            assert_eq!(t.find(&stranger, &ask(2)).await.unwrap(), None);
+        }
+        assert_eq!(t.find(&who, &[Message::user("question 1")]).await.unwrap(), None, "one message is too little");
+        assert_eq!(t.find(&who, &[Message::system("s"), Message::user("question 1")]).await.unwrap(), None);
+        // Pictures tell conversations apart; a client that leaves them out is understood.
+        for (name, fill) in [("cat", "C"), ("dog", "D")] {
+            home.pass(SignedDuration::from_secs(1));
+            t.create(&who, named(name)).await.unwrap();
+            t.append(&who, &id(name), vec![picture("what is it?", fill), Message::assistant("an animal")]).await.unwrap();
+        }
+        let about = |first: Message| vec![first, Message::assistant("an animal"), Message::user("sure?")];
+        assert_eq!(t.find(&who, &about(picture("what is it?", "C"))).await.unwrap(), Some(id("cat")));
+        assert_eq!(t.find(&who, &about(picture("what is it?", "D"))).await.unwrap(), Some(id("dog")));
+        assert_eq!(t.find(&who, &about(Message::user("what is it?"))).await.unwrap(), Some(id("dog")));
+        t.delete(&who, &id("dog")).await.unwrap();
+        assert_eq!(t.find(&who, &about(Message::user("what is it?"))).await.unwrap(), Some(id("cat")));
+    }
+
+    /// A client's view and ours become one, and the log remembers what was cut.
+    async fn splice(home: &mut Home) {
+        let t = &home.tenure;
+        let (who, x) = (ada(), id("x"));
+        t.create(&who, named("x")).await.unwrap();
+        t.append(&who, &x, turn(1)).await.unwrap();
+        let seen = [Message::user("question 1"), Message::assistant("answer 1")];
+        let plan = t.splice(&who, &x, &[&seen[..], &[Message::user("edited")]].concat(), Mode::Auto).await.unwrap();
+        assert_eq!((plan.keep, plan.spliced, plan.append.len()), (4, 2, 1));
+        assert_eq!(t.load(&who, &x).await.unwrap().style, Style::Full);
+        let plan = t.splice(&who, &x, &[&seen[..], &[picture("with a picture", "W")]].concat(), Mode::Auto).await.unwrap();
+        assert_eq!((plan.keep, plan.rewound), (4, 1));
+        home.reopen().await;
+        let s = home.tenure.load(&who, &x).await.unwrap();
+        assert_eq!(texts(&s)[4..], raw(&[picture("with a picture", "W")]));
+        assert_eq!(home.tenure.discarded(&who, &x).await.unwrap().len(), 1);
+        let without = [&seen[..], &[Message::user("with a picture"), Message::assistant("pretty"), Message::user("yes")]].concat();
+        let plan = home.tenure.splice(&who, &x, &without, Mode::Auto).await.unwrap();
+        assert_eq!((plan.keep, plan.rewound, plan.append.len()), (5, 0, 2), "the picture stays in its message");
+    }
+}
