@@ -25,7 +25,8 @@ test: lint ## lints, then every test, with a PostgreSQL of its own
 	scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
 
 bench: ## benchmarks, with a PostgreSQL of its own
-	scripts/with-postgres.sh cargo bench --locked -p tenure --all-features
+	scripts/bench-peers.sh
+	scripts/with-postgres.sh cargo bench --locked -p tenure --all-features --bench library
 
 clean-postgres: ## stop the test PostgreSQL, remove its data
 	scripts/postgres.sh stop

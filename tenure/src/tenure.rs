@@ -459,6 +459,8 @@ impl Tenure {
         let more = heads.len() == query.limit;
         heads.truncate(query.limit - 1);
         let next = heads.last().filter(|_| more).map(Cursor::of);
+        // Some may have expired since the last sweep.
+        heads.retain(|h| query.status.contains(&self.status_of(h)));
         Ok(Page { heads, next })
     }
 

@@ -1,8 +1,8 @@
 //! Moving sessions: export one as JSON, import it elsewhere, go on.
 
-use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Post, Record};
+use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Post, Record, Rewound};
 use crate::error::{Error, Result};
-use crate::head::{Head, Status, Style};
+use crate::head::{Head, Mark, Status, Style};
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, SessionId};
 use crate::message::Message;
@@ -126,8 +126,9 @@ impl Tenure {
                 }
                 let mut cut = Vec::new();
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
-                    let (entry, messages) = crate::checkpoint::rewound(session, 0);
-                    (cut, _) = (messages, all.push(entry));
+                    // To the very beginning: checkpoints before the first message go too.
+                    all.push(Entry::Rewound(Rewound { to: 0, mark: Mark::default() }));
+                    cut = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
                 all.push(Entry::Info(replacement(&session.info.metadata, &export)));
                 all.extend(entries.iter().cloned());

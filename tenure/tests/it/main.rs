@@ -1,9 +1,12 @@
 //! The library's tests, in one binary.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod crash;
+mod formats;
 mod invariants;
 mod lifecycle;
 mod model;
 mod places;
 mod rules;
+mod transcripts;
 mod verbs;

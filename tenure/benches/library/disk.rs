@@ -1,0 +1,62 @@
+//! Bytes on disk.
+
+use crate::*;
+use std::path::Path;
+
+pub fn size(path: &Path) -> u64 {
+    match std::fs::metadata(path) {
+        Ok(m) if m.is_dir() => std::fs::read_dir(path).unwrap().map(|e| size(&e.unwrap().path())).sum(),
+        Ok(m) => m.len(),
+        Err(_) => 0,
+    }
+}
+
+/// 400 turns of 1 KB + 1 KB with a checkpoint each, beside the same messages in raw rows.
+pub async fn bytes(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |n: usize| vec![Message::user(&words(1000, n)), Message::assistant(&words(1000, n + 7))];
+    let db = raw::open(&dir.path().join("raw.db"));
+    (0..400).for_each(|n| raw::commit(&db, 1, n * 2, &said(n)));
+    drop(db);
+    let raw = size(&dir.path().join("raw.db"));
+    let kb = |b: u64| format!("{} KB", b / 1024);
+    for kind in ["sqlite", "jsonl"] {
+        let path = dir.path().join(kind);
+        let tenure = Tenure::open(&format!("{kind}:{}", path.display())).await.unwrap();
+        let session = create(&tenure, "s").await;
+        for n in 0..400 {
+            tenure.append(&who(), &session, said(n)).await.unwrap();
+        }
+        assert_eq!(tenure.checkpoints(&who(), &session).await.unwrap().len(), 400);
+        drop(tenure);
+        let ours = size(&path);
+        report.row(format!("disk after 400 turns with checkpoints, {kind}"), kb(ours), kb(raw), ours as f64 / raw as f64, Promise::AtMost(1.3));
+    }
+    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return };
+    let schema = format!("d_{}", SessionId::generate().as_str().replace('-', ""));
+    let tenure = Tenure::open(&format!("{url}?schema={schema}")).await.unwrap();
+    let session = create(&tenure, "s").await;
+    let table = format!("create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id))");
+    writes::run("psql", &url, &["-qc", &table]);
+    for n in 0..400 {
+        tenure.append(&who(), &session, said(n)).await.unwrap();
+        let rows: Vec<String> = said(n).iter().map(|m| format!("(1, '{}')", m.as_str())).collect();
+        if n % 100 == 0 {
+            // The raw rows go in by hundreds: only their size is of interest.
+            let all: Vec<String> = (n..n + 100).flat_map(said).map(|m| format!("(1, '{}')", m.as_str())).collect();
+            writes::run("psql", &url, &["-qc", &format!("insert into {schema}.m(sid, data) values {}", all.join(","))]);
+        }
+        drop(rows);
+    }
+    let total = |like: &str| {
+        let sql = format!(
+            "select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+             where n.nspname = '{schema}' and c.relkind = 'r' and c.relname {like}"
+        );
+        writes::run("psql", &url, &["-Atqc", &sql]).trim().parse::<u64>().unwrap()
+    };
+    let (ours, raw) = (total("= 'tenure_record'"), total("= 'm'"));
+    let all = total("like 'tenure_%'");
+    report.row("disk after 400 turns with checkpoints, postgres, the log", kb(ours), kb(raw), ours as f64 / raw as f64, Promise::AtMost(1.3));
+    report.row("the same with heads, indexes and empty tables", kb(all), kb(raw), all as f64 / raw as f64, Promise::None);
+}

@@ -1,0 +1,106 @@
+//! Finding sessions among many.
+
+use crate::*;
+use tenure::store::{Commit, Store};
+
+/// Writes many small sessions straight to the store, by many hands.
+pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
+    let mut tasks = Vec::new();
+    for hand in 0..64 {
+        let store = store.clone();
+        tasks.push(tokio::spawn(async move {
+            for n in (hand..count).step_by(64) {
+                let user = User::new(format!("u{}", n % 10)).unwrap();
+                let tags = vec![format!("t{}", n % 10)];
+                let at = jiff::Timestamp::from_microsecond(1_700_000_000_000_000 + n as i64 * 1000).unwrap();
+                let said = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
+                let entries = [Entry::Created(Created { user, tags, ..Created::default() })].into_iter().chain(said.map(Entry::message));
+                let records: Vec<Record> = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry }).collect();
+                let key = Key { tenant: Tenant::new("bench").unwrap(), session: id(&format!("s{n:07}")) };
+                let session = Session::replay(&key, records.clone()).unwrap();
+                store.commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// Time goes on for sessions that were written long ago: they must not have expired.
+fn lasting() -> Options {
+    Options { policy: Policy { ttl: None, ..Policy::default() }, ..Options::default() }
+}
+
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap_or("VmRSS: 0 kB");
+    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
+}
+
+/// The newest 20 of 100,000 with a filter, beside of 100.
+pub async fn newest(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut houses = Vec::new();
+    for count in [100, 100_000] {
+        let path = dir.path().join(format!("{count}.db"));
+        let tenure = Tenure::open_with(&format!("sqlite:{}", path.display()), lasting()).await.unwrap();
+        many(tenure.store(), count).await;
+        houses.push(tenure);
+    }
+    for filter in ["user", "user and tag", "tenant and tag"] {
+        let mut query = Query::new(Whose::Everyone, 20);
+        let mut asking = who();
+        if filter != "user" {
+            query.tags = vec!["t3".into()];
+        }
+        if filter == "tenant and tag" {
+            asking = Principal::tenant_wide("bench").unwrap();
+        }
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..200 {
+            for (house, times) in houses.iter().zip(&mut times) {
+                times.push(timed(async { assert!(house.list(&asking, query.clone()).await.unwrap().heads.len() >= 10) }).await);
+            }
+        }
+        let [few, most] = times.map(median);
+        report.row(format!("newest 20 of 100,000 by {filter}, beside of 100"), ms(most), ms(few), ratio(most, few), Promise::AtMost(3.0));
+    }
+}
+
+/// A conversation found by content among 1,000,000, beside among 1,000; and the memory that takes.
+pub async fn content_match(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut houses = Vec::new();
+    let mut memory = Vec::new();
+    for count in [1_000usize, 10_000, 1_000_000] {
+        let url = format!("sqlite:{}", dir.path().join(format!("{count}.db")).display());
+        let tenure = Tenure::open_with(&url, lasting()).await.unwrap();
+        many(tenure.store(), count).await;
+        drop(tenure);
+        let before = resident();
+        let tenure = Tenure::open_with(&url, lasting()).await.unwrap();
+        for n in (3..count).step_by((count / 100).max(10)) {
+            find(&tenure, n / 10 * 10 + 3).await;
+        }
+        memory.push(resident() - before);
+        houses.push((tenure, count));
+    }
+    let mut times = [Vec::new(), Vec::new()];
+    for i in 0..400usize {
+        for ((house, count), times) in [&houses[0], &houses[2]].into_iter().zip(&mut times) {
+            let n = (i * 7919 % (count / 10)) * 10 + 3;
+            times.push(timed(find(house, n)).await);
+        }
+    }
+    let [few, most] = times.map(median);
+    report.row("content match among 1,000,000 sessions, beside among 1,000", ms(most), ms(few), ratio(most, few), Promise::AtMost(3.0));
+    let mb = |m: f64| format!("{m:.1} MB");
+    let (small, large) = (memory[1], memory[2]);
+    report.row("memory of a house of 1,000,000 sessions, beside of 10,000", mb(large), mb(small), (large + 8.0) / (small + 8.0), Promise::AtMost(2.0));
+}
+
+async fn find(tenure: &Tenure, n: usize) {
+    let asked = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}")), Message::user("more")];
+    assert_eq!(tenure.find(&who(), &asked).await.unwrap(), Some(id(&format!("s{n:07}"))));
+}

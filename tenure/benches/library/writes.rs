@@ -1,0 +1,111 @@
+//! Appending: one writer, many writers.
+
+use crate::*;
+use std::path::Path;
+use std::process::Command;
+
+/// A turn of four messages, durable, one fdatasync: beside one raw commit; and at 100,000 messages beside itself at 100.
+pub async fn append(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("ours.db").display())).await.unwrap();
+    let db = raw::open(&dir.path().join("raw.db"));
+    let (short, long) = (create(&tenure, "short").await, create(&tenure, "long").await);
+    fill(&tenure, &short, 100).await;
+    fill(&tenure, &long, 100_000).await;
+    raw::commit(&db, 1, 0, &(0..25).flat_map(turn).collect::<Vec<_>>());
+    let (mut ours, mut theirs, mut far) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..1500 {
+        let said = turn(n);
+        theirs.push(time(|| raw::commit(&db, 1, 100 + n * 4, &said)).0);
+        let append = plain(said.clone());
+        ours.push(timed(async { tenure.append(&who(), &short, append).await.unwrap() }).await);
+        let append = plain(said);
+        far.push(timed(async { tenure.append(&who(), &long, append).await.unwrap() }).await);
+    }
+    let (ours, theirs, far) = (median(ours), median(theirs), median(far));
+    report.row("append a turn, SQLite, one writer, beside raw rusqlite", ms(ours), ms(theirs), ratio(ours, theirs), Promise::AtMost(1.4));
+    report.row("append at 100,000 messages, beside at 100", ms(far), ms(ours), ratio(far, ours), Promise::AtMost(1.15));
+}
+
+async fn sixteen(tenure: &Tenure, round: usize, lasting: Duration) -> f64 {
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for w in 0..16 {
+        let tenure = tenure.clone();
+        tasks.push(tokio::spawn(async move {
+            let session = create(&tenure, &format!("w{round}-{w}")).await;
+            let mut n = 0;
+            while start.elapsed() < lasting {
+                tenure.append(&who(), &session, plain(turn(n))).await.unwrap();
+                n += 1;
+            }
+            n
+        }));
+    }
+    let mut turns = 0;
+    for task in tasks {
+        turns += task.await.unwrap();
+    }
+    turns as f64 / start.elapsed().as_secs_f64()
+}
+
+/// 16 writers to 16 sessions: beside raw group commit, and beside `pgbench`.
+pub async fn writers(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let lasting = Duration::from_secs(3);
+    let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("ours.db").display())).await.unwrap();
+    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    for round in 0..3 {
+        let path = dir.path().join(format!("raw{round}.db"));
+        theirs = theirs.max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, lasting)).await.unwrap());
+        ours = ours.max(sixteen(&tenure, round, lasting).await);
+    }
+    let rate = |r: f64| format!("{r:.0} turns/s");
+    report.row("16 writers, SQLite, beside raw group commit", rate(ours), rate(theirs), ours / theirs, Promise::AtLeast(0.7));
+
+    let dir = dir.path().join("jsonl");
+    let tenure = Tenure::open(&format!("jsonl:{}", dir.display())).await.unwrap();
+    let jsonl = sixteen(&tenure, 0, lasting).await;
+    report.row("16 writers, JSONL, beside raw SQLite group commit", rate(jsonl), rate(theirs), jsonl / theirs, Promise::None);
+
+    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
+        println!("(PostgreSQL is not measured: TENURE_TEST_POSTGRES is not set; `make bench` sets it)");
+        return;
+    };
+    let schema = format!("b_{}", SessionId::generate().as_str().replace('-', ""));
+    let tenure = Tenure::open(&format!("{url}?schema={schema}")).await.unwrap();
+    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    for round in 0..3 {
+        theirs = theirs.max(pgbench(&url, &schema));
+        ours = ours.max(sixteen(&tenure, round, lasting).await);
+    }
+    report.row("16 writers, PostgreSQL, beside pgbench", rate(ours), rate(theirs), ours / theirs, Promise::AtLeast(0.6));
+}
+
+/// Transactions per second of `pgbench` with the same four rows, prepared.
+fn pgbench(url: &str, schema: &str) -> f64 {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("turn.sql");
+    let sql = format!("\\set sid random(1, 100000)\nBEGIN;\nINSERT INTO {schema}.m(sid, data) SELECT :sid, d FROM {schema}.payload;\nCOMMIT;\n");
+    std::fs::write(&script, sql).unwrap();
+    let sizes: Vec<String> = turn(1).iter().map(|m| m.as_str().len().to_string()).collect();
+    let setup = format!(
+        "drop table if exists {schema}.m, {schema}.payload; \
+         create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id)); create table {schema}.payload(d text); \
+         insert into {schema}.payload select left(repeat(md5(n::text) || ' agent session memory ', 60), n) from unnest(array[{}]) n",
+        sizes.join(",")
+    );
+    run("psql", url, &["-qc", &setup]);
+    let out = run("pgbench", url, &["-n", "-T", "3", "-M", "prepared", "-c", "16", "-j", "2", "-f", &script.display().to_string()]);
+    let tps = out.lines().find_map(|l| l.strip_prefix("tps = ")).expect("pgbench reports its rate");
+    tps.split(' ').next().unwrap().parse().unwrap()
+}
+
+pub fn run(program: &str, url: &str, args: &[&str]) -> String {
+    let bin = Command::new("bash").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgres.sh")).arg("bin").output().unwrap();
+    let path = Path::new(String::from_utf8(bin.stdout).unwrap().trim()).join(program);
+    let program = if path.exists() { path } else { program.into() };
+    let out = Command::new(program).args(args).arg(url).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}

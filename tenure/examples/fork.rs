@@ -1,0 +1,32 @@
+//! Checkpoints, rewind and fork: `cargo run --example fork`.
+
+use tenure::{Label, Message, New, Point, Principal, Tenure};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> tenure::Result<()> {
+    let tenure = Tenure::open("memory:").await?;
+    let ada = Principal::default();
+    let id = tenure.create(&ada, New::default()).await?.info.session_id.clone();
+    for n in 1..=3 {
+        let (question, answer) = (format!("question {n}"), format!("answer {n}"));
+        tenure.append(&ada, &id, vec![Message::user(&question), Message::assistant(&answer)]).await?;
+    }
+    tenure.checkpoint(&ada, &id, Some(Label::new("before-the-detour")?)).await?;
+    tenure.append(&ada, &id, vec![Message::user("a detour"), Message::assistant("a wrong turn")]).await?;
+
+    // Another way from the second turn on. Nothing is copied.
+    let branch = tenure.fork(&ada, &id, Point::Turn(2), None).await?.info.session_id;
+    tenure.append(&ada, &branch, vec![Message::user("what if?")]).await?;
+
+    // Back to the checkpoint. What is cut off stays readable.
+    let rewind = tenure.rewind(&ada, &id, "before-the-detour").await?;
+    println!("{} messages left, {} discarded", rewind.position, rewind.discarded);
+    for cut in tenure.discarded(&ada, &id).await? {
+        println!("cut at {}: {:?}", cut.at, cut.messages.iter().map(|m| m.message.text()).collect::<Vec<_>>());
+    }
+    for (name, id) in [("session", &id), ("branch", &branch)] {
+        let session = tenure.load(&ada, id).await?;
+        println!("{name}: {:?}", session.messages.iter().map(|m| m.message.text()).collect::<Vec<_>>());
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Invariant 11: every released format opens for ever; an older binary refuses a newer one cleanly.
+//!
+//! `tests/fixtures/formats/N` holds what format N looks like on disk. Those files are never written again: a new format gets a new folder,
+//! made with `TENURE_WRITE_FORMAT=1 cargo test -p tenure --test it formats::write`.
+
+use crate::places::*;
+use std::path::{Path, PathBuf};
+use tenure::store::{Commit, FORMAT, Item, Owner, Shelf};
+use tenure::*;
+
+fn folder(format: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/formats").join(format.to_string())
+}
+
+fn url(kind: &str, dir: &Path) -> String {
+    format!("{kind}:{}", dir.join(if kind == "sqlite" { "tenure.db" } else { "jsonl" }).display())
+}
+
+/// One entry of every kind.
+fn entries() -> Vec<Entry> {
+    let texts = [
+        r#"{"created":{"user":"ada","assistant":"asst","thread":"th","model":"m","title":"Ti\u0000tle","tags":["a"],"metadata":{"k":1.5}}}"#,
+        r#"{"message":{"body":{ "role":"user", "content":"hello \u0000 é", "x":1.10 }}}"#,
+        r#"{"message":{"run":"r1","lead":true,"body":{"role":"system","content":"be polite"}}}"#,
+        r#"{"checkpoint":{"label":"here","auto":true,"run":"r1","step":3,"state":{"n":1}}}"#,
+        r#"{"info":{"title":null,"tags":["b"],"metadata":{"k":null,"z":{"deep":true}},"style":"full"}}"#,
+        r#"{"run_started":{"run":"r1","detail":{"why":"test"}}}"#,
+        r#"{"run_claimed":{"run":"r1","node":"n1","until":"2026-01-01T00:01:00Z"}}"#,
+        r#"{"tool_started":{"run":"r1","call":"c1","tool":"search"}}"#,
+        r#"{"review_opened":{"review":"rv1","step":"refund","run":"r1","call":"c1","queue":"finance"}}"#,
+        r#"{"status":{"to":"paused","reason":"review"}}"#,
+        r#"{"review_decided":{"review":"rv1","step":"refund","decision":"approved","reviewer":"user_789","notes":"fine"}}"#,
+        r#"{"status":{"to":"active"}}"#,
+        r#"{"run_ended":{"run":"r1","outcome":"completed"}}"#,
+        r#"{"compacted":{"upto":2,"summary":{"role":"system","content":"they said hello"}}}"#,
+        r#"{"message":{"body":{"role":"assistant","content":"bye"}}}"#,
+    ];
+    texts.iter().map(|t| Entry::decode(t).unwrap()).collect()
+}
+
+async fn fill(tenure: &Tenure) {
+    let who = ada();
+    let at: jiff::Timestamp = "2026-01-01T00:00:00.000007Z".parse().unwrap();
+    let records: Vec<Record> = (1..).zip(entries()).map(|(seq, entry)| Record { seq, at, entry }).collect();
+    let session = Session::replay(&who.key(&id("every.kind")), records.clone()).unwrap();
+    tenure.store().commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
+    tenure.create(&who, named("p")).await.unwrap();
+    tenure.append(&who, &id("p"), [turn(1), vec![picture("see", "F")]].concat()).await.unwrap();
+    tenure.fork(&who, &id("p"), Point::Position(2), Some(id("f"))).await.unwrap();
+    tenure.append(&who, &id("f"), Append { idempotency_key: Some("key".into()), ..turn(2).into() }).await.unwrap();
+    tenure.rewind(&who, &id("p"), Point::Position(4)).await.unwrap();
+    tenure.append(&who, &id("p"), vec![picture("see", "G")]).await.unwrap();
+    tenure.cache_put(&who, &id("p"), "tool", &serde_json::json!({"a": 1}), &serde_json::json!("r")).await.unwrap();
+    let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
+    let item = Item { key: "n".into(), value: "1".into(), text: Some("Grüße".into()), created_at: at, used_at: at, uses: 2, expires_at: None };
+    tenure.store().put(&shelf, &item, None).await.unwrap();
+}
+
+async fn check(tenure: &Tenure) {
+    let who = ada();
+    let s = tenure.load_any(&who, &id("every.kind")).await.unwrap();
+    let log = tenure.store().records(&who.key(&id("every.kind")), &tenure::store::Range::after(0)).await.unwrap();
+    assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries());
+    assert_eq!(Session::replay(&who.key(&id("every.kind")), log).unwrap(), s);
+    assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "user_789");
+    assert_eq!(texts(&s)[0], r#"{ "role":"user", "content":"hello \u0000 é", "x":1.10 }"#);
+    assert_eq!(history(&s, &Window::default()).len(), 3, "instructions, summary, and what came after it");
+    let p = tenure.load_any(&who, &id("p")).await.unwrap();
+    assert_eq!(texts(&p), raw(&[turn(1), vec![picture("see", "G")]].concat()));
+    let discarded = tenure.discarded(&who, &id("p")).await.unwrap();
+    assert_eq!(discarded[0].messages[0].message.as_str(), picture("see", "F").as_str());
+    assert_eq!(texts(&tenure.load_any(&who, &id("f")).await.unwrap()), raw(&[turn(1)[..2].to_vec(), turn(2)].concat()));
+    let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
+    assert_eq!(tenure.store().search(&shelf, "grüße", 3).await.unwrap()[0].item.key, "n");
+    // And it can be written again.
+    tenure.append(&who, &id("f"), turn(3)).await.unwrap();
+}
+
+fn options() -> Options {
+    let clock = Clock::manual("2026-01-01T00:00:01Z".parse().unwrap());
+    Options { clock, ..Options::default() }
+}
+
+#[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "a person says that a new format is to be written down")]
+async fn write() {
+    if std::env::var("TENURE_WRITE_FORMAT").is_err() {
+        return;
+    }
+    let folder = folder(FORMAT);
+    assert!(!folder.exists(), "{} is there already, and is never written again", folder.display());
+    std::fs::create_dir_all(&folder).unwrap();
+    for kind in ["sqlite", "jsonl"] {
+        let tenure = Tenure::open_with(&url(kind, &folder), options()).await.unwrap();
+        fill(&tenure).await;
+    }
+    std::fs::remove_file(folder.join("jsonl/lock")).ok();
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
+        let target = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_released_format_opens() {
+    for format in 1..=FORMAT {
+        for kind in ["sqlite", "jsonl"] {
+            let dir = tempfile::tempdir().unwrap();
+            copy(&folder(format), dir.path());
+            let tenure = Tenure::open_with(&url(kind, dir.path()), options()).await.unwrap();
+            assert!(tenure.repairs().is_empty(), "{:?}", tenure.repairs());
+            check(&tenure).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_newer_format_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&folder(FORMAT), dir.path());
+    std::fs::write(dir.path().join("jsonl/format"), "99\n").unwrap();
+    rusqlite::Connection::open(dir.path().join("tenure.db")).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    for kind in ["sqlite", "jsonl"] {
+        match Tenure::open(&url(kind, dir.path())).await {
+            Err(Error::NewerFormat { found: 99, known: FORMAT, .. }) => {}
+            other => panic!("{kind}: {other:?}"),
+        }
+    }
+    if let Some(home) = Home::new("postgres").await {
+        let (base, schema) = home.url.split_once("schema=").unwrap();
+        let (client, connection) = tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.batch_execute(&format!("INSERT INTO {schema}.tenure_format(version) VALUES (99)")).await.unwrap();
+        match Tenure::open(&home.url).await {
+            Err(e @ Error::NewerFormat { found: 99, .. }) => assert!(e.to_string().contains("newer version"), "{e}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Transcripts, and the files of the JSONL store read as such.
+
+use crate::places::*;
+use tenure::*;
+
+#[test]
+fn bad_lines_are_reported_with_file_and_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("abc.jsonl");
+    let said = [turn(1), vec![Message::parse(r#"{"role":"user","content":"é","odd":1.50}"#).unwrap()]].concat();
+    JsonlTranscript::append(&file, &said[..2]).unwrap();
+    JsonlTranscript::append(&file, &said[2..]).unwrap();
+    assert_eq!(read_transcript(&file).unwrap(), JsonlTranscript { path: file.clone(), messages: said.clone(), problems: vec![] });
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes.extend(b"\n# a foreign line\n{\"type\":\"summary\"}\n\xff\xfe\n{\"role\":\"user\",\"content\":\"ok\"}\n{\"role\":\"assistant\",\"con");
+    std::fs::write(&file, bytes).unwrap();
+    let found = read_transcript(&file).unwrap();
+    assert_eq!(raw(&found.messages), [raw(&said), raw(&[Message::user("ok")])].concat());
+    assert_eq!(found.problems.iter().map(|p| p.line).collect::<Vec<_>>(), [7, 8, 9, 11]);
+    assert!(found.problems.iter().all(|p| p.path == file && !p.why.is_empty()));
+    assert!(found.problems[3].why.contains("torn"), "{:?}", found.problems);
+    JsonlTranscript::write(&file, &said[..1]).unwrap();
+    assert_eq!(read_transcript(&file).unwrap().messages, said[..1]);
+    assert!(read_transcript(dir.path().join("none.jsonl")).is_err());
+}
+
+#[tokio::test]
+async fn files_of_the_jsonl_store_are_transcripts_too() {
+    let home = Home::new("jsonl").await.unwrap();
+    let (t, who) = (&home.tenure, ada());
+    t.create(&who, named("a")).await.unwrap();
+    t.append(&who, &id("a"), [turn(1), vec![picture("see", "T"), Message::assistant("yes")]].concat()).await.unwrap();
+    t.cache_put(&who, &id("a"), "tool", &serde_json::json!({}), &serde_json::json!(1)).await.unwrap();
+    t.fork(&who, &id("a"), "turn-2", Some(id("b"))).await.unwrap();
+    t.rewind(&who, &id("a"), Point::Position(4)).await.unwrap();
+    t.append(&who, &id("b"), turn(3)).await.unwrap();
+    let mut found = Vec::new();
+    for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
+        let (path, transcript) = transcript.unwrap();
+        assert_eq!(transcript.problems, [], "{}", path.display());
+        found.push((path.file_stem().unwrap().to_str().unwrap().to_owned(), raw(&transcript.messages)));
+    }
+    let want = ["a", "b"].map(|name| (name.to_owned(), id(name)));
+    assert_eq!(found.len(), 2, "discarded messages are not a transcript of their own");
+    for ((name, messages), (want, x)) in found.into_iter().zip(want) {
+        assert_eq!(name, want);
+        assert_eq!(messages, texts(&t.load(&who, &x).await.unwrap()), "{name}");
+    }
+}
