@@ -355,13 +355,18 @@ impl Entry {
             return Ok(Entry::message(Message::trusted(body, Vec::new())));
         }
         if text.starts_with(MESSAGE) {
-            let line: MessageLine<'_> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+            let line: MessageLine<'_> = serde_json::from_str(text).map_err(unreadable)?;
             let m = line.message;
             let message = Message::trusted(m.body.get(), m.cuts);
             return Ok(Entry::Message(Post { run: m.run, lead: m.lead, message }));
         }
-        serde_json::from_str(text).map_err(|e| e.to_string())
+        serde_json::from_str(text).map_err(unreadable)
     }
+}
+
+/// Where an entry can not be read; never what stands there.
+fn unreadable(e: serde_json::Error) -> String {
+    format!("it is not an entry that this version knows (at character {})", e.column())
 }
 
 #[derive(Deserialize)]

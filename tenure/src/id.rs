@@ -93,7 +93,7 @@ fn check_id(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn check_text(s: &str) -> Result<(), &'static str> {
+pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
     if s.is_empty() || s.len() > MAX_NAME_BYTES {
         return Err("it must have 1 to 128 bytes");
     }

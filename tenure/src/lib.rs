@@ -81,3 +81,7 @@ pub use sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
 pub use tenure::{Append, Appended, AutoCheckpoint, New, Options, Page, Tenure};
 pub use transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
 pub use transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct ReadmeExamples;

@@ -21,8 +21,12 @@ mod postgres;
 mod sqlite;
 mod text;
 
-
+pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;
 
 /// The newest storage format this version writes and reads; every older one opens too.
 pub const FORMAT: u32 = 1;
@@ -41,7 +45,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// * `base: None`: the session must not exist ([`Error::Exists`]). If its head names a parent, the parent must exist and
     ///   its log must reach the fork's point ([`Error::NotFound`] with the parent's id).
     /// * `base: Some(n)`: the session's log must end at `n` ([`Error::Conflict`]; [`Error::NotFound`] if there is none), and it must be
-    ///   the same session: one that was purged and made anew has another `created_at`, and conflicts.
+    ///   the same session: one that was purged and made anew has another `created_at`, and conflicts. Where the session's own log
+    ///   begins and what it leans on (`first`, `parent`) stay as stored: a purge elsewhere may have changed them unknown to the writer.
     ///
     /// Records are contiguous and end at `head.seq`; there may be none (then only the head changes). Items go on shelves of
     /// the session itself. Blobs are stored unless the tenant has them, and counted as used by the session from the first
@@ -61,14 +66,17 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Destroys a session: its card, log, items, and the blobs that no other session uses. Idempotent.
     ///
     /// If living forks lean on its log, the fork that left it last inherits the records up to there and stands in its place:
-    /// the others now lean on the heir. What a fork shows does not change, nor does its seq. Blobs stay with their records.
+    /// the others now lean on the heir. What a fork shows does not change, nor does its seq. Blobs stay with their records. A fork that
+    /// left before the purged session's own first record needs none of them: it now leans on that session's parent. Forks that were
+    /// deleted and can be restored count as living.
     async fn purge(&self, key: &Key) -> Result<()>;
 
     /// Puts an item on a shelf, in place of one with the same key. `keep` bounds the shelf: beyond it, the least recently used
-    /// items go (never the new one). A shelf of a session that does not exist takes nothing ([`Error::NotFound`]).
+    /// items go (never the new one); while several are put at once it may hold a few more. NUL characters are refused. A shelf of a session that does not exist takes nothing ([`Error::NotFound`]).
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()>;
 
-    /// An item by its key. `used` marks it as used at that time (and counts it); this mark may be lost in a crash.
+    /// An item by its key. `used` marks it as used at that time (and counts it), and the item is given with that mark; the mark may be
+    /// lost in a crash.
     async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>>;
 
     /// The items of a shelf by key, after a key (exclusive), at most `limit`.
@@ -77,10 +85,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Removes an item; whether it was there.
     async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool>;
 
-    /// Items of a shelf whose text has any word of `text`, best first, at most `limit`. Words are compared without case.
+    /// Items of a shelf whose text has any word of `text`, best first, at most `limit`. Words are compared without case; a store may
+    /// look at the first 64 words only, and may ignore accents.
     async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>>;
 
-    /// Removes items of any shelf whose time is over, at most `limit`; how many.
+    /// Removes items of any shelf whose time is over (`expires_at` is `now` or earlier), at most `limit`; how many.
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize>;
 
     /// Removes all shelves of an owner, and sees to it that no byte of anything removed or purged before is left in a file of
@@ -121,13 +130,17 @@ impl Commit {
 
     /// Checks what every store relies on.
     pub(crate) fn check(&self) -> Result<()> {
-        let last = self.records.last().map_or(self.head.seq, |r| r.seq);
         let before = self.base.unwrap_or(self.head.first.saturating_sub(1));
+        let last = self.records.last().map_or(before, |r| r.seq);
         let contiguous = self.records.iter().zip(before + 1..).all(|(r, want)| r.seq == want);
         if !contiguous || last != self.head.seq || (self.base.is_none() && self.records.is_empty()) {
             return Err(Error::invalid("commit", "records must follow the base without a hole and end at the head's seq"));
         }
-        Ok(())
+        let parent = self.head.parent.as_ref().filter(|_| self.base.is_none());
+        if parent.is_some_and(|p| p.seq + 1 != self.head.first) {
+            return Err(Error::invalid("commit", "a fork's first record must follow the one where it left its parent"));
+        }
+        self.items.iter().try_for_each(|(_, item)| item.check())
     }
 }
 
@@ -182,7 +195,7 @@ pub enum Order {
     /// Last active first; equal times by session id, descending.
     #[default]
     Newest,
-    /// First due first (only with `due_before`).
+    /// First due first (only with `due_before`, and without a cursor).
     Due,
 }
 
@@ -263,7 +276,10 @@ impl Query {
     /// Whether a session matches, order, cursor, offset and limit apart: what every store's answer must agree with.
     pub fn matches(&self, head: &Head) -> bool {
         let has = |want: &Option<String>, got: &Option<String>| want.is_none() || want == got;
-        let labels = head.labels();
+        let labelled = || {
+            let (want, have) = (self.labels(), head.labels());
+            want.iter().all(|l| have.contains(l))
+        };
         (match &self.whose {
             Whose::User(t, u) => head.tenant == *t && head.user == *u,
             Whose::Tenant(t) => head.tenant == *t,
@@ -273,7 +289,7 @@ impl Query {
             && (self.status.is_empty() || self.status.contains(&head.status))
             && self.created_after.is_none_or(|t| head.info.created_at >= t)
             && self.created_before.is_none_or(|t| head.info.created_at < t)
-            && self.labels().iter().all(|l| labels.contains(l))
+            && (self.tags.is_empty() && self.metadata.is_empty() || labelled())
             && self.folded_title().is_none_or(|t| head.folded_title().contains(&t))
             && self.parent.as_ref().is_none_or(|p| head.parent.as_ref().is_some_and(|h| h.session == *p))
             && (self.hashes.is_empty() || self.hashes.contains(&head.mark.hash))
@@ -370,6 +386,17 @@ pub struct Item {
     pub expires_at: Option<Timestamp>,
 }
 
+impl Item {
+    /// Checks what every store relies on: no NUL in it, which PostgreSQL can not keep.
+    pub(crate) fn check(&self) -> Result<()> {
+        let nul = |s: &str| s.contains('\0');
+        match nul(&self.key) || nul(&self.value) || self.text.as_deref().is_some_and(nul) {
+            true => Err(Error::invalid("item", "an item's key, value and text must be free of NUL characters")),
+            false => Ok(()),
+        }
+    }
+}
+
 /// An item that a search found; a higher score is a better match.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hit {
@@ -391,9 +418,19 @@ pub struct Repair {
 /// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Migrations run here. What had to be mended
 /// is reported.
 pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
+    let none = Vec::new();
     match url.split_once(':') {
-        Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), Vec::new())),
-        Some((scheme @ ("sqlite" | "postgres" | "postgresql"), rest)) if !rest.is_empty() => {
+        Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), none)),
+        Some(("jsonl", dir)) if !dir.is_empty() => {
+            let (store, repairs) = JsonlStore::open(dir).await?;
+            Ok((Arc::new(store), repairs))
+        }
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", file)) if !file.is_empty() => Ok((Arc::new(SqliteStore::open(file).await?), none)),
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => Ok((Arc::new(PostgresStore::open(url).await?), none)),
+        #[cfg(not(all(feature = "sqlite", feature = "postgres")))]
+        Some((scheme @ ("sqlite" | "postgres"), rest)) if !rest.is_empty() => {
             Err(Error::invalid("store", format!("this build has no {scheme} store; build it with the feature `{scheme}`")))
         }
         _ => {

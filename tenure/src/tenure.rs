@@ -5,7 +5,7 @@ use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
-use crate::id::{Key, Principal, Reach, RunId, Seq, SessionId};
+use crate::id::{Key, Principal, Reach, RunId, Seq, SessionId, check_text};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::{Limits, Policy};
@@ -267,7 +267,12 @@ impl Tenure {
         Ok(head)
     }
 
-    fn check_info(&self, info: &Created) -> Result<()> {
+    pub(crate) fn check_info(&self, info: &Created) -> Result<()> {
+        for (param, name) in [("assistant", &info.assistant), ("thread", &info.thread), ("model", &info.model)] {
+            if let Some(why) = name.as_deref().and_then(|n| check_text(n).err()) {
+                return Err(Error::invalid(param, format!("not a valid {param}: {why}")));
+            }
+        }
         self.check_info_size(serde_json::to_string(info).map_or(0, |t| t.len()))
     }
 

@@ -115,6 +115,7 @@ impl Tenure {
             let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
             return Err(Error::NewerFormat { place, found, known });
         }
+        self.check_info(&created(who, &export))?;
         let (stored, blobs) = self.detach(&export.messages)?;
         let entries = imported(&export, &stored)?;
         for _ in 0..=self.limits().max_retries {

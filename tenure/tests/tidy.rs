@@ -24,9 +24,7 @@ fn rule_files_are_pure() {
             Ok(text) => complaints.extend(pure_rules(name, &text)),
             Err(_) if OPTIONAL_RULE_FILES.contains(name) => {}
             // A rule file that moved would otherwise go unchecked without a word.
-            Err(error) => {
-                complaints.push(format!("{name}:1: a rule file is missing ({error}): if it moved, say so in tidy.rs"))
-            }
+            Err(error) => complaints.push(format!("{name}:1: rule files exist ({error}); if it moved, update tidy.rs")),
         }
     }
     report(&complaints);
@@ -75,10 +73,10 @@ fn markdown_is_clean_and_its_links_lead_somewhere() {
 
 #[test]
 fn every_conformance_test_is_run() {
-    let path = package().join("src/conformance.rs");
-    if path.exists() {
-        report(&conformance("src/conformance.rs", &read(&path)));
-    }
+    let list = package().join("src/conformance.rs");
+    let topics = files_under(&package().join("src/conformance"), "rs");
+    let check = |path: &PathBuf| conformance(&name(path), &read(path), &read(&list));
+    report(&topics.iter().flat_map(check).collect::<Vec<_>>());
 }
 
 #[test]
@@ -124,12 +122,12 @@ fn migrations(sqlite: &[String], postgres: &[String]) -> Vec<String> {
             let number = format!("{:04}_", index + 1);
             if !name.starts_with(&number) {
                 complaints.push(format!(
-                    "migrations/{here}/{name}:1: they count from 0001 without a hole: start its name with {number}"
+                    "migrations/{here}/{name}:1: migrations count 0001, 0002, … without a hole: this one should start with {number}"
                 ));
             }
             if !others.contains(name) {
                 complaints.push(format!(
-                    "migrations/{here}/{name}:1: dialects have the same migrations: write migrations/{there}/{name}"
+                    "migrations/{here}/{name}:1: both dialects have the same migrations: write migrations/{there}/{name}"
                 ));
             }
         }
@@ -164,17 +162,17 @@ fn markdown(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String
     complaints
 }
 
-fn conformance(name: &str, text: &str) -> Vec<String> {
+/// A case is a public function that takes a fixture.
+fn conformance(name: &str, text: &str, list: &str) -> Vec<String> {
     let mut complaints = Vec::new();
-    for (number, line) in code(text) {
-        let Some(test) = line.trim_start().strip_prefix("pub async fn ").and_then(|rest| rest.split(['(', '<']).next())
+    for (number, line) in code(text).filter(|(_, line)| line.contains("Fixture)")) {
+        let Some(case) = line.trim_start().strip_prefix("pub async fn ").and_then(|rest| rest.split(['(', '<']).next())
         else {
             continue;
         };
-        let uses = code(text).map(|(_, line)| line.split(|c| !is_word(c)).filter(|word| *word == test).count());
-        if uses.sum::<usize>() < 2 {
+        if !code(list).any(|(_, line)| line.split(|c| !is_word(c)).any(|word| word == case)) {
             complaints.push(format!(
-                "{name}:{number}: every conformance test is run: add {test} to the list in the `conformance!` macro"
+                "{name}:{number}: every conformance test is run: add {case} to the list in the `conformance!` macro"
             ));
         }
     }
@@ -190,7 +188,7 @@ fn dependencies(name: &str, text: &str) -> Vec<String> {
         let table = line.strip_prefix('[').and_then(|rest| rest.trim_end().trim_end_matches(']').rsplit('.').next());
         for found in [renamed, key, table].into_iter().flatten().filter(|found| NOT_A_DEPENDENCY.contains(found)) {
             complaints.push(format!(
-                "{name}:{number}: the library knows no HTTP, CLI or Python: move {found} to tenure-server or tenure-py"
+                "{name}:{number}: the library knows neither HTTP nor CLI nor Python: {found} belongs in tenure-server or tenure-py"
             ));
         }
     }
@@ -275,13 +273,12 @@ mod rules {
 
     /// The line numbers complained about.
     fn at(complaints: &[String]) -> Vec<usize> {
-        complaints.iter().filter_map(|complaint| complaint.split(':').nth(1)?.parse().ok()).collect()
+        complaints.iter().map(|complaint| complaint.split(':').nth(1).unwrap().parse().unwrap()).collect()
     }
 
     #[test]
     fn pure_rules_complain() {
-        let bad = "async fn a() {}\nx: &dyn Store,\nlet t = Timestamp::now();\nstd::fs::read(p)\n\
-            use std::{fs, io};\nfs::read(p)\nuse tokio::sync;\nlet u = \"http://x\"; tokio::x()";
+        let bad = "async fn a() {}\nx: &dyn Store,\nlet t = Timestamp::now();\nstd::fs::read(p)\nuse std::{fs, io};\nfs::read(p)\nuse tokio::sync;\nlet u = \"http://x\"; tokio::x()";
         assert_eq!(at(&pure_rules("a.rs", bad)), [1, 2, 3, 4, 6, 7, 8]);
         let good = "// async Store now( tokio\n/// Stored.\nlet x = Stored::know(now); // Store\nfn asynchronous() {}";
         assert_eq!(at(&pure_rules("a.rs", good)), []);
@@ -331,15 +328,14 @@ mod rules {
 
     #[test]
     fn conformance_complains() {
-        let text = "// forgotten\npub async fn listed(s: S) {}\npub async fn forgotten(s: S) {}\n\
-            pub async fn generic<T>(s: T) {}\nmacro_rules! conformance { listed, not_forgotten }";
-        assert_eq!(at(&conformance("a.rs", text)), [3, 4]);
+        let text = "// case\npub async fn listed(f: Fixture) {}\npub async fn forgotten(Fixture { s, .. }: Fixture) {}\npub async fn help(s: S) {}";
+        let list = "// forgotten\nmacro_rules! conformance { listed not_forgotten }";
+        assert_eq!(at(&conformance("a.rs", text, list)), [3]);
     }
 
     #[test]
     fn dependencies_complain() {
-        let bad = "axum = \"1\"\nclap.workspace = true\n[dependencies.hyper]\nweb = { package = \"reqwest\" }\n\
-            [target.'cfg(unix)'.dependencies.pyo3]";
+        let bad = "axum = \"1\"\nclap.workspace = true\n[dependencies.hyper]\nweb = { package = \"reqwest\" }\n[target.'cfg(unix)'.dependencies.pyo3]";
         assert_eq!(at(&dependencies("Cargo.toml", bad)), [1, 2, 3, 4, 5]);
         assert_eq!(at(&dependencies("Cargo.toml", "[dependencies]\nserde = \"1\"\naxum-free = \"1\" # no axum")), []);
     }

@@ -50,7 +50,9 @@ pub fn group_commit(path: &Path, writers: usize, time: Duration) -> f64 {
                 }
             }
             db.execute_batch("COMMIT").unwrap();
-            acks.into_iter().for_each(|a| drop(a.send(())));
+            for ack in acks {
+                ack.send(()).unwrap();
+            }
         }
     });
     let start = Instant::now();

@@ -12,7 +12,9 @@ pub async fn append(report: &mut Report) {
     let (short, long) = (create(&tenure, "short").await, create(&tenure, "long").await);
     fill(&tenure, &short, 100).await;
     fill(&tenure, &long, 100_000).await;
+    // The same sessions with the same bytes in both files.
     raw::commit(&db, 1, 0, &(0..25).flat_map(turn).collect::<Vec<_>>());
+    (0..25_000).step_by(1000).for_each(|n| raw::commit(&db, 2, n * 4, &(n..n + 1000).flat_map(turn).collect::<Vec<_>>()));
     let (mut ours, mut theirs, mut far) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..1500 {
         let said = turn(n);

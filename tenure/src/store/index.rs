@@ -63,11 +63,19 @@ impl Index {
         Ok(())
     }
 
+    /// The card after a step. Where the log begins and what it leans on stay as they are: a purge may have changed that since
+    /// the writer loaded the session, without moving its end.
+    pub fn card(&self, commit: &Commit) -> Head {
+        match (commit.base, self.heads.get(&commit.head.key())) {
+            (Some(_), Some(h)) => Head { first: h.first, parent: h.parent.clone(), ..commit.head.clone() },
+            _ => commit.head.clone(),
+        }
+    }
+
     /// Takes in what a step changes besides the log.
     pub fn apply(&mut self, commit: &Commit) {
-        let head = &commit.head;
-        let key = head.key();
-        self.set(head.clone());
+        let key = commit.head.key();
+        self.set(self.card(commit));
         for (name, item) in &commit.items {
             let owner = Owner::Session(key.session.clone());
             self.put(&Shelf { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
@@ -145,7 +153,9 @@ impl Index {
             let ids = self.children.get(&parent).into_iter().flatten();
             return ids.filter_map(|id| self.at(tenant, id)).collect();
         }
-        self.heads.values().filter(|h| h.tenant == *tenant).collect()
+        // No id comes before this one.
+        let first = Key { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
+        self.heads.range(first..).map(|(_, head)| head).take_while(|h| h.tenant == *tenant).collect()
     }
 
     fn at(&self, tenant: &Tenant, session: &SessionId) -> Option<&Head> {
@@ -258,8 +268,8 @@ impl Index {
             .flat_map(move |s| s.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
     }
 
-    pub fn has_item(&self, shelf: &Shelf, key: &str) -> bool {
-        self.shelves.get(shelf).is_some_and(|s| s.contains_key(key))
+    pub fn item(&self, shelf: &Shelf, key: &str) -> Option<&Item> {
+        Some(self.shelves.get(shelf)?.get(key)?.as_ref())
     }
 
     pub fn remove_item(&mut self, shelf: &Shelf, key: &str) -> bool {
@@ -309,5 +319,173 @@ fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key:
         if set.is_empty() {
             map.remove(key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Created, Entry, Parent, Record};
+    use crate::head::{Lease, Mark, Status};
+    use crate::store::Cursor;
+    use serde_json::json;
+
+    fn at(seconds: usize) -> Timestamp {
+        Timestamp::from_second(seconds as i64).unwrap()
+    }
+
+    fn key(tenant: &str, session: &str) -> Key {
+        Key { tenant: tenant.try_into().unwrap(), session: session.try_into().unwrap() }
+    }
+
+    fn head(tenant: &str, session: &str) -> Head {
+        let record = Record { seq: 1, at: at(0), entry: Entry::Created(Created::default()) };
+        Head::begin(&key(tenant, session), &record).unwrap()
+    }
+
+    fn fork(session: &str, parent: &str, seq: Seq) -> Head {
+        let parent = Parent { session: parent.try_into().unwrap(), seq, mark: Mark::default() };
+        Head { first: seq + 1, seq: seq + 10, parent: Some(parent), ..head("t", session) }
+    }
+
+    /// Cards that differ in everything that can be asked for, with many ties.
+    fn many() -> Vec<Head> {
+        let one = |i: usize| {
+            let mut head = head(["t", "u"][i % 2], &format!("s{}", i / 2));
+            head.user = ["ada", "bob", "eve"][i % 3].try_into().unwrap();
+            (head.active_at, head.info.created_at) = (at(i % 7), at(i % 5));
+            head.assistant = i.is_multiple_of(4).then(|| "helper".to_owned());
+            head.thread = i.is_multiple_of(9).then(|| "thread".to_owned());
+            head.status = [Status::Active, Status::Paused, Status::Deleted][i % 5 % 3];
+            head.due_at = (!i.is_multiple_of(3)).then(|| at(i % 11));
+            head.mark.hash = VisibleHash([(i % 6) as u8; 16]);
+            head.info.title = i.is_multiple_of(2).then(|| format!("Große Reise {}", i % 3));
+            head.info.tags = if i % 4 == 1 { vec!["x".into(), "y".into()] } else { vec!["x".into()] };
+            head.info.metadata.insert("n".into(), json!(i % 3));
+            let run = "r".try_into().unwrap();
+            head.lease = i.is_multiple_of(8).then(|| Lease { run, node: "n".into(), until: at(i % 16) });
+            let parent = Parent { session: "s0".try_into().unwrap(), seq: 1, mark: Mark::default() };
+            head.parent = (i % 10 == 3).then_some(parent);
+            head
+        };
+        (0..120).map(one).collect()
+    }
+
+    fn queries() -> Vec<Query> {
+        let whose = [
+            Whose::User("t".try_into().unwrap(), "ada".try_into().unwrap()),
+            Whose::Tenant("u".try_into().unwrap()),
+            Whose::Tenant("nobody".try_into().unwrap()),
+            Whose::Everyone,
+        ];
+        let about = |whose: Whose| {
+            let all = Query::new(whose, usize::MAX);
+            let (hash, other) = (VisibleHash([2; 16]), VisibleHash([4; 16]));
+            [
+                all.clone(),
+                Query { assistant: Some("helper".into()), status: vec![Status::Active, Status::Paused], ..all.clone() },
+                Query { thread: Some("thread".into()), created_after: Some(at(1)), ..all.clone() },
+                Query { created_before: Some(at(3)), tags: vec!["x".into(), "y".into()], ..all.clone() },
+                Query { metadata: vec![("n".into(), json!(2))], title: Some("GROSSE".into()), ..all.clone() },
+                Query { title: Some("große".into()), ..all.clone() },
+                Query { hashes: vec![hash, other, hash], ..all.clone() },
+                Query { parent: Some("s0".try_into().unwrap()), ..all.clone() },
+                Query { lease_before: Some(at(9)), ..all.clone() },
+                Query { due_before: Some(at(6)), order: Order::Due, ..all },
+            ]
+        };
+        whose.into_iter().flat_map(about).collect()
+    }
+
+    #[test]
+    fn answers_agree_with_what_a_query_says_it_matches() {
+        let (mut index, heads) = (Index::default(), many());
+        // Put in twice, first with other contents: what was there before must not be found.
+        for (old, new) in heads.iter().zip(heads.iter().rev()) {
+            index.set(Head { tenant: old.tenant.clone(), info: old.info.clone(), ..new.clone() });
+        }
+        heads.iter().for_each(|h| index.set(h.clone()));
+        index.set(head("t", "gone"));
+        index.remove(&key("t", "gone"));
+        for query in queries() {
+            let mut want: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
+            let got = index.heads(&query);
+            match query.order {
+                Order::Newest => {
+                    want.sort_by_key(|h| Reverse((h.active_at, h.info.session_id.clone(), h.tenant.clone())))
+                }
+                Order::Due => want.sort_by_key(|h| (h.due_at, h.tenant.clone(), h.info.session_id.clone())),
+            }
+            assert_eq!(got, want, "{query:?}");
+
+            let part = index.heads(&Query { offset: 2, limit: 3, ..query.clone() });
+            assert_eq!(part, want.iter().skip(2).take(3).cloned().collect::<Vec<_>>());
+            if query.order == Order::Newest && query.whose != Whose::Everyone {
+                let (mut pages, mut cursor) = (Vec::new(), None);
+                loop {
+                    let page = index.heads(&Query { cursor, limit: 4, ..query.clone() });
+                    cursor = page.last().map(Cursor::of);
+                    pages.extend(page);
+                    if cursor.is_none() {
+                        break;
+                    }
+                }
+                assert_eq!(pages, want, "{query:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_fork_that_left_last_stands_in_for_what_is_purged() {
+        let mut index = Index::default();
+        let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, mark: Mark::default() };
+        let gone = Head { first: 5, seq: 20, parent: Some(grandparent.clone()), ..head("t", "gone") };
+        index.set(gone.clone());
+        assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![] });
+
+        // Before its own records began: these never needed it.
+        let early = fork("early", "gone", 2);
+        index.set(early.clone());
+        index.set(fork("elsewhere", "g", 2));
+        assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![fork("early", "g", 2)] });
+
+        for (name, seq) in [("late", 9), ("middle", 7)] {
+            index.set(fork(name, "gone", seq));
+        }
+        let heir = Head { first: 5, parent: Some(grandparent), ..fork("late", "gone", 9) };
+        let others = vec![fork("early", "late", 2), fork("middle", "late", 7)];
+        assert_eq!(index.estate(&gone.key()), Estate { heir: Some((heir, 9)), others });
+    }
+
+    #[test]
+    fn blobs_are_free_when_the_last_session_goes() {
+        let mut index = Index::default();
+        let (a, b, one, two) = (key("t", "a"), key("t", "b"), BlobId([1; 32]), BlobId([2; 32]));
+        index.use_blobs(&a, [one, two], 5);
+        index.use_blobs(&a, [one], 3);
+        index.use_blobs(&key("u", "a"), [one], 1);
+        index.inherit_blobs(&a, &b, 4);
+        assert_eq!(index.remove(&a), [two]);
+        assert!(index.uses_blob(&b.tenant, one) && !index.uses_blob(&b.tenant, two));
+        assert_eq!(index.remove(&b), [one]);
+        assert!(index.uses_blob(&"u".try_into().unwrap(), one));
+    }
+
+    #[test]
+    fn a_crowded_shelf_loses_what_was_used_least_recently() {
+        let mut index = Index::default();
+        let shelf = Shelf { tenant: Tenant::default(), owner: Owner::Tenant, name: "cache".into() };
+        for (key, used) in [("a", 3), ("b", 1), ("c", 2), ("d", 1)] {
+            let (created_at, used_at) = (at(0), at(used));
+            let (key, value) = (key.to_owned(), "1".to_owned());
+            index.put(&shelf, Item { key, value, text: None, created_at, used_at, uses: 0, expires_at: None });
+        }
+        assert_eq!(index.crowded_out(&shelf, "new", None), Vec::<String>::new());
+        assert_eq!(index.crowded_out(&shelf, "new", Some(5)), Vec::<String>::new());
+        assert_eq!(index.crowded_out(&shelf, "new", Some(3)), ["b", "d"]);
+        assert_eq!(index.crowded_out(&shelf, "b", Some(3)), ["d"]);
+        assert_eq!(index.crowded_out(&shelf, "new", Some(0)), ["b", "d", "c", "a"]);
+        assert_eq!(index.get(&shelf, "b", Some(at(9))).map(|i| (i.used_at, i.uses)), Some((at(9), 1)));
+        assert_eq!(index.crowded_out(&shelf, "new", Some(3)), ["d", "c"]);
     }
 }

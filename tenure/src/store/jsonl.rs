@@ -1,1 +1,213 @@
+//! The store in plain files: one file of JSON lines per session, readable with any tool.
+//!
+//! ```text
+//! DIR/format                              the number of the format
+//! DIR/lock                                locked while a process has the store open
+//! DIR/TENANT/SESSION.jsonl                a session: its records, items and card (see `lines`)
+//! DIR/TENANT/SESSION.discarded.jsonl      the messages that rewinds cut off, one per line: a copy for people
+//! DIR/TENANT/blobs/HEX                    media in their original bytes, named by their BLAKE3 hash
+//! DIR/TENANT/shelves/OWNER.jsonl          the items of a user, a group or the tenant
+//! ```
+//!
+//! A file of lines only grows, one commit at a time, and each is on the disk before anything is said about it. Where lines must go
+//! (after a purge, or when most of them are about items that are gone), a new file is written beside it and takes its name.
+//! Cards, items and the places of records are kept in memory; records are read from the files.
 
+mod disk;
+mod file;
+mod gates;
+mod lines;
+mod names;
+mod open;
+mod purge;
+mod replay;
+#[cfg(test)]
+mod tests;
+
+use self::disk::Disk;
+use self::gates::Gates;
+use self::names::Place;
+use super::{Commit, Hit, Item, Owner, Query, Range, Repair, Shelf, Store, text};
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::head::Head;
+use crate::id::{Key, Tenant};
+use crate::media::BlobId;
+use async_trait::async_trait;
+use jiff::Timestamp;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::{fmt, sync::Arc};
+use tokio::sync::RwLock;
+
+/// Sessions in files of JSON lines, for one process at a time.
+pub struct JsonlStore {
+    disk: Arc<Disk>,
+    gates: Gates,
+    /// Held by a commit that leans on something outside its session (a parent, blobs), so that no purge takes that away.
+    leaning: Arc<RwLock<()>>,
+}
+
+impl JsonlStore {
+    /// Opens a directory, or makes a store of a new or an empty one. Says what had to be mended.
+    pub async fn open(dir: &str) -> Result<(Self, Vec<Repair>)> {
+        if dir.is_empty() {
+            return Err(Error::invalid("store", "jsonl: needs a directory, as in jsonl:DIR"));
+        }
+        let dir = PathBuf::from(dir);
+        let (disk, repairs) = blocking(move || {
+            let (root, lock) = open::claim(&dir)?;
+            let (state, repairs) = open::load(&root)?;
+            Ok((Disk::new(root, lock, state), repairs))
+        })
+        .await?;
+        Ok((Self { disk: Arc::new(disk), gates: Gates::default(), leaning: Arc::default() }, repairs))
+    }
+
+    /// Works on a file while nobody else does.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce(&Disk, &Place) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let turn = self.gates.turn(place.clone()).await;
+        self.with_disk(move |disk| {
+            let _turn = turn;
+            work(disk, &place)
+        })
+        .await
+    }
+
+    async fn with_disk<T: Send + 'static>(&self, work: impl FnOnce(&Disk) -> Result<T> + Send + 'static) -> Result<T> {
+        let disk = self.disk.clone();
+        blocking(move || work(&disk)).await
+    }
+}
+
+/// Runs work that waits for the disk. It is finished even if nobody waits for it any more.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| Error::unavailable("the work on the disk was broken off"))?
+}
+
+impl fmt::Debug for JsonlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JsonlStore").field("dir", &self.disk.root).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for JsonlStore {
+    async fn commit(&self, commit: &Commit) -> Result<()> {
+        let leans = (commit.base.is_none() && commit.head.parent.is_some()) || !commit.blobs.is_empty();
+        let leaning = if leans { Some(self.leaning.clone().read_owned().await) } else { None };
+        let (place, commit) = (Place::session(&commit.head.key()), commit.clone());
+        let work = move |disk: &Disk, place: &Place| {
+            let _leaning = leaning;
+            disk.commit(place, &commit)
+        };
+        self.in_turn(place, work).await
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+        let state = self.disk.state();
+        state.intact(&Place::session(key))?;
+        Ok(state.index.head(key).cloned())
+    }
+
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+        Ok(self.disk.state().index.heads(query))
+    }
+
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+        let (place, range) = (Place::session(key), range.clone());
+        let again = (place.clone(), range.clone());
+        match self.with_disk(move |disk| disk.records(&place, &range)).await {
+            // The file may have been written anew under our hands: the second look is with nobody else at it.
+            Err(_) => self.in_turn(again.0, move |disk, place| disk.records(place, &again.1)).await,
+            found => found,
+        }
+    }
+
+    async fn purge(&self, key: &Key) -> Result<()> {
+        // No fork can be made meanwhile, and only a purge takes more than one turn: nobody waits in a circle.
+        let leaning = self.leaning.clone().write_owned().await;
+        let forks = self.disk.state().index.estate(key);
+        let mut turns = Vec::new();
+        for head in forks.heir.iter().map(|(head, _)| head).chain(&forks.others) {
+            turns.push(self.gates.turn(Place::session(&head.key())).await);
+        }
+        let (place, key) = (Place::session(key), key.clone());
+        let work = move |disk: &Disk, place: &Place| {
+            let _held = (leaning, turns);
+            disk.purge(place, &key)
+        };
+        self.in_turn(place, work).await
+    }
+
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        item.check()?;
+        let (shelf, item) = (shelf.clone(), item.clone());
+        self.in_turn(Place::of(&shelf), move |disk, place| disk.put(place, &shelf, &item, keep)).await
+    }
+
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+        let mut state = self.disk.state();
+        state.intact(&Place::of(shelf))?;
+        Ok(state.index.get(shelf, key, used))
+    }
+
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        let state = self.disk.state();
+        state.intact(&Place::of(shelf))?;
+        Ok(state.index.items(shelf, after).take(limit).map(|i| Item::clone(i)).collect())
+    }
+
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+        let items = vec![(shelf.clone(), key.to_owned())];
+        Ok(self.in_turn(Place::of(shelf), move |disk, place| disk.remove(place, items, |_| true)).await? > 0)
+    }
+
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let items: Vec<_> = {
+            let state = self.disk.state();
+            state.intact(&Place::of(shelf))?;
+            state.index.items(shelf, None).cloned().collect()
+        };
+        Ok(text::search(&items, text, limit))
+    }
+
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
+        let mut over: HashMap<Place, Vec<_>> = HashMap::new();
+        for (shelf, key) in self.disk.state().index.expired(now, limit) {
+            over.entry(Place::of(&shelf)).or_default().push((shelf, key));
+        }
+        let mut removed = 0;
+        for (place, items) in over {
+            // It may have been put there anew since.
+            let is_over = move |item: &Item| item.expires_at.is_some_and(|t| t <= now);
+            removed += self.in_turn(place, move |disk, place| disk.remove(place, items, is_over)).await?;
+        }
+        Ok(removed)
+    }
+
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        let place = Place { tenant: tenant.clone(), owner: owner.clone() };
+        self.in_turn(place, |disk, place| disk.clear(place)).await?;
+        let places = self.disk.state().with_dead_lines();
+        for place in places {
+            self.in_turn(place, |disk, place| disk.rewrite(place)).await?;
+        }
+        let leaning = self.leaning.clone().write_owned().await;
+        let tenant = tenant.clone();
+        self.with_disk(move |disk| {
+            let _leaning = leaning;
+            disk.remove_unused_blobs(&tenant)
+        })
+        .await
+    }
+
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+        let (tenant, id) = (tenant.clone(), *id);
+        self.with_disk(move |disk| disk.blob(&tenant, id)).await
+    }
+}

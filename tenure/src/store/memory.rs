@@ -99,6 +99,7 @@ impl Store for MemoryStore {
     }
 
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        item.check()?;
         let index = &mut self.state().index;
         index.check_shelf(shelf)?;
         for key in index.crowded_out(shelf, &item.key, keep) {

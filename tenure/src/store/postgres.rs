@@ -1,1 +1,154 @@
+//! PostgreSQL: many nodes on one database, one round trip per commit.
+//!
+//! The URL is the usual one, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, with three options of ours:
+//!
+//! * `pool=N`: at most so many connections, 16 unless said otherwise;
+//! * `schema=NAME`: tables and views live in this schema, which is created if it is missing;
+//! * `prepare=off`: behind a pooler in transaction mode. Nothing is prepared or kept on a connection then.
+//!
+//! `sslmode` is `disable`, `prefer` (TLS if the server offers it) or `require`. With TLS, the server's certificate must be
+//! one that this system trusts.
+//!
+//! A step that finds the server away is tried again for ten seconds (`RETRY_FOR`). No step waits for ever.
 
+mod commit;
+mod heads;
+mod items;
+mod link;
+mod migrate;
+mod purge;
+mod records;
+mod url;
+
+#[cfg(test)]
+mod tests;
+
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::head::Head;
+use crate::id::{Key, Tenant};
+use crate::media::BlobId;
+use crate::store::{Commit, Hit, Item, Owner, Query, Range, Shelf, Store};
+use async_trait::async_trait;
+use jiff::Timestamp;
+use link::Link;
+use std::{fmt, sync::Arc};
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
+
+/// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
+pub struct PostgresStore {
+    link: Link,
+    statements: commit::Statements,
+    place: String,
+}
+
+impl PostgresStore {
+    /// Connects, and brings the tables to the newest format.
+    pub async fn open(url: &str) -> Result<Self> {
+        let settings = url::Settings::parse(url)?;
+        let place = settings.place();
+        let link = Link::new(settings)?;
+        migrate::migrate(&link, &place).await?;
+        Ok(Self { link, statements: commit::Statements::new(), place })
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresStore({})", self.place)
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn commit(&self, commit: &Commit) -> Result<()> {
+        commit::commit(&self.link, &self.statements, commit).await
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+        heads::head(&self.link, key).await
+    }
+
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+        heads::heads(&self.link, query).await
+    }
+
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+        records::records(&self.link, key, range).await
+    }
+
+    async fn purge(&self, key: &Key) -> Result<()> {
+        purge::purge(&self.link, key).await
+    }
+
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        items::put(&self.link, shelf, item, keep).await
+    }
+
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+        items::get(&self.link, shelf, key, used).await
+    }
+
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        items::items(&self.link, shelf, after, limit).await
+    }
+
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+        items::remove(&self.link, shelf, key).await
+    }
+
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        items::search(&self.link, shelf, text, limit).await
+    }
+
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
+        items::expire(&self.link, now, limit).await
+    }
+
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        items::clear(&self.link, tenant, owner).await
+    }
+
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+        let sql = "SELECT bytes FROM tenure_blob WHERE tenant = $1 AND id = $2";
+        let rows = self.link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&&id.0[..], Type::BYTEA)]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let place = || format!("postgres, tenant {tenant}, blob {id}");
+        let bytes: &[u8] = column(row, 0, place)?;
+        if BlobId::of(bytes) != *id {
+            return Err(Error::corrupt(place(), "its bytes have another hash"));
+        }
+        Ok(Some(bytes.into()))
+    }
+}
+
+/// A value of a row. One that can not be read is damage at a place.
+fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, place: impl FnOnce() -> String) -> Result<T> {
+    row.try_get(index).map_err(|e| Error::corrupt(place(), e))
+}
+
+/// A session's place, for errors.
+fn place(key: &Key) -> String {
+    format!("postgres, session {key}")
+}
+
+/// A time as it is stored.
+fn micros(at: Timestamp) -> i64 {
+    at.as_microsecond()
+}
+
+/// A time that was stored.
+fn instant(at: i64, place: impl FnOnce() -> String) -> Result<Timestamp> {
+    Timestamp::from_microsecond(at).map_err(|_| Error::corrupt(place(), "a time is out of range"))
+}
+
+/// A count as it is stored. No log or counter comes near the largest number that fits; `Seq::MAX` stands for no bound.
+fn whole(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// A number of rows as it is bound.
+fn row_limit(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}

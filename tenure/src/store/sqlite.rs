@@ -1,1 +1,173 @@
+//! The store in one SQLite file. One thread writes: it takes whatever has queued into one transaction, so that many commits
+//! share one fsync. Readers run beside it. Other processes may use the same file at the same time.
 
+mod cards;
+mod commit;
+mod file;
+mod items;
+mod purge;
+mod records;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use self::commit::Write;
+use self::file::{File, Pool};
+use self::writer::Writer;
+use super::{Commit, Hit, Item, Owner, Query, Range, Shelf, Store};
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::head::Head;
+use crate::id::{Key, Tenant};
+use crate::media::BlobId;
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rusqlite::Connection;
+use std::sync::Arc;
+use std::{fmt, result};
+
+/// Sessions in one SQLite file.
+pub struct SqliteStore {
+    readers: Arc<Pool>,
+    writer: Writer,
+}
+
+/// What stopped a piece of work: a rule of the store, or SQLite itself, whose errors the [`File`] puts into words.
+enum Fault {
+    Told(Error),
+    Sql(rusqlite::Error),
+}
+
+/// The result of work on a connection.
+type Done<T> = result::Result<T, Fault>;
+
+impl From<Error> for Fault {
+    fn from(e: Error) -> Self {
+        Fault::Told(e)
+    }
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(e: rusqlite::Error) -> Self {
+        Fault::Sql(e)
+    }
+}
+
+impl SqliteStore {
+    /// Opens a file, or creates it in a directory that exists, and brings it to the newest format.
+    pub async fn open(file: &str) -> Result<Self> {
+        let file = File::new(file)?;
+        blocking(move || {
+            let connection = file.open()?;
+            file.migrate(&connection)?;
+            let writer = Writer::start(file.clone(), connection)?;
+            Ok(Self { readers: Arc::new(Pool::new(file)), writer })
+        })
+        .await
+    }
+
+    /// Reads on a connection of its own.
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        let permit = self.readers.permit().await?;
+        let pool = self.readers.clone();
+        blocking(move || {
+            let _permit = permit;
+            pool.with(work)
+        })
+        .await
+    }
+}
+
+/// Does what would hold up other tasks.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Error::unavailable(e)))
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("file", &self.readers.file).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn commit(&self, commit: &Commit) -> Result<()> {
+        let write = Write::new(commit)?;
+        self.writer.write(move |conn, file| write.apply(conn, file)).await
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+        let key = key.clone();
+        self.read(move |conn, file| cards::head(conn, file, &key)).await
+    }
+
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+        let query = query.clone();
+        self.read(move |conn, file| cards::heads(conn, file, &query)).await
+    }
+
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+        let (key, range) = (key.clone(), range.clone());
+        self.read(move |conn, file| records::records(conn, file, &key, &range)).await
+    }
+
+    async fn purge(&self, key: &Key) -> Result<()> {
+        let key = key.clone();
+        self.writer.write(move |conn, file| purge::purge(conn, file, &key)).await
+    }
+
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        item.check()?;
+        let (shelf, item) = (shelf.clone(), item.clone());
+        self.writer.write(move |conn, _| items::put(conn, &shelf, &item, keep)).await
+    }
+
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+        if used.is_none() {
+            self.writer.settle().await?;
+        }
+        let (place, name) = (shelf.clone(), key.to_owned());
+        let mut item = self.read(move |conn, file| items::get(conn, file, &place, &name)).await?;
+        if let (Some(item), Some(at)) = (&mut item, used) {
+            let (shelf, key) = (shelf.clone(), key.to_owned());
+            self.writer.mark(move |conn, _| items::mark(conn, &shelf, &key, at));
+            (item.used_at, item.uses) = (at, item.uses + 1);
+        }
+        Ok(item)
+    }
+
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        self.writer.settle().await?;
+        let (shelf, after) = (shelf.clone(), after.map(str::to_owned));
+        self.read(move |conn, file| items::items(conn, file, &shelf, after.as_deref(), limit)).await
+    }
+
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+        let (shelf, key) = (shelf.clone(), key.to_owned());
+        self.writer.write(move |conn, _| items::remove(conn, &shelf, &key)).await
+    }
+
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let (shelf, text) = (shelf.clone(), text.to_owned());
+        self.read(move |conn, file| items::search(conn, file, &shelf, &text, limit)).await
+    }
+
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
+        self.writer.write(move |conn, _| items::expire(conn, now, limit)).await
+    }
+
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        let (tenant, owner) = (tenant.clone(), owner.clone());
+        self.writer.write(move |conn, _| items::clear(conn, &tenant, &owner)).await?;
+        self.writer.alone(|conn, file| file.scrub(conn)).await
+    }
+
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+        let (tenant, id) = (tenant.clone(), *id);
+        self.read(move |conn, _| records::blob(conn, &tenant, &id)).await
+    }
+}

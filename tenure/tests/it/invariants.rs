@@ -288,7 +288,7 @@ impl Home {
         let Some(dir) = &self.dir else { return 0 };
         let escaped = json!(text).to_string();
         let base64 = base64::engine::general_purpose::STANDARD.encode(text);
-        let needles = [text.as_bytes(), escaped.trim_matches('"').as_bytes(), &base64.as_bytes()[..20]];
+        let needles = [text.as_bytes(), escaped.trim_matches('"').as_bytes(), &base64.as_bytes()[..base64.len().min(20) / 4 * 4 - 4]];
         let mut found = 0;
         let mut dirs = vec![dir.path().to_owned()];
         while let Some(dir) = dirs.pop() {

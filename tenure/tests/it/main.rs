@@ -8,5 +8,6 @@ mod lifecycle;
 mod model;
 mod places;
 mod rules;
+mod stores;
 mod transcripts;
 mod verbs;

@@ -180,6 +180,7 @@ async fn take_step(home: &mut Home, who: &Principal, dice: &mut Dice, model: &mu
             format!("import into {name}")
         }
         15 if dice.roll(3) == 0 => {
+            drop(t);
             home.reopen().await;
             "reopen".to_owned()
         }

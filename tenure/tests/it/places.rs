@@ -33,9 +33,9 @@ impl Home {
     pub async fn reopen_with(&mut self, change: impl FnOnce(&mut Options)) {
         let mut options = Options { clock: self.clock.clone(), ..Options::default() };
         change(&mut options);
-        let kept = self.tenure.store().clone();
-        self.tenure = Tenure::on(kept, options.clone());
-        if self.url != "memory:" {
+        if self.url == "memory:" {
+            self.tenure = Tenure::on(self.tenure.store().clone(), options);
+        } else {
             self.tenure = Tenure::open("memory:").await.unwrap(); // lets go of the store
             self.tenure = Tenure::open_with(&self.url, options).await.unwrap();
         }

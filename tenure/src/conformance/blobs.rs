@@ -1,0 +1,64 @@
+//! Blobs: bytes that are kept once per tenant, for as long as a session uses them.
+
+use super::{Fixture, Log, Rng, blob, key, moment};
+use crate::entry::Created;
+use crate::id::Tenant;
+use crate::media::Blob;
+use crate::store::{Commit, Store};
+
+async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> {
+    store.blob(&Tenant::new(tenant).unwrap(), &blob.id).await.unwrap().map(|b| b.to_vec())
+}
+
+/// A blob's bytes come back, whatever they are and however many.
+pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
+    let blobs = [blob(Rng::new(7).bytes(1 << 20)), blob("text"), blob([0]), blob((0..=255).collect::<Vec<u8>>())];
+    let commit = Commit { blobs: blobs.to_vec(), ..Log::new("s").commit() };
+    store.commit(&commit).await.unwrap();
+    for blob in &blobs {
+        assert!(bytes(&*store, "default", blob).await.as_deref() == Some(&*blob.bytes), "{} differs", blob.id);
+    }
+    assert_eq!(bytes(&*store, "default", &blob("unknown")).await, None);
+}
+
+/// The same blob may come again, in one commit or in a later one.
+pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
+    let picture = blob("a picture");
+    let mut log = Log::new("s");
+    let blobs = vec![picture.clone(), picture.clone()];
+    store.commit(&Commit { blobs, ..log.commit() }).await.unwrap();
+    log.say("again").save_with(&*store, &picture).await;
+    assert_eq!(bytes(&*store, "default", &picture).await.as_deref(), Some(&*picture.bytes));
+    store.purge(&log.key).await.unwrap();
+    assert_eq!(bytes(&*store, "default", &picture).await, None);
+}
+
+/// A blob stays while one session uses it, and goes with the last.
+pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
+    let (shared, own) = (blob("shared"), blob("own"));
+    let (mut a, mut b) = (Log::new("a"), Log::new("b"));
+    let blobs = vec![shared.clone(), own.clone()];
+    store.commit(&Commit { blobs, ..a.commit() }).await.unwrap();
+    b.save(&*store).await;
+    b.say("a picture").save_with(&*store, &shared).await;
+    store.purge(&a.key).await.unwrap();
+    assert_eq!(bytes(&*store, "default", &own).await, None);
+    assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
+    store.purge(&b.key).await.unwrap();
+    assert_eq!(bytes(&*store, "default", &shared).await, None);
+    // It can come back.
+    Log::new("c").save_with(&*store, &shared).await;
+    assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
+}
+
+/// A tenant does not see the blobs of another, and does not lose its own when the other's go.
+pub async fn tenants_do_not_share_blobs(Fixture { store, .. }: Fixture) {
+    let picture = blob("a picture");
+    let log = |tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0));
+    log("a").save_with(&*store, &picture).await;
+    assert_eq!(bytes(&*store, "b", &picture).await, None);
+    log("b").save_with(&*store, &picture).await;
+    store.purge(&key("a", "s")).await.unwrap();
+    assert_eq!(bytes(&*store, "a", &picture).await, None);
+    assert_eq!(bytes(&*store, "b", &picture).await.as_deref(), Some(&*picture.bytes));
+}

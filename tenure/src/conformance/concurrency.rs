@@ -1,0 +1,283 @@
+//! Many tasks at once: each step happens wholly, once, and none waits for ever.
+
+use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
+use crate::entry::Entry;
+use crate::error::{Error, Result};
+use crate::id::{Key, Tenant, User};
+use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
+use std::{collections::BTreeSet, future::Future, pin::Pin, sync::Arc};
+use tokio::task::JoinSet;
+
+const TASKS: usize = 16;
+
+/// A session that a task tried to create, and what came of it; other tasks have nothing to say.
+type Made = Option<(Log, Result<()>)>;
+
+type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Runs tasks at once; what they gave, in no order.
+async fn at_once<T: Send + 'static>(
+    tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
+    tasks.into_iter().collect::<JoinSet<T>>().join_all().await
+}
+
+fn text(entry: &Entry) -> Option<String> {
+    if let Entry::Message(post) = entry { Some(post.message.text()) } else { None }
+}
+
+/// Tasks that each write a session of their own do not disturb each other.
+pub async fn sessions_are_written_side_by_side(Fixture { store, .. }: Fixture) {
+    let write = |n: usize| {
+        let store = store.clone();
+        async move {
+            let mut log = Log::new(&format!("s{n}"));
+            log.save(&*store).await;
+            for m in 0..20 {
+                log.say(&format!("{n}.{m}")).save(&*store).await;
+            }
+            log
+        }
+    };
+    for log in at_once((0..TASKS).map(write)).await {
+        assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+        assert_eq!(read_all(&*store, &log.key).await, log.records);
+    }
+}
+
+/// Tasks that write the same session each get their turn: no record is lost, doubled or overwritten.
+pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
+    const EACH: usize = 6;
+    let mut log = Log::new("s");
+    log.save(&*store).await;
+    let write = |n: usize| {
+        let (store, key) = (store.clone(), log.key.clone());
+        async move {
+            let mut records = Vec::new();
+            for m in 0..EACH {
+                records.push(say(&*store, &key, &format!("{n}.{m}")).await.unwrap());
+            }
+            records
+        }
+    };
+    log.records.extend(at_once((0..TASKS).map(write)).await.into_iter().flatten());
+    log.records.sort_by_key(|r| r.seq);
+    let seqs: Vec<_> = log.records.iter().map(|r| r.seq).collect();
+    assert_eq!(seqs, (1..=1 + (TASKS * EACH) as u64).collect::<Vec<_>>());
+    assert_eq!(read_all(&*store, &log.key).await, log.records);
+    assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+    let texts: BTreeSet<_> = log.records.iter().filter_map(|r| text(&r.entry)).collect();
+    assert_eq!(texts.len(), TASKS * EACH);
+}
+
+/// Of those who create the same session at once, one does, and the others are told.
+pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
+    for round in 0..10 {
+        let id = format!("s{round}");
+        let attempts = (0..TASKS).map(|n| create(store.clone(), Log::new(&id).say(&n.to_string()).clone()));
+        let attempts = at_once(attempts).await.into_iter().flatten();
+        let (won, lost): (Vec<_>, Vec<_>) = attempts.partition(|(_, result)| result.is_ok());
+        assert_eq!(won.len(), 1);
+        let log = &won[0].0;
+        assert_eq!(read_all(&*store, &log.key).await, log.records);
+        for (_, result) in lost {
+            assert_fails(result, Error::Exists { session_id: log.key.session.clone() });
+        }
+    }
+}
+
+/// Who reads while others write sees commits that are in, wholly, and none that is half in.
+pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
+    const COMMITS: u64 = 40;
+    let mut log = Log::new("s");
+    log.save(&*store).await;
+    let key = log.key.clone();
+    let counter = session_shelf(&key, "counter");
+    let read = |_| -> Task<()> {
+        let (store, key, counter) = (store.clone(), key.clone(), counter.clone());
+        Box::pin(async move {
+            loop {
+                let head = store.head(&key).await.unwrap().unwrap();
+                assert_eq!(head.seq % 5, 1, "the head is in the middle of a commit");
+                let item = store.get(&counter, "commits", None).await.unwrap();
+                let count = item.map_or(0, |i| i.value.parse::<u64>().unwrap());
+                assert!(count * 5 + 1 >= head.seq, "the head is in, and its item is not");
+                let upto = super::read(&*store, &key, &Range { upto: head.seq, ..Range::after(0) }).await;
+                assert_eq!(upto.len() as u64, head.seq, "the head is in, and its records are not");
+                let all = read_all(&*store, &key).await;
+                assert_eq!(all.len() % 5, 1, "the log ends in the middle of a commit");
+                if head.seq == COMMITS * 5 + 1 {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+    };
+    let writer = store.clone();
+    let write: Task<()> = Box::pin(async move {
+        for n in 1..=COMMITS {
+            for m in 0..5 {
+                log.say(&format!("{n}.{m}"));
+            }
+            let items = vec![("counter".to_owned(), Item { value: n.to_string(), ..item("commits", 1) })];
+            writer.commit(&Commit { items, ..log.commit() }).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    });
+    at_once((0..3).map(read).chain([write])).await;
+}
+
+/// Creates a session; whether that went well.
+async fn create(store: Arc<dyn Store>, mut log: Log) -> Made {
+    let made = store.commit(&log.commit()).await;
+    Some((log, made))
+}
+
+/// Purges a session, which always goes well.
+async fn purge(store: Arc<dyn Store>, key: Key) -> Made {
+    store.purge(&key).await.unwrap();
+    None
+}
+
+/// A fork that was made is whole; one that was refused is not there.
+async fn assert_whole_or_refused(store: &dyn Store, fork: &Log, parent: &Key, made: Result<()>) {
+    match made {
+        Ok(()) => assert_eq!(whole_log(store, &fork.key).await, fork.whole()),
+        refused => {
+            assert_fails(refused, Error::NotFound { session_id: parent.session.clone() });
+            assert_eq!(store.head(&fork.key).await.unwrap(), None);
+            assert_eq!(read_all(store, &fork.key).await, []);
+        }
+    }
+}
+
+/// A fork that meets the purge of its parent either is there, and whole, or was refused.
+pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
+    for round in 0..40 {
+        let mut parent = Log::new(&format!("p{round}"));
+        parent.say("one").say("two").save(&*store).await;
+        let fork = parent.fork(&format!("f{round}"), 2);
+        let tasks: [Task<Made>; 2] =
+            [Box::pin(create(store.clone(), fork)), Box::pin(purge(store.clone(), parent.key.clone()))];
+        for (fork, result) in at_once(tasks).await.into_iter().flatten() {
+            assert_whole_or_refused(&*store, &fork, &parent.key, result).await;
+        }
+        assert_eq!(store.head(&parent.key).await.unwrap(), None);
+    }
+}
+
+/// Many forks, the purge of their parent and a writer on one of the forks at once: whoever is left is whole.
+pub async fn forks_of_one_parent_may_meet_its_purge(Fixture { store, .. }: Fixture) {
+    for round in 0..8 {
+        let mut parent = Log::new(&format!("p{round}"));
+        for n in 0..8 {
+            parent.say(&n.to_string());
+        }
+        parent.save(&*store).await;
+        let mut older = parent.fork(&format!("o{round}"), 4);
+        older.save(&*store).await;
+        let mut tasks: Vec<Task<Made>> = vec![Box::pin(purge(store.clone(), parent.key.clone()))];
+        for seq in 1..=8 {
+            tasks.push(Box::pin(create(store.clone(), parent.fork(&format!("f{round}.{seq}"), seq))));
+        }
+        let (writer, place) = (store.clone(), older.key.clone());
+        tasks.push(Box::pin(async move {
+            for n in 0..5 {
+                say(&*writer, &place, &n.to_string()).await.unwrap();
+            }
+            None
+        }));
+        for (fork, result) in at_once(tasks).await.into_iter().flatten() {
+            assert_whole_or_refused(&*store, &fork, &parent.key, result).await;
+        }
+        let whole = whole_log(&*store, &older.key).await;
+        assert_eq!(whole[..5], older.whole());
+        assert_eq!(whole.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=10).collect::<Vec<_>>());
+    }
+}
+
+/// A blob is there as long as one of many sessions that come and go uses it, and gone after the last.
+pub async fn a_shared_blob_stays_while_it_is_used(Fixture { store, .. }: Fixture) {
+    let picture = blob("a picture");
+    for round in 0..5 {
+        let session = |n: usize| {
+            let (store, picture) = (store.clone(), picture.clone());
+            async move {
+                let mut log = Log::new(&format!("s{round}.{n}"));
+                log.save_with(&*store, &picture).await;
+                if n % 2 == 1 {
+                    store.purge(&log.key).await.unwrap();
+                }
+                log.key
+            }
+        };
+        let keys = at_once((0..TASKS).map(session)).await;
+        let found = store.blob(&Tenant::default(), &picture.id).await.unwrap();
+        assert_eq!(found, Some(picture.bytes.clone()), "round {round}");
+        at_once(keys.into_iter().map(|key| purge(store.clone(), key))).await;
+        assert_eq!(store.blob(&Tenant::default(), &picture.id).await.unwrap(), None, "round {round}");
+    }
+}
+
+/// Tasks that fill one bounded shelf crowd each other's items out; none fails, and the bound holds.
+pub async fn a_bounded_shelf_may_be_fought_over(Fixture { store, .. }: Fixture) {
+    const KEEP: usize = 3;
+    let contested = shelf(Owner::Tenant, "cache");
+    let fill = |task: usize| {
+        let (store, shelf) = (store.clone(), contested.clone());
+        async move {
+            for n in 0..10 {
+                let new = item(&format!("k{}", (task + n) % 8), (task * 10 + n) as i64);
+                store.put(&shelf, &new, Some(KEEP)).await.unwrap();
+            }
+        }
+    };
+    at_once((0..TASKS).map(fill)).await;
+    // Two that meet may each leave the other's item; the next one sees to it.
+    store.put(&contested, &item("last", 999), Some(KEEP)).await.unwrap();
+    let left = store.items(&contested, None, 100).await.unwrap();
+    assert_eq!((left.len(), left.contains(&item("last", 999))), (KEEP, true), "{left:?}");
+}
+
+/// One task's random work on shelves.
+async fn rummage(store: Arc<dyn Store>, shelves: Vec<Shelf>, seed: u64) -> Result<()> {
+    let mut rng = Rng::new(seed);
+    for n in 0..25 {
+        let shelf = rng.pick(&shelves).clone();
+        let name = format!("k{}", rng.below(6));
+        let time = moment(rng.below(100) as i64);
+        match rng.below(8) {
+            0..3 => {
+                let (text, expires_at) = (Some(format!("some words {n}")), rng.once_in(2).then_some(time));
+                let keep = rng.once_in(2).then(|| rng.below(5));
+                store.put(&shelf, &Item { text, expires_at, ..item(&name, n) }, keep).await?;
+            }
+            3 => drop(store.get(&shelf, &name, Some(time)).await?),
+            4 => drop(store.remove(&shelf, &name).await?),
+            5 => drop(store.expire(time, 1 + rng.below(5)).await?),
+            6 => drop(store.search(&shelf, "words", 5).await?),
+            _ => drop(say(&*store, &key("default", "s"), "hi").await?),
+        }
+    }
+    Ok(())
+}
+
+/// Tasks that put, use, search, remove and expire the same items all come to an end, and none fails.
+pub async fn shelves_do_not_deadlock(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.save(&*store).await;
+    let user = |name: &str| shelf(Owner::User(User::new(name).unwrap()), "memory");
+    let shelves = vec![user("ada"), user("bob"), session_shelf(&log.key, "cache")];
+    for result in at_once((0..TASKS as u64).map(|seed| rummage(store.clone(), shelves.clone(), seed))).await {
+        result.unwrap();
+    }
+    // Whatever is left is well-formed: each key once, and found exactly if it is there.
+    for shelf in &shelves {
+        let left: Vec<_> = store.items(shelf, None, 100).await.unwrap().into_iter().map(|i| i.key).collect();
+        assert!(left.is_sorted_by(|a, b| a < b), "{left:?}");
+        let hits = store.search(shelf, "words", 100).await.unwrap();
+        let mut found: Vec<_> = hits.into_iter().map(|h| h.item.key).collect();
+        found.sort();
+        assert_eq!(found, left);
+    }
+}

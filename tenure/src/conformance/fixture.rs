@@ -1,0 +1,75 @@
+//! What a case is given: an empty store, and a way to open it again.
+
+use crate::store::Store;
+use std::{any::Any, fmt, future::Future, path::Path, pin::Pin, sync::Arc, time::Duration};
+
+/// A case that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+type Opening = Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send>>;
+
+/// A fresh, empty store for one case.
+pub struct Fixture {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    open: Option<Box<dyn Fn() -> Opening + Send + Sync>>,
+    // After the store, so that it goes last.
+    keep: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl Fixture {
+    /// A store that can not be opened again.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, open: None, keep: Vec::new() }
+    }
+
+    /// A store that `open` opens, now and again.
+    pub async fn open<O, F>(open: O) -> Self
+    where
+        O: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Arc<dyn Store>> + Send + 'static,
+    {
+        let store = open().await;
+        Self { store, open: Some(Box::new(move || Box::pin(open()))), keep: Vec::new() }
+    }
+
+    /// A store in a directory of its own, which goes when the case is over.
+    pub async fn in_directory<O, F>(open: O) -> Self
+    where
+        O: Fn(&Path) -> F + Send + Sync + 'static,
+        F: Future<Output = Arc<dyn Store>> + Send + 'static,
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_owned();
+        Self::open(move || open(&path)).await.keeping(directory)
+    }
+
+    /// Keeps something, such as a directory, until the case is over.
+    pub fn keeping(mut self, what: impl Any + Send + Sync) -> Self {
+        self.keep.push(Box::new(what));
+        self
+    }
+
+    /// Closes the store and opens it again with the same data. `None` if it has nothing that lasts.
+    pub async fn reopen(self) -> Option<Self> {
+        let Self { store, open, keep } = self;
+        let open = open?;
+        // Not before the last handle is gone: a store may let nobody else in.
+        assert_eq!(Arc::strong_count(&store), 1, "the case keeps a handle to the store that it reopens");
+        drop(store);
+        Some(Self { store: open().await, open: Some(open), keep })
+    }
+}
+
+impl fmt::Debug for Fixture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fixture").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// Runs a case, unless there is nothing to run it on.
+pub async fn check<F: Future<Output = ()>>(fixture: impl Into<Option<Fixture>>, case: impl FnOnce(Fixture) -> F) {
+    if let Some(fixture) = fixture.into() {
+        tokio::time::timeout(PATIENCE, case(fixture)).await.expect("the case must end within five minutes");
+    }
+}

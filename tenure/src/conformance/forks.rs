@@ -1,0 +1,263 @@
+//! Forks: they lean on their parent's log, and stay whole when it is purged.
+
+use super::{Fixture, Log, assert_fails, blob, key, moment, read_all, state, whole_log};
+use crate::entry::{Created, Entry};
+use crate::error::Error;
+use crate::head::{Head, Status};
+use crate::id::{SessionId, Tenant};
+use crate::media::Blob;
+use crate::message::Message;
+use crate::store::{Commit, Query, Store, Whose};
+
+/// A stored session with records 1 to `seq`.
+async fn parent(store: &dyn Store, id: &str, seq: u64) -> Log {
+    let mut log = Log::new(id);
+    for n in 2..=seq {
+        log.say(&format!("{id} {n}"));
+    }
+    log.save(store).await;
+    log
+}
+
+/// A stored fork with a message of its own.
+async fn fork(store: &dyn Store, of: &Log, id: &str, seq: u64) -> Log {
+    let mut log = of.fork(id, seq);
+    log.say(&format!("{id} after {seq}")).save(store).await;
+    log
+}
+
+/// What the sessions show is what they showed when they were written.
+async fn assert_whole(store: &dyn Store, logs: &[&Log]) {
+    for log in logs {
+        assert_eq!(whole_log(store, &log.key).await, log.whole(), "{}", log.key);
+        let head = store.head(&log.key).await.unwrap().unwrap();
+        assert_eq!((head.seq, head.mark), (log.seq(), log.head().mark), "{}", log.key);
+        let own = read_all(store, &log.key).await;
+        assert_eq!(own.first().map(|r| r.seq), Some(head.first), "{}", log.key);
+    }
+}
+
+/// A fork of a session that does not exist, at least not in the same tenant, is refused and leaves nothing.
+pub async fn a_fork_needs_its_parent(Fixture { store, .. }: Fixture) {
+    let mut elsewhere = Log::begin(key("other", "p"), Created::default(), moment(0));
+    elsewhere.say("one").save(&*store).await;
+    let before = state(&*store, &[], &[]).await;
+    let orphan = Log::new("p").say("one").fork("f", 2).commit();
+    assert_fails(store.commit(&orphan).await, Error::NotFound { session_id: SessionId::new("p").unwrap() });
+    assert_eq!(state(&*store, &[], &[]).await, before);
+}
+
+/// A fork can leave its parent after the last record, and not later.
+pub async fn a_fork_can_not_leave_beyond_the_end(Fixture { store, .. }: Fixture) {
+    let stored = parent(&*store, "p", 3).await;
+    let before = state(&*store, &[], &[]).await;
+    let beyond = stored.clone().say("unsaved").fork("f", 4).commit();
+    assert_fails(store.commit(&beyond).await, Error::NotFound { session_id: stored.key.session.clone() });
+    assert_eq!(state(&*store, &[], &[]).await, before);
+    let at_the_end = fork(&*store, &stored, "f", 3).await;
+    assert_whole(&*store, &[&stored, &at_the_end]).await;
+    assert_eq!(store.head(&at_the_end.key).await.unwrap(), Some(at_the_end.head()));
+    assert_eq!(read_all(&*store, &at_the_end.key).await, at_the_end.records);
+}
+
+/// When a parent is purged, the fork that left it last gets the records up to there; the others lean on it.
+pub async fn the_last_fork_inherits(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 6).await;
+    let a = fork(&*store, &p, "a", 3).await;
+    let b = fork(&*store, &p, "b", 5).await;
+    store.purge(&p.key).await.unwrap();
+    assert_eq!(store.head(&p.key).await.unwrap(), None);
+    assert_eq!(read_all(&*store, &p.key).await, []);
+
+    assert_eq!(store.head(&b.key).await.unwrap(), Some(Head { first: 1, parent: None, ..b.head() }));
+    assert_eq!(read_all(&*store, &b.key).await, b.whole());
+    let mut leaning = a.head();
+    leaning.parent.as_mut().unwrap().session = b.key.session.clone();
+    assert_eq!(store.head(&a.key).await.unwrap(), Some(leaning));
+    assert_eq!(read_all(&*store, &a.key).await, a.records);
+    assert_whole(&*store, &[&a, &b]).await;
+
+    let of = |log: &Log| Query { parent: Some(log.key.session.clone()), ..Query::new(Whose::Everyone, 9) };
+    assert_eq!(store.heads(&of(&p)).await.unwrap(), []);
+    assert_eq!(store.heads(&of(&b)).await.unwrap(), [store.head(&a.key).await.unwrap().unwrap()]);
+}
+
+/// A fork in the middle of a chain is inherited from like any other: its heir leans on what it leant on.
+pub async fn a_fork_of_a_fork_inherits(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 4).await;
+    let a = fork(&*store, &p, "a", 3).await;
+    let c = fork(&*store, &a, "c", 5).await;
+    store.purge(&a.key).await.unwrap();
+    let heir = Head { first: 4, parent: a.head().parent, ..c.head() };
+    assert_eq!(store.head(&c.key).await.unwrap(), Some(heir));
+    assert_eq!(read_all(&*store, &c.key).await, [&a.records[..], &c.records].concat());
+    assert_whole(&*store, &[&p, &c]).await;
+    store.purge(&p.key).await.unwrap();
+    assert_eq!(store.head(&c.key).await.unwrap(), Some(Head { first: 1, parent: None, ..c.head() }));
+    assert_eq!(read_all(&*store, &c.key).await, c.whole());
+}
+
+/// What was inherited is passed on, and goes with the last who needs it.
+pub async fn an_heir_can_be_purged_too(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 6).await;
+    let a = fork(&*store, &p, "a", 3).await;
+    let b = fork(&*store, &p, "b", 5).await;
+    store.purge(&p.key).await.unwrap();
+    store.purge(&b.key).await.unwrap();
+    assert_eq!(store.head(&a.key).await.unwrap(), Some(Head { first: 1, parent: None, ..a.head() }));
+    assert_eq!(read_all(&*store, &a.key).await, a.whole());
+    store.purge(&a.key).await.unwrap();
+    for log in [p, a, b] {
+        assert_eq!(read_all(&*store, &log.key).await, []);
+    }
+}
+
+/// A fork may leave a fork at a point that lies in the grandparent's log.
+pub async fn a_fork_from_before_its_parent_began_stays_whole(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 6).await;
+    let a = fork(&*store, &p, "a", 5).await;
+    let early = fork(&*store, &a, "early", 3).await;
+    let earlier = fork(&*store, &a, "earlier", 2).await;
+    assert_whole(&*store, &[&p, &a, &early, &earlier]).await;
+    store.purge(&a.key).await.unwrap();
+    assert_whole(&*store, &[&p, &early, &earlier]).await;
+    store.purge(&p.key).await.unwrap();
+    assert_whole(&*store, &[&early, &earlier]).await;
+    store.purge(&early.key).await.unwrap();
+    assert_whole(&*store, &[&earlier]).await;
+}
+
+/// A fork that can still be restored lives.
+pub async fn a_deleted_fork_inherits_too(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 4).await;
+    let mut f = fork(&*store, &p, "f", 3).await;
+    f.push(Entry::Status { to: Status::Deleted, reason: None }).save(&*store).await;
+    store.purge(&p.key).await.unwrap();
+    assert_whole(&*store, &[&f]).await;
+}
+
+/// A log with a blob for each of its records, all named after their text.
+async fn illustrated(store: &dyn Store, mut log: Log, upto: u64) -> Log {
+    log.save(store).await;
+    while log.seq() < upto {
+        let text = format!("{} {}", log.key.session, log.seq() + 1);
+        log.say(&text).save_with(store, &picture(&text)).await;
+    }
+    log
+}
+
+fn picture(text: &str) -> Blob {
+    blob(format!("picture of {text}"))
+}
+
+/// The blobs that a session shows.
+fn pictures(log: &Log) -> Vec<Blob> {
+    let whole = log.whole();
+    let texts =
+        whole.iter().filter_map(|r| if let Entry::Message(post) = &r.entry { Some(post.message.text()) } else { None });
+    texts.map(|text| picture(&text)).collect()
+}
+
+async fn assert_pictures(store: &dyn Store, left: &[&Log], gone: &[&Log]) {
+    let kept: Vec<_> = left.iter().flat_map(|log| pictures(log)).collect();
+    for blob in left.iter().chain(gone).flat_map(|log| pictures(log)) {
+        let found = store.blob(&Tenant::default(), &blob.id).await.unwrap();
+        let text = String::from_utf8_lossy(&blob.bytes).into_owned();
+        assert_eq!(found.is_some(), kept.contains(&blob), "{text}");
+    }
+}
+
+/// The blobs of inherited records stay with them; the others go.
+pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
+    let p = illustrated(&*store, Log::new("p"), 6).await;
+    let a = illustrated(&*store, p.fork("a", 3), 5).await;
+    let b = illustrated(&*store, p.fork("b", 5), 7).await;
+    store.purge(&p.key).await.unwrap();
+    assert_pictures(&*store, &[&a, &b], &[&p]).await;
+    store.purge(&b.key).await.unwrap();
+    assert_pictures(&*store, &[&a], &[&p, &b]).await;
+    store.purge(&a.key).await.unwrap();
+    assert_pictures(&*store, &[], &[&p, &a, &b]).await;
+
+    // One that was used before the fork left and again after it counts from the first time.
+    let mut q = Log::new("q");
+    let shown = blob("shown twice");
+    q.save(&*store).await;
+    q.say("once").save_with(&*store, &shown).await;
+    let f = fork(&*store, &q, "f", 2).await;
+    q.say("twice").save_with(&*store, &shown).await;
+    store.purge(&q.key).await.unwrap();
+    assert_eq!(store.blob(&Tenant::default(), &shown.id).await.unwrap(), Some(shown.bytes.clone()));
+    store.purge(&f.key).await.unwrap();
+    assert_eq!(store.blob(&Tenant::default(), &shown.id).await.unwrap(), None);
+}
+
+fn orders(items: &[usize]) -> Vec<Vec<usize>> {
+    if items.is_empty() {
+        return vec![Vec::new()];
+    }
+    let first = |at: usize| {
+        let mut rest = items.to_vec();
+        let first = rest.remove(at);
+        orders(&rest).into_iter().map(move |order| [vec![first], order].concat())
+    };
+    (0..items.len()).flat_map(first).collect()
+}
+
+/// A parent, two forks and a fork of a fork can be purged in any order: those that are left show what they showed.
+pub async fn any_order_of_purges_keeps_the_rest_whole(Fixture { store, .. }: Fixture) {
+    for (n, order) in orders(&[0, 1, 2, 3]).into_iter().enumerate() {
+        let p = illustrated(&*store, Log::new(&format!("p{n}")), 5).await;
+        let a = illustrated(&*store, p.fork(&format!("a{n}"), 3), 5).await;
+        let b = illustrated(&*store, p.fork(&format!("b{n}"), 4), 6).await;
+        let c = illustrated(&*store, a.fork(&format!("c{n}"), 5), 7).await;
+        let logs = [p, a, b, c];
+        let mut left: Vec<_> = logs.iter().collect();
+        let mut gone = Vec::new();
+        for which in order {
+            store.purge(&logs[which].key).await.unwrap();
+            left.retain(|log| log.key != logs[which].key);
+            gone.push(&logs[which]);
+            assert_whole(&*store, &left).await;
+            assert_pictures(&*store, &left, &gone).await;
+        }
+    }
+}
+
+/// A writer that read the head of a fork before its parent was purged writes on; the fork stays whole.
+pub async fn a_writer_may_not_know_of_the_purge(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 6).await;
+    let mut a = fork(&*store, &p, "a", 3).await;
+    let mut b = fork(&*store, &p, "b", 5).await;
+    store.purge(&p.key).await.unwrap();
+    for log in [&mut a, &mut b] {
+        let mut commit = log.say("and on").commit();
+        if let Err(Error::Conflict { .. }) = store.commit(&commit).await {
+            // A store may ask for the head as it is now.
+            commit.head = store.head(&log.key).await.unwrap().unwrap();
+            commit.records.iter().for_each(|record| commit.head.apply(record));
+            store.commit(&commit).await.unwrap();
+        }
+    }
+    assert_whole(&*store, &[&a, &b]).await;
+    let stale = a.head();
+    let _ = store.commit(&Commit::new(Some(stale.seq), Vec::new(), stale)).await;
+    assert_whole(&*store, &[&a, &b]).await;
+    store.purge(&b.key).await.unwrap();
+    assert_whole(&*store, &[&a]).await;
+}
+
+/// A session under the id of a purged parent has nothing to do with its forks.
+pub async fn a_new_session_is_not_taken_for_the_old_parent(Fixture { store, .. }: Fixture) {
+    let p = parent(&*store, "p", 6).await;
+    let a = fork(&*store, &p, "a", 3).await;
+    let b = fork(&*store, &p, "b", 5).await;
+    store.purge(&p.key).await.unwrap();
+    let mut again = Log::new("p");
+    again.push(Entry::message(Message::system("another life"))).save(&*store).await;
+    assert_whole(&*store, &[&a, &b, &again]).await;
+    store.purge(&again.key).await.unwrap();
+    assert_whole(&*store, &[&a, &b]).await;
+    store.purge(&b.key).await.unwrap();
+    assert_whole(&*store, &[&a]).await;
+}

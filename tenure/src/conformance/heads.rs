@@ -1,0 +1,486 @@
+//! Listing: every condition, the order, and pages.
+
+use super::{Fixture, Log, head_of, key, moment};
+use crate::entry::{Created, Entry};
+use crate::head::{Head, Status, VisibleHash};
+use crate::id::{Key, RunId, SessionId, Tenant, User};
+use crate::message::Message;
+use crate::store::{Commit, Cursor, Order, Query, Store, Whose};
+use serde_json::{Map, Value, json};
+
+fn all() -> Query {
+    Query::new(Whose::Tenant(Tenant::default()), 1000)
+}
+
+fn ids(heads: &[Head]) -> Vec<&str> {
+    heads.iter().map(|h| h.info.session_id.as_str()).collect()
+}
+
+#[track_caller]
+fn assert_ids(heads: &[Head], want: &[&str]) {
+    assert_eq!(ids(heads), want);
+}
+
+/// Creates a session for each, ten seconds apart: the last is the newest.
+async fn fill(store: &dyn Store, sessions: impl IntoIterator<Item = (&str, Created)>) {
+    for (n, (id, created)) in sessions.into_iter().enumerate() {
+        Log::begin(key("default", id), created, moment(n as i64 * 10)).save(store).await;
+    }
+}
+
+fn tagged(tags: &[&str]) -> Created {
+    Created { tags: tags.iter().map(|t| t.to_string()).collect(), ..Created::default() }
+}
+
+fn titled(title: &str) -> Created {
+    Created { title: Some(title.to_owned()), ..Created::default() }
+}
+
+fn with_metadata(metadata: Value) -> Created {
+    Created { metadata: metadata.as_object().cloned().unwrap(), ..Created::default() }
+}
+
+fn of_user(user: &str) -> Created {
+    Created { user: User::new(user).unwrap(), ..Created::default() }
+}
+
+/// The session that was last active comes first; among equals, the one with the greater id, compared byte by byte.
+pub async fn the_newest_come_first(Fixture { store, .. }: Fixture) {
+    for (id, seconds) in [("a", 5), ("Z", 5), ("a-b", 5), ("a:b", 5), ("a_b", 5), ("aB", 5), ("new", 6), ("old", 4)] {
+        Log::begin(key("default", id), Created::default(), moment(seconds)).save(&*store).await;
+    }
+    let got = store.heads(&all()).await.unwrap();
+    assert_ids(&got, &["new", "a_b", "aB", "a:b", "a-b", "a", "Z", "old"]);
+    // Activity, not creation, makes a session new.
+    let mut log = Log::begin(key("default", "z"), Created::default(), moment(0));
+    log.push_at(moment(7), Entry::message(Message::user("hi"))).save(&*store).await;
+    assert_ids(&store.heads(&Query { limit: 2, ..all() }).await.unwrap(), &["z", "new"]);
+}
+
+/// Page by page, every session comes once, also if many were active at the same moment.
+pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
+    for n in 0..23 {
+        let created = Created { assistant: (n % 3 != 0).then(|| "x".to_owned()), ..Created::default() };
+        let at = moment(i64::from(n) / 6);
+        Log::begin(key("default", &format!("s{n}")), created, at).save(&*store).await;
+    }
+    for assistant in [None, Some("x".to_owned())] {
+        let query = Query { assistant, ..all() };
+        let whole = store.heads(&query).await.unwrap();
+        for limit in [1, 2, 5, 23] {
+            let (mut pages, mut cursor) = (Vec::new(), None);
+            loop {
+                let page = store.heads(&Query { limit, cursor, ..query.clone() }).await.unwrap();
+                let Some(last) = page.last() else { break };
+                cursor = Some(Cursor::of(last));
+                pages.extend(page);
+                assert!(pages.len() <= whole.len(), "the pages have doubles: {:?}", ids(&pages));
+            }
+            assert_eq!(pages, whole);
+        }
+    }
+    // A cursor holds its place when its session is gone.
+    let whole = store.heads(&all()).await.unwrap();
+    store.purge(&whole[9].key()).await.unwrap();
+    let cursor = Some(Cursor::of(&whole[9]));
+    assert_eq!(store.heads(&Query { cursor, ..all() }).await.unwrap(), whole[10..]);
+}
+
+/// The first ones can be left out, after a cursor too.
+pub async fn an_offset_leaves_out_the_first(Fixture { store, .. }: Fixture) {
+    fill(&*store, ["a", "b", "c", "d", "e"].map(|id| (id, Created::default()))).await;
+    let page = |offset, limit| Query { offset, limit, ..all() };
+    assert_ids(&store.heads(&page(0, 2)).await.unwrap(), &["e", "d"]);
+    assert_ids(&store.heads(&page(2, 2)).await.unwrap(), &["c", "b"]);
+    assert_ids(&store.heads(&page(4, 2)).await.unwrap(), &["a"]);
+    assert_ids(&store.heads(&page(5, 2)).await.unwrap(), &[]);
+    let first = store.heads(&page(0, 1)).await.unwrap();
+    let after = Query { cursor: Some(Cursor::of(&first[0])), ..page(1, 2) };
+    assert_ids(&store.heads(&after).await.unwrap(), &["c", "b"]);
+}
+
+/// A limit of none gives none; the largest numbers are no mistake.
+pub async fn no_limit_is_too_small_or_too_large(Fixture { store, .. }: Fixture) {
+    fill(&*store, ["a", "b"].map(|id| (id, Created::default()))).await;
+    assert_ids(&store.heads(&Query { limit: 0, ..all() }).await.unwrap(), &[]);
+    assert_ids(&store.heads(&Query { limit: usize::MAX, ..all() }).await.unwrap(), &["b", "a"]);
+    assert_ids(&store.heads(&Query { limit: usize::MAX, offset: 1, ..all() }).await.unwrap(), &["a"]);
+    assert_ids(&store.heads(&Query { limit: usize::MAX, offset: usize::MAX, ..all() }).await.unwrap(), &[]);
+}
+
+/// A tenant sees its own sessions, whatever the ids of others.
+pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
+    for (n, (tenant, id)) in [("a", "s"), ("b", "s"), ("a", "t"), ("b", "u"), ("ab", "s")].into_iter().enumerate() {
+        let created = Created { thread: Some("t".to_owned()), ..tagged(&["x"]) };
+        Log::begin(key(tenant, id), created, moment(n as i64)).save(&*store).await;
+    }
+    let of = |tenant: &str| Whose::Tenant(Tenant::new(tenant).unwrap());
+    for (tenant, want) in [("a", &["t", "s"][..]), ("b", &["u", "s"]), ("ab", &["s"]), ("c", &[])] {
+        let heads = store.heads(&Query::new(of(tenant), 9)).await.unwrap();
+        assert_ids(&heads, want);
+        assert!(heads.iter().all(|h| h.tenant.as_str() == tenant));
+        let query = Query { tags: vec!["x".to_owned()], thread: Some("t".to_owned()), ..Query::new(of(tenant), 9) };
+        assert_eq!(store.heads(&query).await.unwrap(), heads);
+    }
+    assert_ids(&store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap(), &["s", "u", "t", "s", "s"]);
+}
+
+/// A user sees their own sessions, in their own tenant.
+pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
+    let users = [("s1", "Ada"), ("s2", "ada"), ("s3", "Ada"), ("s4", "Ädä 'x' %")];
+    fill(&*store, users.map(|(id, user)| (id, of_user(user)))).await;
+    Log::begin(key("other", "s1"), of_user("Ada"), moment(0)).save(&*store).await;
+    for (tenant, user, want) in [
+        ("default", "Ada", &["s3", "s1"][..]),
+        ("default", "ada", &["s2"]),
+        ("default", "Ädä 'x' %", &["s4"]),
+        ("default", "A", &[]),
+        ("other", "Ada", &["s1"]),
+        ("other", "ada", &[]),
+    ] {
+        let whose = Whose::User(Tenant::new(tenant).unwrap(), User::new(user).unwrap());
+        assert_ids(&store.heads(&Query::new(whose, 9)).await.unwrap(), want);
+    }
+}
+
+/// Sessions of an assistant, and of a chat thread.
+pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
+    let created = |assistant: Option<&str>, thread: Option<&str>| Created {
+        assistant: assistant.map(str::to_owned),
+        thread: thread.map(str::to_owned),
+        ..Created::default()
+    };
+    let sessions =
+        [("a", Some("x"), None), ("b", Some("x"), Some("x")), ("c", None, Some("x")), ("d", Some("X"), Some("it's"))];
+    fill(&*store, sessions.map(|(id, assistant, thread)| (id, created(assistant, thread)))).await;
+    for (assistant, thread, want) in [
+        (Some("x"), None, &["b", "a"][..]),
+        (None, Some("x"), &["c", "b"]),
+        (Some("x"), Some("x"), &["b"]),
+        (None, Some("it's"), &["d"]),
+        (Some(""), None, &[]),
+    ] {
+        let Created { assistant, thread, .. } = created(assistant, thread);
+        assert_ids(&store.heads(&Query { assistant, thread, ..all() }).await.unwrap(), want);
+    }
+}
+
+/// Sessions in any of some states.
+pub async fn states_are_found(Fixture { store, .. }: Fixture) {
+    let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+    for to in states {
+        let mut log = Log::new(to.as_str());
+        log.push(Entry::Status { to, reason: None }).save(&*store).await;
+    }
+    let with = |status: &[Status]| Query { status: status.to_vec(), ..all() };
+    assert_ids(&store.heads(&with(&[])).await.unwrap(), &["paused", "expired", "deleted", "active"]);
+    for state in states {
+        assert_ids(&store.heads(&with(&[state])).await.unwrap(), &[state.as_str()]);
+    }
+    let live = with(&[Status::Active, Status::Paused]);
+    assert_ids(&store.heads(&live).await.unwrap(), &["paused", "active"]);
+    assert_ids(&store.heads(&Query { limit: 1, ..live }).await.unwrap(), &["paused"]);
+}
+
+/// Sessions that were created from a moment on, and before another.
+pub async fn creation_times_are_found(Fixture { store, .. }: Fixture) {
+    fill(&*store, ["a", "b", "c"].map(|id| (id, Created::default()))).await;
+    let micro = jiff::SignedDuration::from_micros(1);
+    let between = |after, before| Query { created_after: after, created_before: before, ..all() };
+    let b = moment(10);
+    for (after, before, want) in [
+        (Some(b), None, &["c", "b"][..]),
+        (Some(b + micro), None, &["c"]),
+        (None, Some(b), &["a"]),
+        (None, Some(b + micro), &["b", "a"]),
+        (Some(b), Some(b + micro), &["b"]),
+        (Some(b), Some(b), &[]),
+    ] {
+        assert_ids(&store.heads(&between(after, before)).await.unwrap(), want);
+    }
+}
+
+/// Sessions that have all of some tags.
+pub async fn tags_are_found(Fixture { store, .. }: Fixture) {
+    fill(&*store, [("a", tagged(&["x"])), ("b", tagged(&["x", "y"])), ("c", tagged(&["y", "y"])), ("d", tagged(&[]))])
+        .await;
+    for (tags, want) in [
+        (&["x"][..], &["b", "a"][..]),
+        (&["y"], &["c", "b"]),
+        (&["y", "x"], &["b"]),
+        (&["x", "x"], &["b", "a"]),
+        (&["X"], &[]),
+        (&["x", "z"], &[]),
+    ] {
+        let tags = tags.iter().map(|t| t.to_string()).collect();
+        assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), want);
+    }
+}
+
+/// A tag may be any text.
+pub async fn odd_tags_are_found(Fixture { store, .. }: Fixture) {
+    let long = "ä".repeat(5000);
+    let (long_a, long_b) = (format!("{long}a"), format!("{long}b"));
+    let tags = [
+        "",
+        " ",
+        "it's",
+        "\"quoted\"",
+        "a\0b",
+        "a\\0b",
+        "ab",
+        "a\nb",
+        "äöü",
+        "ÄÖÜ",
+        "😀",
+        "%",
+        "_",
+        "*",
+        "a,b",
+        "{a}",
+        "[1]",
+        "\\",
+        "'; drop table labels; --",
+        "k:1",
+        "#x",
+        &long_a,
+        &long_b,
+    ];
+    let names: Vec<_> = (0..tags.len()).map(|n| format!("s{n}")).collect();
+    fill(&*store, names.iter().zip(tags).map(|(id, tag)| (id.as_str(), tagged(&[tag, "all"])))).await;
+    for (id, tag) in names.iter().zip(tags) {
+        let tags = vec!["all".to_owned(), tag.to_owned()];
+        assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), &[id]);
+    }
+}
+
+/// Metadata fields are found by their plain value; a text is no number.
+pub async fn metadata_is_found(Fixture { store, .. }: Fixture) {
+    let big = 9_007_199_254_740_993_u64;
+    let values = [
+        json!("1"),
+        json!(1),
+        json!(1.5),
+        json!(-1),
+        json!(true),
+        json!("true"),
+        json!(false),
+        json!(null),
+        json!("null"),
+        json!(""),
+        json!("ä'\"\0"),
+        json!(big),
+        json!(big - 1),
+        json!("x".repeat(3000)),
+    ];
+    let names: Vec<_> = (0..values.len()).map(|n| format!("s{n}")).collect();
+    let created = values.iter().map(|v| with_metadata(json!({"k": v, "same": true, "nested": {"k": v}})));
+    fill(&*store, names.iter().map(String::as_str).zip(created)).await;
+    let with = |fields: &[(&str, Value)]| Query {
+        metadata: fields.iter().map(|(k, v)| (k.to_string(), v.clone())).collect(),
+        ..all()
+    };
+    for (id, value) in names.iter().zip(&values) {
+        let query = with(&[("same", json!(true)), ("k", value.clone())]);
+        assert_ids(&store.heads(&query).await.unwrap(), &[id]);
+    }
+    assert_eq!(store.heads(&with(&[("same", json!(true))])).await.unwrap().len(), values.len());
+    for (field, value) in
+        [("same", json!("true")), ("K", json!(1)), ("k", json!(2)), ("nested", json!({"k": 1})), ("", json!(1))]
+    {
+        assert_ids(&store.heads(&with(&[(field, value)])).await.unwrap(), &[]);
+    }
+    // A tag is no field.
+    let tags = vec!["k".to_owned()];
+    assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), &[]);
+}
+
+/// A part of the title finds a session, in any case and any language, and no character is special.
+pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture) {
+    let titles = [
+        ("a", "Grüße aus ÄÖ"),
+        ("b", "100% SURE"),
+        ("c", "under_score"),
+        ("d", "back\\slash 'n' \"q\""),
+        ("e", "Ωmega ПРИВЕТ"),
+    ];
+    fill(&*store, titles.map(|(id, title)| (id, titled(title))).into_iter().chain([("f", Created::default())])).await;
+    for (text, want) in [
+        ("grüße", &["a"][..]),
+        ("äö", &["a"]),
+        ("GRÜ", &["a"]),
+        ("sure", &["b"]),
+        ("%", &["b"]),
+        ("_", &["c"]),
+        ("\\", &["d"]),
+        ("'N'", &["d"]),
+        ("\"Q\"", &["d"]),
+        ("привет", &["e"]),
+        ("ωMEGA", &["e"]),
+        ("u", &["c", "b", "a"]),
+        ("", &["f", "e", "d", "c", "b", "a"]),
+        ("S%E", &[]),
+        ("under-score", &[]),
+    ] {
+        let title = Some(text.to_owned());
+        assert_ids(&store.heads(&Query { title, ..all() }).await.unwrap(), want);
+    }
+}
+
+/// The forks of a session.
+pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
+    let mut parent = Log::new("p");
+    parent.say("one").say("two").save(&*store).await;
+    let (mut first, mut second) = (parent.fork("f1", 2), parent.fork("f2", 3));
+    first.save(&*store).await;
+    second.save(&*store).await;
+    first.fork("g", 3).save(&*store).await;
+    let of = |id: &str| Query { parent: Some(SessionId::new(id).unwrap()), ..all() };
+    assert_ids(&store.heads(&of("p")).await.unwrap(), &["f2", "f1"]);
+    assert_ids(&store.heads(&of("f1")).await.unwrap(), &["g"]);
+    assert_ids(&store.heads(&of("g")).await.unwrap(), &[]);
+}
+
+/// A conversation is found by its hash among many, and only within its user.
+pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixture) {
+    let talk = |key: Key, user: &str, words: &[&str], at| {
+        let mut log = Log::begin(key, of_user(user), moment(at));
+        for word in words {
+            log.say(word);
+        }
+        log
+    };
+    let mut logs = [
+        talk(key("default", "a"), "ada", &["hi", "there"], 0),
+        talk(key("default", "b"), "ada", &["hi"], 10),
+        talk(key("default", "c"), "bob", &["hi"], 20),
+        talk(key("other", "d"), "ada", &["hi"], 30),
+        talk(key("default", "e"), "ada", &["hi"], 40),
+    ];
+    for log in &mut logs {
+        log.save(&*store).await;
+    }
+    let hash = |log: &Log| head_of(&log.key, &log.records).mark.hash;
+    let ada = Whose::User(Tenant::default(), User::new("ada").unwrap());
+    let with = |hashes| Query { hashes, ..Query::new(ada.clone(), 9) };
+    assert_ids(&store.heads(&with(vec![hash(&logs[1])])).await.unwrap(), &["e", "b"]);
+    let mut many: Vec<_> = (1..=2000_u128).map(|n| VisibleHash((n << 64).to_be_bytes())).collect();
+    assert_ids(&store.heads(&with(many.clone())).await.unwrap(), &[]);
+    many.extend([hash(&logs[0]), hash(&logs[1]), hash(&logs[1])]);
+    assert_ids(&store.heads(&with(many)).await.unwrap(), &["e", "b", "a"]);
+}
+
+/// What is due before a moment, first due first.
+pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
+    for (id, tenant, due) in
+        [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None), ("d", "y", Some(20)), ("e", "x", Some(40))]
+    {
+        let mut commit = Log::begin(key(tenant, id), Created::default(), moment(0)).commit();
+        commit.head.due_at = due.map(moment);
+        store.commit(&commit).await.unwrap();
+    }
+    let due = |seconds, limit| Query {
+        due_before: Some(moment(seconds)),
+        order: Order::Due,
+        ..Query::new(Whose::Everyone, limit)
+    };
+    assert_ids(&store.heads(&due(40, 9)).await.unwrap(), &["b", "d", "a"]);
+    assert_ids(&store.heads(&due(99, 2)).await.unwrap(), &["b", "d"]);
+    assert_ids(&store.heads(&due(10, 9)).await.unwrap(), &[]);
+    // The usual order goes with the condition as well.
+    assert_ids(&store.heads(&Query { order: Order::Newest, ..due(31, 9) }).await.unwrap(), &["d", "b", "a"]);
+    // What is put off is not due any more.
+    let mut head = store.head(&key("y", "b")).await.unwrap().unwrap();
+    head.due_at = None;
+    store.commit(&Commit::new(Some(head.seq), Vec::new(), head)).await.unwrap();
+    assert_ids(&store.heads(&due(99, 9)).await.unwrap(), &["d", "a", "e"]);
+}
+
+/// Runs whose lease ended before a moment, of every tenant.
+pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
+    let run = RunId::new("r").unwrap();
+    for (id, tenant, until) in [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None)] {
+        let mut log = Log::begin(key(tenant, id), Created::default(), moment(0));
+        log.push(Entry::RunStarted { run: run.clone(), detail: Map::new() });
+        if let Some(until) = until.map(moment) {
+            log.push(Entry::RunClaimed { run: run.clone(), node: "n".to_owned(), until });
+        }
+        log.save(&*store).await;
+    }
+    let ended = |seconds| Query { lease_before: Some(moment(seconds)), ..Query::new(Whose::Everyone, 9) };
+    assert_ids(&store.heads(&ended(10)).await.unwrap(), &[]);
+    assert_ids(&store.heads(&ended(30)).await.unwrap(), &["b"]);
+    assert_ids(&store.heads(&ended(31)).await.unwrap(), &["b", "a"]);
+}
+
+/// Of several conditions, a session must meet each.
+pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
+    let full = Created {
+        assistant: Some("x".to_owned()),
+        thread: Some("t".to_owned()),
+        title: Some("A title".to_owned()),
+        tags: vec!["a".to_owned()],
+        ..with_metadata(json!({"n": 1}))
+    };
+    let but = |change: &dyn Fn(&mut Created)| {
+        let mut created = full.clone();
+        change(&mut created);
+        created
+    };
+    let sessions = [
+        ("full", full.clone()),
+        ("assistant", but(&|c| c.assistant = None)),
+        ("thread", but(&|c| c.thread = Some("u".to_owned()))),
+        ("title", but(&|c| c.title = None)),
+        ("tags", but(&|c| c.tags.clear())),
+        ("metadata", but(&|c| c.metadata.clear())),
+        ("user", but(&|c| c.user = User::new("bob").unwrap())),
+    ];
+    fill(&*store, sessions).await;
+    let query = Query {
+        assistant: full.assistant.clone(),
+        thread: full.thread.clone(),
+        status: vec![Status::Active],
+        created_after: Some(moment(0)),
+        created_before: Some(moment(1000)),
+        tags: full.tags.clone(),
+        metadata: vec![("n".to_owned(), json!(1))],
+        title: Some("TITLE".to_owned()),
+        hashes: vec![VisibleHash::default()],
+        ..Query::new(Whose::User(Tenant::default(), User::default()), 9)
+    };
+    assert_ids(&store.heads(&query).await.unwrap(), &["full"]);
+    assert_ids(&store.heads(&Query { tags: Vec::new(), ..query }).await.unwrap(), &["tags", "full"]);
+}
+
+/// When a session changes, it is found by what it is now and not by what it was.
+pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fixture) {
+    let created =
+        Created { title: Some("before".to_owned()), tags: vec!["old".to_owned()], ..with_metadata(json!({"n": 1})) };
+    let mut log = Log::begin(key("default", "s"), created, moment(0));
+    log.save(&*store).await;
+    let change = serde_json::from_value(json!({"title": "after", "tags": ["new"], "metadata": {"n": 2}})).unwrap();
+    log.push(Entry::Info(change))
+        .push(Entry::Status { to: Status::Paused, reason: None })
+        .say("hi")
+        .save(&*store)
+        .await;
+    let queries = |title: &str, tag: &str, n: i64, status, hash| {
+        [
+            Query { title: Some(title.to_owned()), ..all() },
+            Query { tags: vec![tag.to_owned()], ..all() },
+            Query { metadata: vec![("n".to_owned(), json!(n))], ..all() },
+            Query { status: vec![status], ..all() },
+            Query { hashes: vec![hash], ..all() },
+        ]
+    };
+    for query in queries("before", "old", 1, Status::Active, VisibleHash::default()) {
+        assert_eq!(store.heads(&query).await.unwrap(), []);
+    }
+    for query in queries("after", "new", 2, Status::Paused, log.head().mark.hash) {
+        assert_eq!(store.heads(&query).await.unwrap(), [log.head()]);
+    }
+    // What it was and what it is are still one session.
+    let hashes = vec![VisibleHash::default(), log.head().mark.hash];
+    assert_eq!(store.heads(&Query { hashes, ..all() }).await.unwrap(), [log.head()]);
+}

@@ -1,0 +1,278 @@
+//! Building blocks for cases, and for other tests that need sessions.
+
+use crate::entry::{Created, Entry, Parent, Record};
+use crate::error::{Error, Result};
+use crate::head::Head;
+use crate::id::{Key, Seq, SessionId, Tenant};
+use crate::media::{Blob, BlobId};
+use crate::message::Message;
+use crate::session::Session;
+use crate::store::{Commit, Direction, Item, Owner, Query, Range, Shelf, Store, Whose};
+use jiff::{SignedDuration, Timestamp};
+use std::{fmt::Debug, sync::Arc};
+
+/// So many seconds after a certain moment, with odd microseconds: a store that rounds is found out.
+pub fn moment(seconds: i64) -> Timestamp {
+    Timestamp::from_microsecond(1_767_323_045_000_007 + seconds * 1_000_000).expect("the moments of a test are near")
+}
+
+/// The key of a session.
+pub fn key(tenant: &str, session: &str) -> Key {
+    Key { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() }
+}
+
+/// The index card that follows from a log: a session's own records, or all that it shows.
+pub fn head_of(key: &Key, records: &[Record]) -> Head {
+    let session = Session::replay(key, records.iter().cloned()).expect("a log begins with `created`");
+    session.head().clone()
+}
+
+/// A session that a test writes.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// Where it is.
+    pub key: Key,
+    /// What it shows of its parent's log.
+    pub inherited: Vec<Record>,
+    /// Its own records.
+    pub records: Vec<Record>,
+    saved: usize,
+}
+
+impl Log {
+    /// A session of the default tenant and user that has just begun.
+    pub fn new(id: &str) -> Self {
+        Self::begin(key("default", id), Created::default(), moment(0))
+    }
+
+    /// A session that has just begun.
+    pub fn begin(key: Key, created: Created, at: Timestamp) -> Self {
+        let created = Record { seq: 1, at, entry: Entry::Created(created) };
+        Self { key, inherited: Vec::new(), records: vec![created], saved: 0 }
+    }
+
+    /// A fork of this session that leaves it after a record.
+    pub fn fork(&self, id: &str, seq: Seq) -> Self {
+        let inherited: Vec<_> = self.whole().into_iter().filter(|r| r.seq <= seq).collect();
+        let mark = head_of(&self.key, &inherited).mark;
+        let parent = Some(Parent { session: self.key.session.clone(), seq, mark });
+        let entry = Entry::Created(Created { parent, ..Created::default() });
+        let records = vec![Record { seq: seq + 1, at: self.next_at(), entry }];
+        let key = Key { session: SessionId::new(id).unwrap(), ..self.key.clone() };
+        Self { key, inherited, records, saved: 0 }
+    }
+
+    /// Its last record.
+    pub fn seq(&self) -> Seq {
+        self.records.last().map_or(0, |r| r.seq)
+    }
+
+    /// All that it shows: what it inherited and its own records.
+    pub fn whole(&self) -> Vec<Record> {
+        [&self.inherited[..], &self.records].concat()
+    }
+
+    /// Its index card.
+    pub fn head(&self) -> Head {
+        head_of(&self.key, &self.records)
+    }
+
+    /// Adds a record, a second later than the last.
+    pub fn push(&mut self, entry: Entry) -> &mut Self {
+        self.push_at(self.next_at(), entry)
+    }
+
+    /// Adds a record with a time.
+    pub fn push_at(&mut self, at: Timestamp, entry: Entry) -> &mut Self {
+        self.records.push(Record { seq: self.seq() + 1, at, entry });
+        self
+    }
+
+    /// Adds a message of the user.
+    pub fn say(&mut self, text: &str) -> &mut Self {
+        self.push(Entry::message(Message::user(text)))
+    }
+
+    /// The step that saves what is not saved yet; the next one goes on from there.
+    pub fn commit(&mut self) -> Commit {
+        let base = self.saved.checked_sub(1).map(|last| self.records[last].seq);
+        let records = self.records[self.saved..].to_vec();
+        self.saved = self.records.len();
+        Commit::new(base, records, self.head())
+    }
+
+    /// Saves what is not saved yet.
+    pub async fn save(&mut self, store: &dyn Store) {
+        store.commit(&self.commit()).await.unwrap();
+    }
+
+    /// Saves what is not saved yet, and a blob with it.
+    pub async fn save_with(&mut self, store: &dyn Store, blob: &Blob) {
+        let blobs = vec![blob.clone()];
+        store.commit(&Commit { blobs, ..self.commit() }).await.unwrap();
+    }
+
+    fn next_at(&self) -> Timestamp {
+        self.records.last().map_or(moment(0), |r| r.at + SignedDuration::from_micros(1_000_001))
+    }
+}
+
+/// Appends a user message to a stored session, again and again until no other writer was first. The record it became.
+pub async fn say(store: &dyn Store, key: &Key, text: &str) -> Result<Record> {
+    loop {
+        let found = store.head(key).await?;
+        let mut head = found.ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
+        let (base, at) = (head.seq, head.info.updated_at + SignedDuration::from_micros(1));
+        let record = Record { seq: base + 1, at, entry: Entry::message(Message::user(text)) };
+        head.apply(&record);
+        match store.commit(&Commit::new(Some(base), vec![record.clone()], head)).await {
+            Err(Error::Conflict { .. }) => tokio::task::yield_now().await,
+            done => return done.map(|()| record),
+        }
+    }
+}
+
+/// The records of a range, however many pages they come in.
+pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
+    let (mut range, mut records) = (range.clone(), Vec::new());
+    loop {
+        let page = store.records(key, &range).await.unwrap();
+        assert!(page.len() <= range.limit, "{} records are more than {}", page.len(), range.limit);
+        // A page that does not move on would be read for ever.
+        let (mut seqs, within) = (page.iter().map(|r| r.seq), |seq: Seq| seq > range.after && seq <= range.upto);
+        let ordered = match range.order {
+            Direction::Forward => page.is_sorted_by(|a, b| a.seq < b.seq),
+            Direction::Backward => page.is_sorted_by(|a, b| a.seq > b.seq),
+        };
+        assert!(ordered && seqs.all(within), "{key}: the records of {range:?} are out of order or out of range");
+        range.limit -= page.len();
+        match (page.last(), range.order) {
+            (Some(last), Direction::Forward) => range.after = last.seq,
+            // Nothing is before the first record.
+            (Some(last), Direction::Backward) => range.upto = last.seq.saturating_sub(1),
+            (None, _) => return records,
+        }
+        records.extend(page);
+    }
+}
+
+/// All records of a session's own log.
+pub async fn read_all(store: &dyn Store, key: &Key) -> Vec<Record> {
+    read(store, key, &Range::after(0)).await
+}
+
+/// All that a session shows: its own records and those it leans on.
+pub async fn whole_log(store: &dyn Store, key: &Key) -> Vec<Record> {
+    let (mut key, mut upto, mut parts) = (key.clone(), Seq::MAX, Vec::new());
+    loop {
+        assert!(parts.len() < 1000, "{key}: sessions lean on each other in a circle");
+        let head =
+            store.head(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is missing, and a session leans on it"));
+        parts.push(read(store, &key, &Range { upto, ..Range::after(0) }).await);
+        let Some(parent) = head.parent else { break };
+        (key.session, upto) = (parent.session, upto.min(parent.seq));
+    }
+    parts.into_iter().rev().flatten().collect()
+}
+
+/// A shelf of the default tenant.
+pub fn shelf(owner: Owner, name: &str) -> Shelf {
+    Shelf { tenant: Tenant::default(), owner, name: name.to_owned() }
+}
+
+/// A shelf of a session.
+pub fn session_shelf(key: &Key, name: &str) -> Shelf {
+    Shelf { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
+}
+
+/// An item that was made, and last used, at a moment.
+pub fn item(key: &str, seconds: i64) -> Item {
+    let (created_at, used_at) = (moment(seconds), moment(seconds));
+    let value = format!(r#"{{"made": {seconds}}}"#);
+    Item { key: key.to_owned(), value, text: None, created_at, used_at, uses: 0, expires_at: None }
+}
+
+/// A blob with these bytes.
+pub fn blob(bytes: impl Into<Vec<u8>>) -> Blob {
+    let bytes = bytes.into();
+    Blob { id: BlobId::of(&bytes), bytes: bytes.into() }
+}
+
+/// All that a store has, to compare it with what it had.
+#[derive(Debug, PartialEq)]
+pub struct State {
+    /// The index cards, by key.
+    pub heads: Vec<Head>,
+    /// The log of each of them.
+    pub logs: Vec<Vec<Record>>,
+    /// The items of the shelves that were asked for.
+    pub items: Vec<Vec<Item>>,
+    /// The bytes of the blobs that were asked for, in the tenant `default`.
+    pub blobs: Vec<Option<Arc<[u8]>>>,
+}
+
+/// All sessions of a store, and these shelves and blobs.
+pub async fn state(store: &dyn Store, shelves: &[Shelf], blobs: &[Blob]) -> State {
+    let mut heads = store.heads(&Query::new(Whose::Everyone, usize::MAX)).await.unwrap();
+    heads.sort_by_key(Head::key);
+    let (mut logs, mut items, mut found) = (Vec::new(), Vec::new(), Vec::new());
+    for head in &heads {
+        logs.push(read_all(store, &head.key()).await);
+    }
+    for shelf in shelves {
+        items.push(store.items(shelf, None, usize::MAX).await.unwrap());
+    }
+    for blob in blobs {
+        found.push(store.blob(&Tenant::default(), &blob.id).await.unwrap());
+    }
+    State { heads, logs, items, blobs: found }
+}
+
+/// Asserts that something failed, and how.
+#[track_caller]
+pub fn assert_fails<T: Debug>(got: Result<T>, want: Error) {
+    match got {
+        Err(got) => assert_eq!(format!("{got:?}"), format!("{want:?}")),
+        Ok(got) => panic!("this should have failed with {want:?}, and gave {got:?}"),
+    }
+}
+
+/// Random numbers that are the same in every run (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// Numbers that depend on the seed only.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below another, which is not 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.draw() % end as u64) as usize
+    }
+
+    /// Whether something that happens once in so many times happens now.
+    pub fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+
+    /// So many bytes.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        std::iter::repeat_with(|| self.draw().to_le_bytes()).flatten().take(count).collect()
+    }
+}

@@ -1,0 +1,398 @@
+//! Commits and the log: what was acknowledged reads back, exactly, and nothing else does.
+
+use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
+use crate::entry::{
+    Change, Checkpointed, Created, Decision, Entry, InfoChange, Outcome, Post, Record, ReviewDecided, ReviewOpened,
+    Rewound,
+};
+use crate::error::Error;
+use crate::head::{Status, Style};
+use crate::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
+use crate::message::Message;
+use crate::store::{Commit, Direction, MAX_PAGE_BYTES, Owner, Range};
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use std::slice::from_ref;
+
+fn map(value: Value) -> Map<String, Value> {
+    value.as_object().cloned().unwrap()
+}
+
+/// One entry of every kind, `created` apart, with every field in use; and once with none.
+pub(super) fn every_kind() -> Vec<Entry> {
+    let run = RunId::new("run-1").unwrap();
+    let review = ReviewId::new("review:1").unwrap();
+    let mark = Log::new("x").say("one").head().mark;
+    let text = Change::Set("Ein schöner \"Titel\"".to_owned());
+    let tags = Change::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
+    let metadata = map(json!({"a": {"b": null}, "c": [1, 2.5, "x"], "d": null}));
+    let style = Change::Set(Style::Full);
+    let detail = map(json!({"n": u64::MAX, "s": "\u{0}\n"}));
+    vec![
+        Entry::message(Message::user("hi")),
+        Entry::Message(Post { run: Some(run.clone()), lead: true, message: Message::system("Be brief.") }),
+        Entry::Checkpoint(Checkpointed {
+            label: Label::new("vor dem Löschen").unwrap(),
+            auto: true,
+            run: Some(run.clone()),
+            step: Some(7),
+            state: detail.clone(),
+        }),
+        Entry::Checkpoint(Checkpointed {
+            label: Label::new("plain").unwrap(),
+            auto: false,
+            run: None,
+            step: None,
+            state: Map::new(),
+        }),
+        Entry::Rewound(Rewound { to: 2, mark }),
+        Entry::Info(InfoChange { model: Change::Clear, title: text, tags, metadata, style }),
+        Entry::Info(InfoChange::default()),
+        Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
+        Entry::Status { to: Status::Active, reason: None },
+        Entry::RunStarted { run: run.clone(), detail: detail.clone() },
+        Entry::RunClaimed { run: run.clone(), node: "node/1 ☃".to_owned(), until: moment(99) },
+        Entry::ToolStarted {
+            run: run.clone(),
+            call: "call_1".to_owned(),
+            tool: "search".to_owned(),
+            detail: detail.clone(),
+        },
+        Entry::ReviewOpened(ReviewOpened {
+            review: review.clone(),
+            step: "pay".to_owned(),
+            run: Some(run.clone()),
+            call: Some("call_1".to_owned()),
+            queue: Some("finance".to_owned()),
+            detail,
+        }),
+        Entry::ReviewDecided(ReviewDecided {
+            review,
+            step: "pay".to_owned(),
+            decision: Decision::Corrected,
+            reviewer: "bob".to_owned(),
+            notes: Some("less".to_owned()),
+            arguments: Some(json!({"amount": 1e-7})),
+        }),
+        Entry::Compacted { upto: 2, summary: Message::parse(r#"{ "role":"user" , "content":"\u00e4" }"#).unwrap() },
+        Entry::RunEnded { run, outcome: Outcome::Failed, error: Some("it was late".to_owned()) },
+    ]
+}
+
+/// A session of every kind of entry.
+pub(super) fn rich(id: &str) -> Log {
+    let created = Created {
+        user: User::new("Ada \"L\" Ü").unwrap(),
+        assistant: Some("it's".to_owned()),
+        thread: Some("thread/1".to_owned()),
+        model: Some("m".to_owned()),
+        title: Some("A\0B 'C' Ä".to_owned()),
+        tags: vec!["x".to_owned(), "x".to_owned(), String::new()],
+        metadata: map(json!({"n": 1.50, "big": u64::MAX, "o": {"z": 1, "a": [true, null]}, "\0": "\0"})),
+        style: Style::Append,
+        parent: None,
+    };
+    let mut log = Log::begin(key("default", id), created, moment(0));
+    for entry in every_kind() {
+        log.push(entry);
+    }
+    log
+}
+
+/// A session that was created has the head and the records it was created with.
+pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.say("one").say("two").save(&*store).await;
+    assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+    assert_eq!(read_all(&*store, &log.key).await, log.records);
+    log.say("three").save(&*store).await;
+    assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+    assert_eq!(read_all(&*store, &log.key).await, log.records);
+}
+
+/// Entries of every kind come back as they were.
+pub async fn every_kind_of_entry_reads_back(Fixture { store, .. }: Fixture) {
+    let mut log = rich("s");
+    log.save(&*store).await;
+    assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+    assert_eq!(read_all(&*store, &log.key).await, log.records);
+}
+
+/// Times keep their microseconds, may be the same twice, go back, and lie far away.
+pub async fn times_are_kept_to_the_microsecond(Fixture { store, .. }: Fixture) {
+    let times = ["2026-03-29T00:59:59.999999Z", "2026-03-29T00:59:59.999999Z", "1969-12-31T23:59:59.999999Z"];
+    let times =
+        times.into_iter().chain(["1970-01-01T00:00:00.000001Z", "0001-01-01T00:00:00Z", "9999-12-30T12:00:00.123456Z"]);
+    for (n, time) in times.clone().enumerate() {
+        let at: Timestamp = time.parse().unwrap();
+        let mut log = Log::begin(key("default", &format!("s{n}")), Created::default(), at);
+        for other in times.clone() {
+            log.push_at(other.parse().unwrap(), Entry::message(Message::user(other)));
+        }
+        let mut commit = log.commit();
+        commit.head.due_at = Some(at);
+        store.commit(&commit).await.unwrap();
+        assert_eq!(store.head(&log.key).await.unwrap(), Some(commit.head));
+        assert_eq!(read_all(&*store, &log.key).await, log.records);
+    }
+}
+
+/// The text of a message is kept byte for byte: escapes, numbers, key order, spaces.
+pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
+    let texts = [
+        r#"{"role":"user","content":"äöü €😀 \ud83d\ude00 \u00e4 \\ \" \/ \b\f\n\r\t"}"#,
+        r#"{"role":"user","content":"a\u0000b\u0001\u001f\u007f"}"#,
+        r#"{"content":"the role comes last","n":12345678901234567890123,"f":1.50,"e":1E+2,"m":-0.0,"role":"user"}"#,
+        "{  \"role\" : \"assistant\" ,\t\"content\":null,\"z\":1,\"a\":{ \"y\":[ ],\"x\":{ } } }",
+        r#"{"role":"user","content":"lone \ud800 surrogate? no: \u2028 \u2029 '; drop table records; -- $1 ?1 :a @b"}"#,
+        r#"{"role":"user","content":[{"type":"text","text":""},{"type":"text","text":"x"}],"name":""}"#,
+        r#"{"role":"user","content":"twice","role2":1,"x":1,"x":2}"#,
+        "{\"role\":\"user\",\"content\":\"\u{7f}\u{85}\u{a0}\u{200b}\u{feff}\u{fffd}\u{10ffff}\"}",
+    ];
+    let mut log = Log::new("s");
+    for text in texts {
+        // What is no valid message is no matter of the store.
+        if let Ok(message) = Message::parse(text) {
+            assert_eq!(message.as_str(), text);
+            log.push(Entry::message(message));
+        }
+    }
+    assert!(log.records.len() > 6, "most of the texts are messages");
+    log.save(&*store).await;
+    assert_eq!(read_all(&*store, &log.key).await, log.records);
+}
+
+/// A message of a megabyte is nothing special, nor is one that is larger than a page.
+pub async fn large_messages_are_kept(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.say(&"ä\\\"".repeat(1 << 18)).say("small").say(&"y".repeat(MAX_PAGE_BYTES + 1)).say("last").save(&*store).await;
+    assert!(read_all(&*store, &log.key).await == log.records, "the large messages differ");
+}
+
+/// What exists is not created again, and stays as it is.
+pub async fn an_existing_session_is_not_created_again(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.say("one").save(&*store).await;
+    let before = state(&*store, &[], &[]).await;
+    let again = Log::new("s").say("other").commit();
+    assert_fails(store.commit(&again).await, Error::Exists { session_id: log.key.session.clone() });
+    assert_eq!(state(&*store, &[], &[]).await, before);
+}
+
+/// A step from anywhere but the end of the log is refused, and changes nothing.
+pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.say("one").say("two").save(&*store).await;
+    let before = state(&*store, &[], &[]).await;
+    for base in [0, 1, 2, 4, 1 << 40] {
+        let record = Record { seq: base + 1, at: moment(9), entry: Entry::message(Message::user("no")) };
+        let mut head = log.head();
+        head.seq = base + 1;
+        let refused = store.commit(&Commit::new(Some(base), vec![record], head.clone())).await;
+        assert_fails(refused, Error::Conflict { session_id: log.key.session.clone(), expected: base });
+        head.seq = base;
+        let refused = store.commit(&Commit::new(Some(base), Vec::new(), head)).await;
+        assert_fails(refused, Error::Conflict { session_id: log.key.session.clone(), expected: base });
+    }
+    assert_eq!(state(&*store, &[], &[]).await, before);
+}
+
+/// A session that does not exist can not be gone on with.
+pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.commit();
+    let next = log.say("one").commit();
+    assert_fails(store.commit(&next).await, Error::NotFound { session_id: log.key.session.clone() });
+    let head_only = Commit { records: Vec::new(), base: Some(log.seq()), ..next };
+    assert_fails(store.commit(&head_only).await, Error::NotFound { session_id: log.key.session.clone() });
+    assert_eq!(store.head(&log.key).await.unwrap(), None);
+}
+
+/// Items and blobs are there with the records they came with, also if the session is only being created.
+pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    let (cache, notes) = (session_shelf(&log.key, "cache"), session_shelf(&log.key, "notes"));
+    let (one, two, three) = (item("k", 1), item("l", 2), item("k", 3));
+    let picture = blob("a picture");
+    let mut commit = log.commit();
+    commit.items = vec![("cache".to_owned(), one.clone()), ("cache".to_owned(), two.clone())];
+    store.commit(&commit).await.unwrap();
+    assert_eq!(state(&*store, from_ref(&cache), &[]).await.items, [[one, two.clone()]]);
+
+    let mut commit = log.say("next").commit();
+    commit.items = vec![("cache".to_owned(), three.clone()), ("notes".to_owned(), two.clone())];
+    commit.blobs = vec![picture.clone()];
+    store.commit(&commit).await.unwrap();
+    let now = state(&*store, &[cache, notes], from_ref(&picture)).await;
+    assert_eq!(now.items, [vec![three, two.clone()], vec![two]]);
+    assert_eq!(now.blobs, [Some(picture.bytes)]);
+}
+
+/// A commit is wholly in or wholly out: if it is refused, its items and blobs are not there either.
+pub async fn a_refused_commit_leaves_nothing(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.say("one").save(&*store).await;
+    let shelves = [session_shelf(&log.key, "cache"), session_shelf(&key("default", "t"), "cache")];
+    let pictures = [blob("a picture")];
+    let before = state(&*store, &shelves, &pictures).await;
+    let with = |commit| Commit { items: vec![("cache".to_owned(), item("k", 1))], blobs: pictures.to_vec(), ..commit };
+
+    let exists = with(Log::new("s").commit());
+    assert_eq!(store.commit(&exists).await.unwrap_err().code(), "exists");
+    let mut stale = log.clone();
+    stale.say("two").save(&*store).await;
+    let conflict = with(log.say("three").commit());
+    assert_eq!(store.commit(&conflict).await.unwrap_err().code(), "conflict");
+    let orphan = with(Log::new("gone").say("x").fork("t", 2).commit());
+    assert_eq!(store.commit(&orphan).await.unwrap_err().code(), "not_found");
+    let bad = with(Commit { records: Vec::new(), ..Log::new("t").commit() });
+    assert_eq!(store.commit(&bad).await.unwrap_err().code(), "invalid");
+
+    let after = state(&*store, &shelves, &pictures).await;
+    assert_eq!((after.heads, after.logs), (vec![stale.head()], vec![stale.records]));
+    assert_eq!((after.items, after.blobs), (before.items, before.blobs));
+}
+
+/// Records with a hole, a double, a wrong beginning or a wrong end are refused, and change nothing.
+pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.say("one").save(&*store).await;
+    let before = state(&*store, &[], &[]).await;
+    let next = log.clone().say("two").say("three").say("four").commit();
+    let create = Log::new("t").say("one").say("two").commit();
+    let mut bad = Vec::new();
+    for commit in [&next, &create] {
+        let mut with = |change: &dyn Fn(&mut Commit)| {
+            let mut commit = commit.clone();
+            change(&mut commit);
+            bad.push(commit);
+        };
+        with(&|c| drop(c.records.remove(0)));
+        with(&|c| drop(c.records.remove(1)));
+        with(&|c| drop(c.records.pop()));
+        with(&|c| c.records.swap(0, 1));
+        with(&|c| c.records[1].seq = c.records[0].seq);
+        with(&|c| c.records.iter_mut().for_each(|r| r.seq += 1));
+        with(&|c| c.head.seq += 1);
+        with(&|c| c.head.seq -= 1);
+        // Nothing new: then the head must end where the log does.
+        with(&|c| c.records.clear());
+    }
+    for commit in bad {
+        let code = store.commit(&commit).await.map_err(|e| e.code());
+        assert_eq!(code, Err("invalid"), "{commit:?}");
+    }
+    assert_eq!(state(&*store, &[], &[]).await, before);
+}
+
+/// A commit without records changes the head and nothing else.
+pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    let run = RunId::new("r").unwrap();
+    log.push(Entry::RunStarted { run: run.clone(), detail: Map::new() });
+    log.push(Entry::RunClaimed { run, node: "n".to_owned(), until: moment(60) }).save(&*store).await;
+    for seconds in [100, 200] {
+        let mut head = log.head();
+        head.due_at = Some(moment(seconds));
+        head.lease.as_mut().unwrap().until = moment(seconds);
+        store.commit(&Commit::new(Some(head.seq), Vec::new(), head.clone())).await.unwrap();
+        assert_eq!(store.head(&log.key).await.unwrap(), Some(head));
+        assert_eq!(read_all(&*store, &log.key).await, log.records);
+    }
+}
+
+/// Any range, from either end, with any limit.
+pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    for n in 2..=6 {
+        log.say(&n.to_string()).save(&*store).await;
+    }
+    let bounds = [0, 1, 2, 4, 6, 7, u64::MAX];
+    for (after, upto) in bounds.iter().flat_map(|after| bounds.map(|upto| (*after, upto))) {
+        let all: Vec<_> = log.records.iter().filter(|r| r.seq > after && r.seq <= upto).cloned().collect();
+        for limit in [0, 1, 3, 6, usize::MAX] {
+            let range = Range { after, upto, order: Direction::Forward, limit };
+            let want: Vec<_> = all.iter().take(limit).cloned().collect();
+            assert_eq!(read(&*store, &log.key, &range).await, want, "{range:?}");
+            let range = Range { order: Direction::Backward, ..range };
+            let want: Vec<_> = all.iter().rev().take(limit).cloned().collect();
+            assert_eq!(read(&*store, &log.key, &range).await, want, "{range:?}");
+        }
+    }
+}
+
+/// A long log comes in pages of bounded size, from either end, without doubles or gaps.
+pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
+    const LARGE: usize = 700 << 10;
+    let mut log = Log::new("s");
+    for n in 0..4 {
+        for m in 0..6 {
+            log.say(&format!("{n}.{m} {}", "x".repeat(LARGE)));
+        }
+        log.save(&*store).await;
+    }
+    let page = store.records(&log.key, &Range::after(0)).await.unwrap();
+    let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
+    assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
+    assert!(!page.is_empty() && log.records.starts_with(&page), "a page begins at the beginning");
+    assert!(read_all(&*store, &log.key).await == log.records, "forward, the pages are not the whole");
+    let page = store.records(&log.key, &Range::back_from(u64::MAX, usize::MAX)).await.unwrap();
+    let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
+    assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
+    let mut backward = read(&*store, &log.key, &Range::back_from(u64::MAX, usize::MAX)).await;
+    backward.reverse();
+    assert!(backward == log.records, "backward, the pages are not the whole");
+}
+
+/// The end of a long log is read without what comes before it.
+pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    for n in 2..=5000 {
+        log.say(&n.to_string());
+        if n % 1000 == 0 {
+            log.save(&*store).await;
+        }
+    }
+    let tail: Vec<_> = log.records.iter().rev().take(10).cloned().collect();
+    assert_eq!(read(&*store, &log.key, &Range::back_from(u64::MAX, 10)).await, tail);
+    assert_eq!(read(&*store, &log.key, &Range::after(4990)).await, log.records[4990..]);
+    assert_eq!(
+        read(&*store, &log.key, &Range::back_from(3000, 2)).await,
+        [log.records[2999].clone(), log.records[2998].clone()]
+    );
+}
+
+/// A session that does not exist has no head, no records and no items; asking is no mistake.
+pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
+    Log::new("other").say("one").save(&*store).await;
+    let nobody = key("default", "s");
+    assert_eq!(store.head(&nobody).await.unwrap(), None);
+    assert_eq!(store.records(&nobody, &Range::after(0)).await.unwrap(), []);
+    assert_eq!(store.records(&nobody, &Range::back_from(9, 9)).await.unwrap(), []);
+    let cache = session_shelf(&nobody, "cache");
+    assert_eq!(store.items(&cache, None, 9).await.unwrap(), []);
+    assert_eq!(store.get(&cache, "k", Some(moment(1))).await.unwrap(), None);
+    assert!(!store.remove(&cache, "k").await.unwrap());
+    assert_eq!(store.search(&cache, "one", 9).await.unwrap(), []);
+}
+
+/// The same id in two tenants is two sessions.
+pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
+    let mut logs = ["a", "b"].map(|tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0)));
+    for (n, log) in logs.iter_mut().enumerate() {
+        log.say(if n == 0 { "first" } else { "second" }).save(&*store).await;
+    }
+    logs[0].say("more").save(&*store).await;
+    for log in &logs {
+        assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+        assert_eq!(read_all(&*store, &log.key).await, log.records);
+    }
+    assert_eq!(store.head(&key("c", "s")).await.unwrap(), None);
+    // Nor does a shelf reach over.
+    let of = |tenant: &str| crate::store::Shelf {
+        tenant: Tenant::new(tenant).unwrap(),
+        ..shelf(Owner::Session(SessionId::new("s").unwrap()), "x")
+    };
+    store.put(&of("a"), &item("k", 1), None).await.unwrap();
+    assert_eq!(store.items(&of("b"), None, 9).await.unwrap(), []);
+}

@@ -1,0 +1,73 @@
+//! Purge: what was destroyed is gone, and only that.
+
+use super::{Fixture, Log, blob, item, key, moment, read_all, session_shelf, state};
+use crate::entry::Created;
+use crate::id::Tenant;
+use crate::store::{Commit, Item, Query, Store, Whose};
+
+/// A session with records, an item and a blob.
+async fn full(store: &dyn Store, log: &mut Log) {
+    let remembered = Item { text: Some("remembered".to_owned()), ..item("k", 1) };
+    let (items, blobs) = (vec![("memory".to_owned(), remembered)], vec![blob("a picture")]);
+    store.commit(&Commit { items, blobs, ..log.say("one").commit() }).await.unwrap();
+    log.say("two").save(store).await;
+}
+
+/// Head, records, items and blobs of a session go with it.
+pub async fn everything_of_a_session_goes(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    full(&*store, &mut log).await;
+    store.purge(&log.key).await.unwrap();
+    assert_eq!(store.head(&log.key).await.unwrap(), None);
+    assert_eq!(read_all(&*store, &log.key).await, []);
+    assert_eq!(store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap(), []);
+    let memory = session_shelf(&log.key, "memory");
+    assert_eq!(store.items(&memory, None, 9).await.unwrap(), []);
+    assert_eq!(store.get(&memory, "k", None).await.unwrap(), None);
+    assert_eq!(store.search(&memory, "remembered", 9).await.unwrap(), []);
+    assert_eq!(store.blob(&Tenant::default(), &blob("a picture").id).await.unwrap(), None);
+    assert_eq!(store.put(&memory, &item("k", 1), None).await.unwrap_err().code(), "not_found");
+    assert_eq!(store.commit(&log.say("three").commit()).await.unwrap_err().code(), "not_found");
+}
+
+/// Purging what is gone, or never was, changes nothing and is no mistake.
+pub async fn a_purge_can_be_repeated(Fixture { store, .. }: Fixture) {
+    let mut other = Log::new("other");
+    full(&*store, &mut other).await;
+    Log::new("s").save(&*store).await;
+    let shelves = [session_shelf(&other.key, "memory")];
+    for _ in 0..3 {
+        store.purge(&key("default", "s")).await.unwrap();
+        store.purge(&key("nobody", "other")).await.unwrap();
+    }
+    let now = state(&*store, &shelves, &[blob("a picture")]).await;
+    assert_eq!((now.heads, now.logs), (vec![other.head()], vec![other.records.clone()]));
+    assert_eq!((now.items[0].len(), now.blobs), (1, vec![Some(blob("a picture").bytes)]));
+}
+
+/// Other sessions keep all they have, also one with the same id in another tenant.
+pub async fn other_sessions_stay(Fixture { store, .. }: Fixture) {
+    let mut logs = ["a", "default"].map(|tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0)));
+    let mut neighbour = Log::new("s2");
+    for log in logs.iter_mut().chain([&mut neighbour]) {
+        full(&*store, log).await;
+    }
+    let shelves = [session_shelf(&logs[1].key, "memory"), session_shelf(&neighbour.key, "memory")];
+    let blobs = [blob("a picture")];
+    let mut want = state(&*store, &shelves, &blobs).await;
+    want.heads.remove(0);
+    want.logs.remove(0);
+    store.purge(&logs[0].key).await.unwrap();
+    assert_eq!(state(&*store, &shelves, &blobs).await, want);
+}
+
+/// An id that was purged can be used again, and nothing of its past is left.
+pub async fn an_id_can_be_used_again(Fixture { store, .. }: Fixture) {
+    full(&*store, &mut Log::new("s")).await;
+    store.purge(&key("default", "s")).await.unwrap();
+    let mut log = Log::new("s");
+    log.say("new").save(&*store).await;
+    assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+    assert_eq!(read_all(&*store, &log.key).await, log.records);
+    assert_eq!(store.items(&session_shelf(&log.key, "memory"), None, 9).await.unwrap(), []);
+}

@@ -1,0 +1,261 @@
+//! Random checks against a model: the same in every run, and the seed is in the message.
+
+use super::{Fixture, Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
+use crate::entry::{Created, Entry, InfoChange};
+use crate::head::{Head, Status, VisibleHash};
+use crate::id::{RunId, Tenant, User};
+use crate::message::Message;
+use crate::store::{Cursor, Item, Order, Owner, Query, Store, Whose};
+use serde_json::{Map, Value, json};
+use std::{cmp::Reverse, collections::BTreeMap};
+
+const SEED: u64 = 20_260_102;
+
+const TENANTS: [&str; 2] = ["a", "b"];
+const USERS: [&str; 3] = ["ada", "bob", "Ädä"];
+const NAMES: [Option<&str>; 3] = [None, Some("x"), Some("it's")];
+const TITLES: [&str; 6] = ["Grüße ÄÖ", "100% sure", "under_score", "GRÜN", "", "a\0b"];
+const SOUGHT: [&str; 8] = ["gr", "ÄÖ", "%", "_", "", "AB", "ü", "nowhere"];
+const TAGS: [&str; 5] = ["red", "green", "it's", "a\0b", "ä"];
+const WORDS: [&str; 3] = ["hi", "ho", "hello"];
+const SAID: [&str; 6] = ["tea", "coffee", "milk", "sugar", "lemon", "ice"];
+const STATES: [Status; 4] = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+
+fn values() -> [Value; 6] {
+    [json!(1), json!("1"), json!(true), json!(null), json!("ä"), json!({"n": 1})]
+}
+
+fn some(rng: &mut Rng, from: &[&str]) -> Vec<String> {
+    from.iter().filter(|_| rng.once_in(3)).map(|s| s.to_string()).collect()
+}
+
+fn created(rng: &mut Rng) -> Created {
+    Created {
+        user: User::new(rng.pick(&USERS)).unwrap(),
+        assistant: rng.pick(&NAMES).map(str::to_owned),
+        thread: rng.pick(&NAMES).map(str::to_owned),
+        title: (!rng.once_in(4)).then(|| rng.pick(&TITLES).to_string()),
+        tags: some(rng, &TAGS),
+        metadata: ["k", "l"].iter().map(|k| (k.to_string(), rng.pick(&values()).clone())).collect(),
+        ..Created::default()
+    }
+}
+
+/// Anything that may happen in a session.
+fn event(rng: &mut Rng, log: &mut Log) {
+    let run = RunId::new("r").unwrap();
+    match rng.below(5) {
+        0 => log.push(Entry::Status { to: *rng.pick(&STATES), reason: None }),
+        1 => log.push(Entry::RunClaimed { run, node: "n".to_owned(), until: moment(rng.below(50) as i64) }),
+        2 => log.push(Entry::Info(InfoChange {
+            title: Some(rng.pick(&TITLES).to_string()).into(),
+            tags: Some(some(rng, &TAGS)).into(),
+            metadata: Map::from_iter([("k".to_owned(), rng.pick(&values()).clone())]),
+            ..InfoChange::default()
+        })),
+        _ => log.push(Entry::message(Message::user(rng.pick::<&str>(&WORDS)))),
+    };
+}
+
+/// Stores sessions of two tenants, changes some, purges some; the heads that are left.
+async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
+    let (mut logs, mut heads) = (Vec::<Log>::new(), Vec::new());
+    for n in 0..200 {
+        // The same ids in both tenants. Many sessions are active at the same moment, but no two with the same id are.
+        let place = key(TENANTS[n % 2], &format!("s{}", n / 2));
+        let mut log = Log::begin(place, created(rng), moment((rng.below(10) * 2 + n % 2) as i64));
+        if n >= 20 && rng.once_in(5) {
+            let parent = &logs[rng.below(10) * 2 + n % 2];
+            let Entry::Created(fork) = parent.fork("f", 1).records.remove(0).entry else { continue };
+            log.records[0].seq = 2;
+            log.records[0].entry = Entry::Created(Created { parent: fork.parent, ..created(rng) });
+        }
+        (0..rng.below(3)).for_each(|_| event(rng, &mut log));
+        logs.push(log);
+    }
+    for (n, log) in logs.iter_mut().enumerate() {
+        log.save(store).await;
+        if rng.once_in(3) {
+            event(rng, log);
+        }
+        let mut commit = log.commit();
+        commit.head.due_at = (!rng.once_in(3)).then(|| moment(n as i64 * 37 % 200));
+        store.commit(&commit).await.unwrap();
+        heads.push(commit.head);
+    }
+    for head in heads.split_off(180) {
+        store.purge(&head.key()).await.unwrap();
+    }
+    heads
+}
+
+fn query(rng: &mut Rng, heads: &[Head]) -> Query {
+    let tenant = Tenant::new(rng.pick(&TENANTS)).unwrap();
+    let whose = match rng.below(10) {
+        0..4 => Whose::User(tenant, User::new(rng.pick(&USERS)).unwrap()),
+        4..8 => Whose::Tenant(tenant),
+        _ => Whose::Everyone,
+    };
+    let mut query = Query::new(whose, *rng.pick(&[0, 1, 3, 10, 1000, usize::MAX]));
+    let one = rng.pick(heads).clone();
+    let time = |rng: &mut Rng, end| moment(rng.below(end) as i64);
+    if rng.once_in(6) {
+        query.assistant = one.assistant.clone();
+    }
+    if rng.once_in(6) {
+        query.thread = Some("x".to_owned());
+    }
+    if rng.once_in(4) {
+        query.status = STATES.into_iter().filter(|_| rng.once_in(2)).collect();
+    }
+    if rng.once_in(5) {
+        query.created_after = Some(one.info.created_at);
+    }
+    if rng.once_in(5) {
+        query.created_before = Some(time(rng, 25));
+    }
+    if rng.once_in(4) {
+        query.tags = some(rng, &TAGS);
+    }
+    if rng.once_in(4) {
+        query.metadata = vec![(rng.pick(&["k", "l"]).to_string(), rng.pick(&values()).clone())];
+    }
+    if rng.once_in(4) {
+        query.title = Some(rng.pick(&SOUGHT).to_string());
+    }
+    if rng.once_in(10) {
+        query.parent = one.parent.clone().map(|p| p.session);
+    }
+    if rng.once_in(6) {
+        query.hashes = vec![one.mark.hash, VisibleHash([7; 16])];
+    }
+    if rng.once_in(6) {
+        query.lease_before = Some(time(rng, 60));
+    }
+    if rng.once_in(4) {
+        query.due_before = Some(time(rng, 250));
+        query.order = *rng.pick(&[Order::Newest, Order::Due]);
+    }
+    if rng.once_in(3) && query.order == Order::Newest {
+        query.cursor = Some(Cursor::of(&one));
+    }
+    if rng.once_in(4) {
+        query.offset = rng.below(5);
+    }
+    query
+}
+
+/// What a query means, said once more.
+fn answer(query: &Query, heads: &[Head]) -> Vec<Head> {
+    let mut found: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
+    match query.order {
+        Order::Newest => found.sort_by_key(|h| Reverse(Cursor::of(h))),
+        Order::Due => found.sort_by_key(|h| h.due_at),
+    }
+    let after = |h: &Head| query.cursor.as_ref().is_none_or(|c| Cursor::of(h) < *c);
+    found.into_iter().filter(after).skip(query.offset).take(query.limit).collect()
+}
+
+/// Whatever is asked, the answer is what [`Query::matches`] says, in order.
+pub async fn any_query_agrees_with_its_definition(Fixture { store, .. }: Fixture) {
+    println!("seed {SEED}");
+    let mut rng = Rng::new(SEED);
+    let heads = fill(&*store, &mut rng).await;
+    let mut hits = 0;
+    for n in 0..300 {
+        let query = query(&mut rng, &heads);
+        let want = answer(&query, &heads);
+        hits += want.len();
+        assert_eq!(store.heads(&query).await.unwrap(), want, "seed {SEED}, query {n}: {query:?}");
+    }
+    assert!(hits > 1000, "the queries find too little to mean anything: {hits}");
+}
+
+/// Items come, change, are used, removed and crowded out at random: what is left is found by its words, and nothing else is.
+pub async fn any_shelf_agrees_with_its_model(Fixture { store, .. }: Fixture) {
+    println!("seed {SEED}");
+    let mut rng = Rng::new(SEED);
+    let owner = |name| shelf(Owner::User(User::new(name).unwrap()), "memory");
+    let mut shelves = [owner("ada"), owner("bob")].map(|shelf| (shelf, BTreeMap::<String, Item>::new()));
+    for step in 0..400 {
+        let (shelf, items) = &mut shelves[rng.below(2)];
+        let (name, at) = (format!("k{}", rng.below(8)), moment(step));
+        match rng.below(6) {
+            0..4 => {
+                let text = (!rng.once_in(5)).then(|| some(&mut rng, &SAID).join(" "));
+                let keep = rng.once_in(3).then(|| 1 + rng.below(8));
+                let new = Item { text, ..item(&name, step) };
+                store.put(shelf, &new, keep).await.unwrap();
+                items.insert(name.clone(), new);
+                while keep.is_some_and(|keep| items.len() > keep) {
+                    let others = items.values().filter(|i| i.key != name);
+                    let oldest = others.min_by_key(|i| i.used_at).unwrap().key.clone();
+                    items.remove(&oldest);
+                }
+            }
+            4 => {
+                store.get(shelf, &name, Some(at)).await.unwrap();
+                items.entry(name).and_modify(|i| (i.used_at, i.uses) = (at, i.uses + 1));
+            }
+            _ => assert_eq!(store.remove(shelf, &name).await.unwrap(), items.remove(&name).is_some()),
+        }
+        for (shelf, items) in &shelves {
+            let left: Vec<_> = items.values().cloned().collect();
+            assert_eq!(store.items(shelf, None, 99).await.unwrap(), left, "seed {SEED}, step {step}");
+            let word = *rng.pick(&SAID);
+            let says = |i: &&Item| i.text.as_ref().is_some_and(|t| t.split(' ').any(|w| w == word));
+            let want: Vec<_> = items.values().filter(says).cloned().collect();
+            let mut found: Vec<_> = store.search(shelf, word, 99).await.unwrap().into_iter().map(|h| h.item).collect();
+            found.sort_by(|a, b| a.key.cmp(&b.key));
+            assert_eq!(found, want, "seed {SEED}, step {step}, word {word}");
+        }
+    }
+}
+
+/// Sessions come, grow, fork and go at random: each shows what was said in it, at every moment.
+pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
+    for seed in SEED..SEED + 12 {
+        println!("seed {seed}");
+        let (mut rng, mut logs, mut made) = (Rng::new(seed), Vec::<Log>::new(), 0);
+        for step in 0..30 {
+            let which = rng.below(logs.len().max(1));
+            match rng.below(8) {
+                0..5 if logs.len() < 7 => {
+                    let id = format!("s{seed}.{made}");
+                    made += 1;
+                    let mut log = match logs.get(which) {
+                        Some(parent) if !rng.once_in(6) => {
+                            parent.fork(&id, 1 + rng.below(parent.seq() as usize) as u64)
+                        }
+                        _ => Log::new(&id),
+                    };
+                    for n in 0..rng.below(3) {
+                        log.say(&format!("{id} {n}"));
+                    }
+                    log.save(&*store).await;
+                    logs.push(log);
+                }
+                _ if logs.is_empty() => {}
+                0..6 => {
+                    let log = &mut logs[which];
+                    log.records.push(say(&*store, &log.key, &format!("{step}")).await.unwrap());
+                }
+                _ => store.purge(&logs.swap_remove(which).key).await.unwrap(),
+            }
+            for log in &logs {
+                assert_same(&*store, log, &format!("seed {seed}, step {step}, {}", log.key)).await;
+            }
+        }
+    }
+}
+
+async fn assert_same(store: &dyn Store, log: &Log, place: &str) {
+    let whole = log.whole();
+    assert_eq!(whole_log(store, &log.key).await, whole, "{place}");
+    let head = store.head(&log.key).await.unwrap().unwrap();
+    let own: Vec<_> = read_all(store, &log.key).await.iter().map(|r| r.seq).collect();
+    assert_eq!(own, (head.first..=head.seq).collect::<Vec<_>>(), "{place}");
+    assert_eq!(head.first, head.parent.as_ref().map_or(1, |p| p.seq + 1), "{place}");
+    // On whom it leans may have changed, nothing else.
+    assert_eq!(Head { first: 1, parent: None, ..head }, head_of(&log.key, &whole), "{place}");
+}

@@ -1,0 +1,222 @@
+//! Search: items by the words of their text.
+
+use super::{Fixture, Log, item, moment, session_shelf, shelf};
+use crate::id::{Tenant, User};
+use crate::store::{Item, Owner, Shelf, Store};
+
+fn memory() -> Shelf {
+    shelf(Owner::User(User::default()), "memory")
+}
+
+async fn put(store: &dyn Store, shelf: &Shelf, key: &str, text: &str) {
+    store.put(shelf, &Item { text: Some(text.to_owned()), ..item(key, 1) }, None).await.unwrap();
+}
+
+/// The keys of what is found, best first.
+async fn find(store: &dyn Store, shelf: &Shelf, text: &str) -> Vec<String> {
+    let hits = store.search(shelf, text, 100).await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
+    hits.into_iter().map(|h| h.item.key).collect()
+}
+
+/// The keys of what is found, by key: for items that match equally well.
+async fn found(store: &dyn Store, shelf: &Shelf, text: &str) -> Vec<String> {
+    let mut keys = find(store, shelf, text).await;
+    keys.sort();
+    keys
+}
+
+/// Any word of the query finds an item by its text, and the whole item comes back.
+pub async fn items_are_found_by_a_word(Fixture { store, .. }: Fixture) {
+    put(&*store, &memory(), "a", "Ada likes green tea.").await;
+    put(&*store, &memory(), "b", "Bob likes coffee, black").await;
+    put(&*store, &memory(), "c", "nobody knows").await;
+    store.put(&memory(), &Item { value: r#""tea""#.to_owned(), ..item("tea", 1) }, None).await.unwrap();
+    assert_eq!(found(&*store, &memory(), "tea").await, ["a"]);
+    assert_eq!(found(&*store, &memory(), "coffee").await, ["b"]);
+    assert_eq!(found(&*store, &memory(), "likes").await, ["a", "b"]);
+    assert_eq!(found(&*store, &memory(), "who drinks tea, or coffee?").await, ["a", "b"]);
+    assert_eq!(found(&*store, &memory(), "water").await, [""; 0]);
+    let hit = &store.search(&memory(), "tea", 9).await.unwrap()[0];
+    assert_eq!(hit.item, Item { text: Some("Ada likes green tea.".to_owned()), ..item("a", 1) });
+}
+
+/// Words are compared without case, in any language.
+pub async fn words_have_no_case(Fixture { store, .. }: Fixture) {
+    put(&*store, &memory(), "a", "GREEN Tea").await;
+    put(&*store, &memory(), "b", "Äpfel und ÖL").await;
+    put(&*store, &memory(), "c", "ПРИВЕТ мир").await;
+    for (text, want) in
+        [("green", "a"), ("TEA", "a"), ("äpfel", "b"), ("ÄPFEL", "b"), ("öl", "b"), ("привет", "c"), ("Мир", "c")]
+    {
+        assert_eq!(found(&*store, &memory(), text).await, [want], "{text}");
+    }
+}
+
+/// A part of a word finds nothing.
+pub async fn only_whole_words_count(Fixture { store, .. }: Fixture) {
+    put(&*store, &memory(), "a", "the categories of running water").await;
+    for text in ["cat", "category", "run", "ning", "wat*", "water*ing"] {
+        let want: &[&str] = if text == "water*ing" { &["a"] } else { &[] };
+        assert_eq!(found(&*store, &memory(), text).await, want, "{text}");
+    }
+}
+
+/// What has more of the words comes first, with the higher score; the limit keeps the best.
+pub async fn the_best_come_first(Fixture { store, .. }: Fixture) {
+    for (key, text) in [
+        ("a", "red wine from france"),
+        ("b", "green apple from spain"),
+        ("c", "red apple from italy"),
+        ("d", "blue sky over norway"),
+        ("e", "white snow over sweden"),
+        ("f", "black coal under england"),
+    ] {
+        put(&*store, &memory(), key, text).await;
+    }
+    let hits = store.search(&memory(), "red apple", 9).await.unwrap();
+    let keys: Vec<_> = hits.iter().map(|h| h.item.key.as_str()).collect();
+    assert_eq!(keys[0], "c");
+    assert_eq!(keys.len(), 3, "{keys:?}");
+    assert!(hits[0].score > hits[1].score && hits[1].score >= hits[2].score, "{hits:?}");
+    let hits = store.search(&memory(), "red apple", 1).await.unwrap();
+    assert_eq!(hits.iter().map(|h| h.item.key.as_str()).collect::<Vec<_>>(), ["c"]);
+}
+
+/// Nothing is found that lies on another shelf.
+pub async fn only_the_shelf_is_searched(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    log.save(&*store).await;
+    let shelves = [
+        memory(),
+        Shelf { name: "other".to_owned(), ..memory() },
+        Shelf { tenant: Tenant::new("other").unwrap(), ..memory() },
+        shelf(Owner::User(User::new("bob").unwrap()), "memory"),
+        shelf(Owner::Group("default".to_owned()), "memory"),
+        shelf(Owner::Tenant, "memory"),
+        session_shelf(&log.key, "memory"),
+    ];
+    for (n, shelf) in shelves.iter().enumerate() {
+        put(&*store, shelf, &format!("k{n}"), "a secret").await;
+    }
+    for (n, shelf) in shelves.iter().enumerate() {
+        assert_eq!(found(&*store, shelf, "secret").await, [format!("k{n}")], "{shelf:?}");
+    }
+    // An item that came with a commit is found too.
+    let mut commit = log.say("one").commit();
+    commit.items = vec![("memory".to_owned(), Item { text: Some("a surprise".to_owned()), ..item("new", 1) })];
+    store.commit(&commit).await.unwrap();
+    assert_eq!(found(&*store, &shelves[6], "surprise").await, ["new"]);
+}
+
+/// No query is wrong: what is not a word is left out.
+pub async fn no_text_is_a_syntax_error(Fixture { store, .. }: Fixture) {
+    put(&*store, &memory(), "a", "an apple a day").await;
+    put(&*store, &memory(), "b", "something else").await;
+    let odd = [
+        "\"",
+        "'",
+        "*",
+        "(",
+        ")",
+        ":",
+        "-",
+        "+",
+        "^",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\\",
+        "/",
+        "%",
+        "_",
+        "&",
+        "|",
+        "!",
+        "<->",
+        "~",
+        "?",
+        "$1",
+        ".",
+        ",",
+        ";",
+        "--",
+        "/*",
+        "\0",
+        "\n",
+        "😀",
+        "AND",
+        "OR",
+        "NOT",
+        "NEAR",
+        "NEAR(",
+        "NEAR/2",
+        "col:",
+        "\"x",
+        "x\"\"",
+        "''",
+        "(((",
+        "AND AND",
+        "OR NOT",
+        "\u{feff}",
+        "'; drop table items; --",
+    ];
+    for text in odd {
+        assert_eq!(found(&*store, &memory(), text).await, [""; 0], "{text:?}");
+        for text in [format!("{text} apple"), format!("apple {text}"), format!("{text} apple {text}")] {
+            assert_eq!(found(&*store, &memory(), &text).await, ["a"], "{text:?}");
+        }
+    }
+    for text in
+        ["\"apple\"", "(apple)", "apple*", "-apple", "^apple", "apple:", "'apple'", "apple!", "!apple", "<apple>"]
+    {
+        assert_eq!(found(&*store, &memory(), text).await, ["a"], "{text:?}");
+    }
+    let long = "word ".repeat(2000) + "apple";
+    assert_eq!(found(&*store, &memory(), &long).await, ["a"], "a long query");
+    put(&*store, &memory(), "c", "and or not near").await;
+    assert_eq!(found(&*store, &memory(), "NOT").await, ["c"], "a word is a word");
+}
+
+/// Without a word, or with a limit of none, nothing is found.
+pub async fn nothing_is_found_for_nothing(Fixture { store, .. }: Fixture) {
+    assert_eq!(found(&*store, &memory(), "apple").await, [""; 0], "on an empty shelf");
+    put(&*store, &memory(), "a", "an apple").await;
+    put(&*store, &memory(), "b", "").await;
+    put(&*store, &memory(), "c", "?!").await;
+    assert_eq!(found(&*store, &memory(), "").await, [""; 0]);
+    assert_eq!(found(&*store, &memory(), " \t\n").await, [""; 0]);
+    assert_eq!(found(&*store, &memory(), "?!").await, [""; 0]);
+    assert_eq!(store.search(&memory(), "apple", 0).await.unwrap(), []);
+}
+
+/// An item that was changed, removed, evicted, expired or cleared away is not found by what it said.
+pub async fn what_is_gone_is_not_found(Fixture { store, .. }: Fixture) {
+    put(&*store, &memory(), "a", "first words").await;
+    put(&*store, &memory(), "a", "second thoughts").await;
+    assert_eq!(found(&*store, &memory(), "first words").await, [""; 0]);
+    assert_eq!(found(&*store, &memory(), "thoughts").await, ["a"]);
+    store.put(&memory(), &item("a", 1), None).await.unwrap();
+    assert_eq!(found(&*store, &memory(), "thoughts").await, [""; 0], "it has no text any more");
+
+    put(&*store, &memory(), "b", "remove me").await;
+    assert!(store.remove(&memory(), "b").await.unwrap());
+    assert_eq!(found(&*store, &memory(), "remove").await, [""; 0]);
+
+    put(&*store, &memory(), "c", "push me out").await;
+    store.put(&memory(), &item("d", 2), Some(1)).await.unwrap();
+    assert_eq!(found(&*store, &memory(), "push").await, [""; 0]);
+
+    let over = Item { text: Some("my time is over".to_owned()), expires_at: Some(moment(5)), ..item("e", 3) };
+    store.put(&memory(), &over, None).await.unwrap();
+    assert_eq!(store.expire(moment(6), 9).await.unwrap(), 1);
+    assert_eq!(found(&*store, &memory(), "time").await, [""; 0]);
+
+    let mut log = Log::new("s");
+    log.save(&*store).await;
+    let notes = session_shelf(&log.key, "memory");
+    put(&*store, &notes, "f", "purge me").await;
+    store.purge(&log.key).await.unwrap();
+    Log::new("s").save(&*store).await;
+    assert_eq!(found(&*store, &notes, "purge").await, [""; 0]);
+}

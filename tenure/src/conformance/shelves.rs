@@ -1,0 +1,282 @@
+//! Shelves: keyed items, the bound on their number, use, expiry, and whose they are.
+
+use super::{Fixture, Log, assert_fails, item, key, moment, session_shelf, shelf, state};
+use crate::error::Error;
+use crate::id::{SessionId, Tenant, User};
+use crate::store::{Item, Owner, Shelf, Store};
+
+fn cache() -> Shelf {
+    shelf(Owner::User(User::default()), "cache")
+}
+
+fn user(name: &str) -> Owner {
+    Owner::User(User::new(name).unwrap())
+}
+
+async fn put_all(store: &dyn Store, shelf: &Shelf, items: &[Item]) {
+    for item in items {
+        store.put(shelf, item, None).await.unwrap();
+    }
+}
+
+async fn keys(store: &dyn Store, shelf: &Shelf) -> Vec<String> {
+    store.items(shelf, None, usize::MAX).await.unwrap().into_iter().map(|i| i.key).collect()
+}
+
+/// An item comes back as it was put, by its key and in the list.
+pub async fn an_item_reads_back(Fixture { store, .. }: Fixture) {
+    let full = Item {
+        value: r#"{ "b": 1.50, "a" : "\u0000ä" }"#.to_owned(),
+        text: Some("Ein schöner Tag".to_owned()),
+        used_at: moment(2),
+        uses: 1 << 40,
+        expires_at: Some(moment(1000)),
+        ..item("full", 1)
+    };
+    let items = [full, item("plain", 3)];
+    put_all(&*store, &cache(), &items).await;
+    for item in &items {
+        assert_eq!(store.get(&cache(), &item.key, None).await.unwrap().as_ref(), Some(item));
+    }
+    assert_eq!(store.items(&cache(), None, 9).await.unwrap(), items);
+    assert_eq!(store.get(&cache(), "other", None).await.unwrap(), None);
+}
+
+/// Keys and texts may be anything, and values large.
+pub async fn odd_items_are_kept(Fixture { store, .. }: Fixture) {
+    let long = "k".repeat(500);
+    let keys =
+        ["", " ", "../up", "a/b", "a\\b", "it's", "\"q\"", "%", "_", "A", "a", "ä", "😀", "a\nb", ".", long.as_str()];
+    let mut items: Vec<_> = keys.iter().map(|k| Item { text: Some(format!("text {k}")), ..item(k, 1) }).collect();
+    items.push(Item { value: format!("\"{}\"", "ä".repeat(1 << 19)), ..item("large", 2) });
+    put_all(&*store, &cache(), &items).await;
+    for item in &items {
+        assert_eq!(store.get(&cache(), &item.key, None).await.unwrap().as_ref(), Some(item), "{:?}", item.key);
+    }
+    items.sort_by(|a, b| a.key.cmp(&b.key));
+    assert_eq!(store.items(&cache(), None, usize::MAX).await.unwrap(), items);
+}
+
+/// A text may hold characters that no person types; only NUL is refused.
+pub async fn control_characters_are_kept(Fixture { store, .. }: Fixture) {
+    let refused = [
+        Item { text: Some("a\0b".to_owned()), ..item("k", 1) },
+        Item { key: "a\0b".to_owned(), ..item("k", 1) },
+        Item { value: "\"a\0b\"".to_owned(), ..item("k", 1) },
+    ];
+    for item in refused {
+        let error = store.put(&cache(), &item, None).await.unwrap_err();
+        assert_eq!(error.code(), "invalid", "{error}");
+    }
+    assert_eq!(store.items(&cache(), None, 9).await.unwrap(), []);
+    let odd = Item { text: Some("tab\t, bell\u{7}, \u{85}, \u{feff}".to_owned()), ..item("k", 1) };
+    store.put(&cache(), &odd, None).await.unwrap();
+    assert_eq!(store.get(&cache(), "k", None).await.unwrap(), Some(odd.clone()));
+    let hits = store.search(&cache(), "bell", 9).await.unwrap();
+    assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), [odd]);
+}
+
+/// A key has one item: the last that was put.
+pub async fn an_item_replaces_its_predecessor(Fixture { store, .. }: Fixture) {
+    let old = Item { expires_at: Some(moment(50)), text: Some("old".to_owned()), uses: 9, ..item("k", 9) };
+    let new = Item { value: "2".to_owned(), ..item("k", 2) };
+    put_all(&*store, &cache(), &[old, new.clone()]).await;
+    assert_eq!(store.get(&cache(), "k", None).await.unwrap(), Some(new.clone()));
+    assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [new]);
+    assert_eq!(store.expire(moment(100), 9).await.unwrap(), 0);
+}
+
+/// A bounded shelf loses what was used longest ago.
+pub async fn the_least_recently_used_goes_first(Fixture { store, .. }: Fixture) {
+    put_all(&*store, &cache(), &[item("a", 30), item("b", 10), item("c", 20)]).await;
+    store.put(&cache(), &item("d", 40), Some(4)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["a", "b", "c", "d"]);
+    store.put(&cache(), &item("e", 50), Some(4)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["a", "c", "d", "e"]);
+    // A bound that has become narrower holds at once.
+    store.put(&cache(), &item("f", 60), Some(2)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["e", "f"]);
+    // Other shelves are not counted.
+    let other = shelf(user("other"), "cache");
+    store.put(&other, &item("x", 1), Some(1)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["e", "f"]);
+}
+
+/// What was just put stays, however long ago it was used and however narrow the bound.
+pub async fn the_new_item_never_goes(Fixture { store, .. }: Fixture) {
+    put_all(&*store, &cache(), &[item("a", 30), item("b", 10)]).await;
+    store.put(&cache(), &item("c", 1), Some(2)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["a", "c"]);
+    store.put(&cache(), &item("d", 0), Some(1)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["d"]);
+    store.put(&cache(), &item("e", 0), Some(0)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["e"]);
+}
+
+/// A full shelf takes a new item for an old key without losing another.
+pub async fn replacing_an_item_evicts_nothing(Fixture { store, .. }: Fixture) {
+    put_all(&*store, &cache(), &[item("a", 10), item("b", 20), item("c", 30)]).await;
+    store.put(&cache(), &item("b", 40), Some(3)).await.unwrap();
+    assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [item("a", 10), item("b", 40), item("c", 30)]);
+}
+
+/// Use is marked with its time and counted; looking is not use.
+pub async fn use_is_marked_and_counted(Fixture { store, .. }: Fixture) {
+    put_all(&*store, &cache(), &[item("a", 10), item("b", 10)]).await;
+    for seconds in [20, 30, 40] {
+        let got = store.get(&cache(), "a", Some(moment(seconds))).await.unwrap().unwrap();
+        assert_eq!((got.key, got.value), ("a".to_owned(), item("a", 10).value));
+        store.get(&cache(), "a", None).await.unwrap();
+    }
+    let used = Item { used_at: moment(40), uses: 3, ..item("a", 10) };
+    assert_eq!(store.get(&cache(), "a", None).await.unwrap(), Some(used.clone()));
+    assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [used, item("b", 10)]);
+}
+
+/// An item that was used again stays longer.
+pub async fn use_keeps_an_item(Fixture { store, .. }: Fixture) {
+    put_all(&*store, &cache(), &[item("a", 10), item("b", 20), item("c", 30)]).await;
+    store.get(&cache(), "a", Some(moment(40))).await.unwrap();
+    store.put(&cache(), &item("d", 50), Some(3)).await.unwrap();
+    assert_eq!(keys(&*store, &cache()).await, ["a", "c", "d"]);
+}
+
+/// Items come by key, byte by byte, page by page.
+pub async fn items_come_by_key(Fixture { store, .. }: Fixture) {
+    let mut sorted =
+        ["10", "9", "A", "Z", "_", "a", "a-b", "a:b", "aB", "ab", "z", "Ä", "ä", "ﬀ", "😀"].map(|k| item(k, 1));
+    put_all(&*store, &cache(), &sorted).await;
+    sorted.sort_by(|a, b| a.key.cmp(&b.key));
+    for limit in [1, 2, 4, 15, 16] {
+        let (mut pages, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = store.items(&cache(), after.as_deref(), limit).await.unwrap();
+            assert!(page.len() <= limit);
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            pages.extend(page);
+            assert!(pages.len() <= sorted.len(), "the pages have doubles: {pages:?}");
+        }
+        assert_eq!(pages, sorted);
+    }
+    assert_eq!(store.items(&cache(), None, 0).await.unwrap(), []);
+    // The key to go on after need not be there.
+    assert_eq!(store.items(&cache(), Some("a0"), 1).await.unwrap(), [item("a:b", 1)]);
+}
+
+/// An item can be removed, once.
+pub async fn an_item_is_removed_once(Fixture { store, .. }: Fixture) {
+    put_all(&*store, &cache(), &[item("a", 1), item("b", 2)]).await;
+    assert!(store.remove(&cache(), "a").await.unwrap());
+    assert!(!store.remove(&cache(), "a").await.unwrap());
+    assert_eq!(store.get(&cache(), "a", None).await.unwrap(), None);
+    assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [item("b", 2)]);
+}
+
+/// Items whose time is over go, of any shelf of anybody; others stay.
+pub async fn what_is_over_expires(Fixture { store, .. }: Fixture) {
+    let mut log = Log::begin(key("other", "s"), Default::default(), moment(0));
+    log.save(&*store).await;
+    let shelves =
+        [cache(), session_shelf(&log.key, "cache"), shelf(Owner::Tenant, "x"), shelf(Owner::Group("g".into()), "x")];
+    let until = |key, seconds| Item { expires_at: Some(moment(seconds)), ..item(key, 1) };
+    for shelf in &shelves {
+        put_all(&*store, shelf, &[until("a", 10), until("b", 20), until("c", 30), item("d", 1)]).await;
+    }
+    assert_eq!(store.expire(moment(5), 100).await.unwrap(), 0);
+    assert_eq!(store.expire(moment(25), 100).await.unwrap(), 2 * shelves.len());
+    assert_eq!(store.expire(moment(25), 100).await.unwrap(), 0);
+    for shelf in &shelves {
+        assert_eq!(store.items(shelf, None, 9).await.unwrap(), [until("c", 30), item("d", 1)]);
+    }
+    assert_eq!(store.expire(moment(1000), usize::MAX).await.unwrap(), shelves.len());
+}
+
+/// One pass removes no more than it may.
+pub async fn expiry_has_a_limit(Fixture { store, .. }: Fixture) {
+    for n in 0..5 {
+        let over = Item { expires_at: Some(moment(n)), ..item(&n.to_string(), 0) };
+        store.put(&cache(), &over, None).await.unwrap();
+    }
+    let mut passes = Vec::new();
+    for limit in [0, 2, 2, 2, 2] {
+        passes.push(store.expire(moment(100), limit).await.unwrap());
+    }
+    assert_eq!(passes, [0, 2, 2, 1, 0]);
+    assert_eq!(keys(&*store, &cache()).await, [""; 0]);
+}
+
+/// The same key on another shelf, of another owner or in another tenant is another item.
+pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
+    let ids = ["a", "tenant"].map(|id| SessionId::new(id).unwrap());
+    for id in &ids {
+        Log::new(id.as_str()).save(&*store).await;
+    }
+    let group = |name: &str| Owner::Group(name.to_owned());
+    let owners =
+        [Owner::Tenant, user("a"), user("A"), user("a/b"), user("tenant"), user(".."), group("a"), group("a/b")];
+    let owners = owners.into_iter().chain([group(""), group("b")]).chain(ids.map(Owner::Session));
+    let mut shelves: Vec<_> =
+        owners.flat_map(|o| ["cache", "memory", "b/cache"].map(|name| shelf(o.clone(), name))).collect();
+    let others = shelves.iter().filter(|s| !matches!(s.owner, Owner::Session(_)));
+    let others: Vec<_> = others.map(|s| Shelf { tenant: Tenant::new("other").unwrap(), ..s.clone() }).collect();
+    shelves.extend(others);
+    for (n, shelf) in shelves.iter().enumerate() {
+        store.put(shelf, &item("k", n as i64), Some(1)).await.unwrap();
+    }
+    for (n, shelf) in shelves.iter().enumerate() {
+        assert_eq!(store.get(shelf, "k", None).await.unwrap(), Some(item("k", n as i64)), "{shelf:?}");
+        assert_eq!(store.items(shelf, None, 9).await.unwrap(), [item("k", n as i64)], "{shelf:?}");
+    }
+    assert!(store.remove(&shelves[0], "k").await.unwrap());
+    for (n, shelf) in shelves.iter().enumerate().skip(1) {
+        assert_eq!(store.get(shelf, "k", None).await.unwrap(), Some(item("k", n as i64)), "{shelf:?}");
+    }
+}
+
+/// A session that does not exist has no shelf to put anything on.
+pub async fn a_shelf_needs_its_session(Fixture { store, .. }: Fixture) {
+    let mut log = Log::begin(key("other", "s"), Default::default(), moment(0));
+    log.save(&*store).await;
+    let nobody = session_shelf(&key("default", "s"), "cache");
+    let refused = store.put(&nobody, &item("k", 1), Some(9)).await;
+    assert_fails(refused, Error::NotFound { session_id: log.key.session.clone() });
+    assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
+    // Once it exists, its shelf is empty.
+    Log::new("s").save(&*store).await;
+    assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
+    store.put(&nobody, &item("k", 1), Some(9)).await.unwrap();
+}
+
+/// Clearing takes all shelves of one owner, and nothing of anybody else.
+pub async fn an_owner_is_cleared_alone(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("ada");
+    log.say("one").save(&*store).await;
+    let ada = [shelf(user("ada"), "cache"), shelf(user("ada"), "memory")];
+    let others = [
+        shelf(user("bob"), "memory"),
+        shelf(Owner::Group("ada".to_owned()), "memory"),
+        shelf(Owner::Tenant, "memory"),
+        session_shelf(&log.key, "memory"),
+        Shelf { tenant: Tenant::new("other").unwrap(), ..ada[0].clone() },
+    ];
+    let remembered = Item { text: Some("hello".to_owned()), ..item("k", 1) };
+    for shelf in ada.iter().chain(&others) {
+        store.put(shelf, &remembered, None).await.unwrap();
+    }
+    let before = state(&*store, &others, &[]).await;
+    store.clear(&Tenant::default(), &user("ada")).await.unwrap();
+    for shelf in &ada {
+        assert_eq!(store.items(shelf, None, 9).await.unwrap(), []);
+        assert_eq!(store.search(shelf, "hello", 9).await.unwrap(), []);
+    }
+    assert_eq!(state(&*store, &others, &[]).await, before);
+    // It can be done again, and the shelf can be filled again.
+    store.clear(&Tenant::default(), &user("ada")).await.unwrap();
+    store.put(&ada[0], &remembered, None).await.unwrap();
+    assert_eq!(store.items(&ada[0], None, 9).await.unwrap(), [remembered]);
+    // A session's shelves go, the session stays.
+    store.clear(&Tenant::default(), &Owner::Session(log.key.session.clone())).await.unwrap();
+    assert_eq!(store.items(&others[3], None, 9).await.unwrap(), []);
+    assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+}

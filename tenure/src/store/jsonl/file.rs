@@ -1,0 +1,189 @@
+//! Work on one file: adding to it for good, writing it anew, reading records from it.
+
+use super::lines::{Batch, Commits, Line, Next};
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::id::Seq;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A failure of the file system, as an error of the store.
+pub(super) fn failed(path: &Path, error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { place: path.display().to_string() },
+        _ => Error::unavailable(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Makes what happened in a directory last: new names, other names, names that are gone.
+pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Removes a file, if it is there.
+pub(super) fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// What an addition that failed left behind.
+pub(super) enum Left {
+    /// The file is as it was.
+    Nothing(io::Error),
+    /// The file may have half of it at its end.
+    Half(io::Error),
+}
+
+/// Adds bytes at the end of a file, or makes a new one if its length is 0, and waits until they are on the disk. With
+/// `dir`, the file's name is made to last, too.
+pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) -> Result<(), Left> {
+    let file = match len {
+        0 => OpenOptions::new().write(true).create_new(true).open(path),
+        _ => OpenOptions::new().write(true).open(path),
+    };
+    let mut file = file.map_err(Left::Nothing)?;
+    let added = (|| {
+        file.seek(SeekFrom::Start(len))?;
+        file.write_all(bytes)?;
+        file.sync_data()?;
+        dir.map_or(Ok(()), sync_dir)
+    })();
+    let Err(error) = added else { return Ok(()) };
+    let undone = match len {
+        0 => fs::remove_file(path),
+        _ => file.set_len(len).and_then(|()| file.sync_all()),
+    };
+    Err(if undone.is_ok() { Left::Nothing(error) } else { Left::Half(error) })
+}
+
+/// Adds lines to a copy that only people read: nothing depends on it.
+pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    let len = file.metadata()?.len();
+    let mut text = String::new();
+    if len > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::Start(len - 1))?;
+        file.read_exact(&mut last)?;
+        // After a crash in the middle of a line, the next one must not be glued to it.
+        text.extend((last != *b"\n").then_some('\n'));
+    }
+    for line in lines {
+        text.push_str(line);
+        text.push('\n');
+    }
+    let added = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
+    added.inspect_err(|_| drop(file.set_len(len)))
+}
+
+/// Writes a file that is there wholly or not at all, once its directory is synced.
+pub(super) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let written = File::create(temporary).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(temporary, path)
+    });
+    written.inspect_err(|_| drop(fs::remove_file(temporary)))
+}
+
+/// The records of a file up to one, to be copied.
+pub(super) struct Part {
+    pub path: PathBuf,
+    pub len: u64,
+    pub upto: Seq,
+}
+
+/// Writes a file from the records of others, commit by commit as they were but without cards and items, and a last commit.
+pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
+    let io = |e: io::Error| failed(path, &e);
+    let mut out = BufWriter::new(File::create(path).map_err(io)?);
+    for part in parts {
+        let from = File::open(&part.path).map_err(|e| failed(&part.path, &e))?;
+        let mut commits = Commits::new(from.take(part.len));
+        let mut seq = 0;
+        loop {
+            match commits.next().map_err(|e| failed(&part.path, &e))? {
+                Next::Whole => {}
+                Next::End => break,
+                Next::Bad => return Err(corrupt(&part.path, commits.line, "a commit's checksum is wrong")),
+            }
+            let (mut batch, mut blobs) = (Batch::default(), Vec::new());
+            for (number, line) in commits.lines().enumerate() {
+                let line = Line::parse(line).map_err(|why| corrupt(&part.path, commits.line + number, why))?;
+                if let Some((found, at, entry)) = line.record() {
+                    seq = found;
+                    if seq <= part.upto {
+                        batch.record(seq, at, entry);
+                    }
+                }
+                blobs.extend(line.blobs);
+            }
+            // A commit of which only a part is copied keeps its blobs: they count from its first record on.
+            if !batch.is_empty() || (!blobs.is_empty() && seq <= part.upto) {
+                out.write_all(&batch.seal(None, &blobs).bytes).map_err(io)?;
+            }
+        }
+    }
+    out.write_all(last).map_err(io)?;
+    let file = out.into_inner().map_err(|e| io(e.into_error()))?;
+    file.sync_all().map_err(io)
+}
+
+/// A record's place in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub seq: Seq,
+    pub start: u64,
+    /// The record's line ends here or before.
+    pub end: u64,
+}
+
+/// Reads records, in the file's order.
+pub(super) fn read_records(path: &Path, spans: &[Span]) -> Result<Vec<Record>> {
+    let io = |e: io::Error| failed(path, &e);
+    let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
+    let (mut records, mut line, mut at) = (Vec::with_capacity(spans.len()), Vec::new(), 0);
+    for span in spans {
+        // Lines about items may be in between; they are not read.
+        file.seek_relative(span.start as i64 - at as i64).map_err(io)?;
+        line.clear();
+        let read = (&mut file).take(span.end - span.start).read_until(b'\n', &mut line).map_err(io)?;
+        at = span.start + read as u64;
+        match parse(&line, span.seq) {
+            Ok(record) => records.push(record),
+            Err(why) => return Err(corrupt(path, line_number(path, span.start).map_err(io)?, why)),
+        }
+    }
+    Ok(records)
+}
+
+fn parse(line: &[u8], want: Seq) -> Result<Record, String> {
+    match Line::parse(line)?.decode()? {
+        Some(record) if record.seq == want => Ok(record),
+        Some(other) => Err(format!("record {want} should be here, {} is in its place", other.seq)),
+        None => Err(format!("record {want} should be here")),
+    }
+}
+
+/// The number of the line that begins at an offset, from 1.
+fn line_number(path: &Path, offset: u64) -> io::Result<usize> {
+    let mut before = BufReader::new(File::open(path)?.take(offset));
+    let mut breaks = 0;
+    loop {
+        let bytes = before.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(breaks + 1);
+        }
+        breaks += bytes.iter().filter(|b| **b == b'\n').count();
+        let read = bytes.len();
+        before.consume(read);
+    }
+}
+
+/// Damage at a line of a file.
+pub(super) fn corrupt(path: &Path, line: usize, why: impl std::fmt::Display) -> Error {
+    Error::corrupt(format!("{}:{line}", path.display()), why)
+}

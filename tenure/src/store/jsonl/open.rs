@@ -1,0 +1,171 @@
+//! Opening a directory: claiming it, reading every file, mending what a crash left behind.
+
+use super::disk::{Damage, Log, State};
+use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
+use super::lines::Line;
+use super::names::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
+use super::replay::{Contents, End, replay};
+use crate::error::{Error, Result};
+use crate::id::{Key, Tenant};
+use crate::media::BlobId;
+use crate::store::{FORMAT, Owner, Repair, Shelf};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+/// Claims a directory for this process and checks its format; a new or empty one becomes a store. Gives back its full path
+/// and the lock.
+pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
+    let io = |e: io::Error| failed(dir, &e);
+    fs::create_dir_all(dir).map_err(io)?;
+    let dir = &dir.canonicalize().map_err(io)?;
+    let format = dir.join(FORMAT_FILE);
+    let is_ours = |name: &str| [FORMAT_FILE, LOCK_FILE, "format.tmp", "lost+found"].contains(&name);
+    if !format.exists() && list(dir)?.iter().any(|(name, _)| !is_ours(name)) {
+        let why = format!("{} holds other things and no store; choose a new or an empty directory", dir.display());
+        return Err(Error::invalid("store", why));
+    }
+    let lock = OpenOptions::new().create(true).write(true).truncate(false).open(dir.join(LOCK_FILE)).map_err(io)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(Error::Locked { place: dir.display().to_string() }),
+        Err(TryLockError::Error(e)) => return Err(io(e)),
+    }
+    match fs::read_to_string(&format) {
+        Ok(text) => match text.trim().parse::<u32>() {
+            Ok(found) if found > FORMAT => {
+                Err(Error::NewerFormat { place: dir.display().to_string(), found, known: FORMAT })
+            }
+            Ok(1..) => Ok((dir.clone(), lock)),
+            _ => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
+        },
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let written = write_whole(&dir.join("format.tmp"), &format, format!("{FORMAT}\n").as_bytes());
+            written.and_then(|()| sync_dir(dir)).map_err(io)?;
+            // The directory itself may be new. Not everybody may read the one above it; then there is nothing to be done.
+            dir.parent().map(sync_dir);
+            Ok((dir.clone(), lock))
+        }
+        Err(e) => Err(failed(&format, &e)),
+    }
+}
+
+/// Reads everything in a directory. What a crash left unfinished is removed and reported; damage is reported and left alone.
+pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
+    let (mut state, mut repairs) = (State::default(), Vec::new());
+    for (name, path) in list(root)? {
+        let Some(tenant) = names::parse_tenant(root, &name).filter(|_| path.is_dir()) else { continue };
+        load_tenant(root, &tenant, &mut state, &mut repairs)?;
+    }
+    Ok((state, repairs))
+}
+
+fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
+    let key = |session| Key { tenant: tenant.clone(), session };
+    let mut discarded = Vec::new();
+    for (name, path) in list(&names::tenant_dir(root, tenant))? {
+        match names::parse_file(&name) {
+            Named::Session(id) => load_file(&path, Place::session(&key(id)), state, repairs)?,
+            Named::Discarded(id) => discarded.push((key(id), path)),
+            Named::Temporary => remove_file(&path).map_err(|e| failed(&path, &e))?,
+            Named::Foreign => {}
+        }
+    }
+    for (key, path) in discarded {
+        if state.index.head(&key).is_none() && !state.damaged.contains_key(&Place::session(&key)) {
+            remove_file(&path).map_err(|e| failed(&path, &e))?;
+        }
+    }
+    for (name, path) in list(&names::shelves_dir(root, tenant))? {
+        let owner = names::parse_shelf_file(&name).or_else(|| first_line_owner(&path));
+        match (names::parse_file(&name), owner) {
+            (Named::Temporary, _) => remove_file(&path).map_err(|e| failed(&path, &e))?,
+            (_, Some(owner)) => load_file(&path, Place { tenant: tenant.clone(), owner }, state, repairs)?,
+            (_, None) => repairs.push(not_mended(&path, "nothing says whose shelves these are")),
+        }
+    }
+    // A session that can not be read may use any of them.
+    if !state.damaged.keys().any(|place| place.tenant == *tenant) {
+        remove_unused_blobs(root, tenant, |id| state.index.uses_blob(tenant, id))?;
+    }
+    Ok(())
+}
+
+fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
+    let io = |e: io::Error| failed(path, &e);
+    let (contents, end) = replay(path, &place).map_err(io)?;
+    let mut repair = |what: String| repairs.push(Repair { place: path.display().to_string(), what });
+    match end {
+        End::Clean if contents.len > 0 => adopt(place, contents, state),
+        End::Torn { bytes, line } if contents.len > 0 => {
+            let file = OpenOptions::new().write(true).open(path).map_err(io)?;
+            file.set_len(contents.len).and_then(|()| file.sync_all()).map_err(io)?;
+            repair(format!("cut {bytes} bytes from line {line} on: a commit that was never finished"));
+            adopt(place, contents, state);
+        }
+        End::Clean | End::Torn { .. } => {
+            let bytes = path.metadata().map_err(io)?.len();
+            remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir)).map_err(io)?;
+            repair(format!("removed {bytes} bytes: its first commit was never finished"));
+        }
+        End::Damaged { line, why } => {
+            let at = format!("{}:{line}", path.display());
+            repairs.push(not_mended(Path::new(&at), &why));
+            let why = format!("{why}; restore the file from a backup, or purge the session");
+            // Its card is still listed, so that it can be found and purged.
+            if let Some(head) = contents.head.filter(|h| Some(h.key()) == place.key()) {
+                state.index.set(head);
+            }
+            state.damaged.insert(place, Damage { at, why });
+        }
+    }
+    Ok(())
+}
+
+/// Takes a file that is in order into the state.
+fn adopt(place: Place, mut contents: Contents, state: &mut State) {
+    if let (Some(key), Some(head)) = (place.key(), contents.head.take()) {
+        state.index.set(head);
+        for (blob, from) in &contents.blobs {
+            state.index.use_blobs(&key, [*blob], *from);
+        }
+    }
+    for ((name, _), item) in std::mem::take(&mut contents.items) {
+        let shelf = Shelf { tenant: place.tenant.clone(), owner: place.owner.clone(), name };
+        state.index.put(&shelf, item);
+    }
+    state.logs.insert(place, Log::found(contents));
+}
+
+/// Removes the files of blobs that no session uses: what a commit that failed, or a crash, left behind.
+pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn(BlobId) -> bool) -> Result<()> {
+    let dir = names::blobs_dir(root, tenant);
+    let used = |name: &str| name.parse().is_ok_and(&is_used);
+    let unused: Vec<_> = list(&dir)?.into_iter().filter(|(name, _)| !used(name)).collect();
+    for (_, path) in &unused {
+        remove_file(path).map_err(|e| failed(path, &e))?;
+    }
+    if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| failed(&dir, &e)) }
+}
+
+fn not_mended(path: &Path, why: &str) -> Repair {
+    Repair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
+}
+
+fn first_line_owner(path: &Path) -> Option<Owner> {
+    let mut line = Vec::new();
+    BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;
+    names::parse_owner(&Line::parse(&line).ok()?.owner?)
+}
+
+/// What is in a directory, by name; nothing, if it is not there.
+fn list(dir: &Path) -> Result<BTreeSet<(String, PathBuf)>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(e) => return Err(failed(dir, &e)),
+    };
+    let named = entries.map(|entry| entry.map(|e| (e.file_name().to_string_lossy().into_owned(), e.path())));
+    named.collect::<io::Result<_>>().map_err(|e| failed(dir, &e))
+}

@@ -1,0 +1,108 @@
+//! Destroying: sessions, shelves, blobs.
+//!
+//! The order of the steps of a purge is such that a crash between any two leaves a store in order. First the heir gets a file
+//! with records of its own: until the purge is done, both have them, which harms nobody. Then the other forks are told to lean on
+//! the heir, one after the other: both are there. When nobody leans on the session any more, its file goes; after a crash before
+//! that it is still there, whole, and the purge can be repeated. The blobs go last: those that nobody uses go when a
+//! store is opened, too.
+
+use super::disk::{Disk, State};
+use super::file::{failed, remove_file, sync_dir};
+use super::lines::Batch;
+use super::names::{self, Place};
+use super::open;
+use crate::error::Result;
+use crate::id::{Key, Tenant};
+
+impl Disk {
+    /// Destroys a session. The turns of its forks are held.
+    pub(super) fn purge(&self, place: &Place, key: &Key) -> Result<()> {
+        let estate = {
+            let state = self.state();
+            let estate = state.index.estate(key);
+            let mut forks = estate.heir.iter().map(|(head, _)| head).chain(&estate.others);
+            forks.try_for_each(|h| state.intact(&Place::session(&h.key())))?;
+            if estate.heir.is_some() {
+                state.intact(place)?;
+            }
+            estate
+        };
+        if let Some((head, upto)) = &estate.heir {
+            let heir = Place::session(&head.key());
+            let (parts, items) = {
+                let state = self.state();
+                let theirs = state.part(&self.root, place, *upto);
+                (
+                    theirs.into_iter().chain(state.part(&self.root, &heir, u64::MAX)).collect::<Vec<_>>(),
+                    state.items(&heir),
+                )
+            };
+            self.replace(&heir, &parts, Some(head), &items, |state| {
+                state.index.inherit_blobs(key, &head.key(), *upto);
+                state.index.set(head.clone());
+            })?;
+        }
+        for head in &estate.others {
+            let sealed = Batch::default().seal(Some(head), &[]);
+            self.add(&Place::session(&head.key()), &sealed, |state| state.index.set(head.clone()))?;
+        }
+        self.remove_files(place, Some(key))?;
+        let unused = {
+            let mut state = self.state();
+            state.forget(place);
+            state.index.remove(key)
+        };
+        let dir = names::blobs_dir(&self.root, &key.tenant);
+        for id in &unused {
+            let path = names::blob_file(&self.root, &key.tenant, *id);
+            remove_file(&path).map_err(|e| failed(&path, &e))?;
+        }
+        if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| failed(&dir, &e)) }
+    }
+
+    /// Removes all items of an owner and every byte of them.
+    pub(super) fn clear(&self, place: &Place) -> Result<()> {
+        let Some(key) = place.key() else {
+            self.remove_files(place, None)?;
+            let mut state = self.state();
+            state.forget(place);
+            state.index.clear(&place.tenant, &place.owner);
+            return Ok(());
+        };
+        let (part, head) = {
+            let state = self.state();
+            state.intact(place)?;
+            let touched = state.logs.get(place).is_some_and(|log| log.item_lines > 0);
+            (state.part(&self.root, place, u64::MAX).filter(|_| touched), state.index.head(&key).cloned())
+        };
+        let Some(part) = part else { return Ok(()) };
+        self.replace(place, &[part], head.as_ref(), &[], |state| state.index.clear(&place.tenant, &place.owner))
+    }
+
+    /// Removes the blobs that no session uses.
+    pub(super) fn remove_unused_blobs(&self, tenant: &Tenant) -> Result<()> {
+        let damaged = self.state().damaged.keys().any(|place| place.tenant == *tenant);
+        let used = |id| self.state().index.uses_blob(tenant, id);
+        // A session that can not be read may use any of them.
+        if damaged { Ok(()) } else { open::remove_unused_blobs(&self.root, tenant, used) }
+    }
+
+    fn remove_files(&self, place: &Place, key: Option<&Key>) -> Result<()> {
+        let (path, dir) = (place.file(&self.root), place.dir(&self.root));
+        if !path.exists() {
+            return Ok(());
+        }
+        // The session's own file last: what else is there would not be looked for without it.
+        let discarded = key.map(|key| names::discarded_file(&self.root, key));
+        let removed = discarded.map_or(Ok(()), |file| remove_file(&file)).and_then(|()| remove_file(&path));
+        removed.and_then(|()| sync_dir(&dir)).map_err(|e| failed(&path, &e))
+    }
+}
+
+impl State {
+    fn forget(&mut self, place: &Place) {
+        self.logs.remove(place);
+        self.damaged.remove(place);
+        self.broken.remove(place);
+    }
+}

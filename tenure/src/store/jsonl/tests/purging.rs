@@ -1,0 +1,194 @@
+//! Purges with living forks, and crashes in the middle of them.
+
+use super::*;
+
+/// What a fork shows: its parents' records up to where it left them, and its own.
+pub(super) async fn shown(store: &dyn Store, key: &Key) -> Vec<Record> {
+    let (mut session, mut upto, mut shown) = (key.clone(), u64::MAX, Vec::new());
+    loop {
+        let head = store.head(&session).await.unwrap().expect("a fork's parent is there");
+        let mut own = store.records(&session, &Range { upto, ..Range::after(0) }).await.unwrap();
+        own.append(&mut shown);
+        shown = own;
+        let Some(parent) = head.parent else { return shown };
+        upto = upto.min(parent.seq);
+        session.session = parent.session;
+    }
+}
+
+async fn shown_all(store: &dyn Store, sessions: &[&str]) -> Vec<Vec<Record>> {
+    let mut all = Vec::new();
+    for session in sessions {
+        all.push(shown(store, &key(session)).await);
+    }
+    all
+}
+
+/// A root of five records in three commits; forks of it at 2, 4 (in the middle of a commit) and 5, and a fork of a fork.
+async fn family(store: &JsonlStore) {
+    let mut first = begin(&key("root"), &[user("one")]);
+    first.blobs.push(blob(b"early"));
+    first.items.push(("cache".into(), item("secret", "of the root")));
+    store.commit(&first).await.unwrap();
+    let mut second = next(&first.head, &[user("three"), user("four"), user("five")]);
+    second.blobs.push(blob(b"later"));
+    store.commit(&second).await.unwrap();
+    let mut third = next(&second.head, &[user("six, which nobody needs")]);
+    third.blobs.push(blob(b"last"));
+    store.commit(&third).await.unwrap();
+    for (name, seq) in [("at2", 2), ("at4", 4), ("at3", 3)] {
+        let mut step = fork(&key(name), &third.head, seq);
+        step.head.due_at = Some(at(1000));
+        store.commit(&step).await.unwrap();
+        store.put(&shelf_of(name), &item("k", name), None).await.unwrap();
+        store.commit(&next(&step.head, &[user("more")])).await.unwrap();
+    }
+    let at4 = store.head(&key("at4")).await.unwrap().unwrap();
+    store.commit(&fork(&key("grandchild"), &at4, 3)).await.unwrap();
+}
+
+const FORKS: [&str; 4] = ["at2", "at3", "at4", "grandchild"];
+
+#[tokio::test]
+async fn forks_do_not_notice_that_their_parent_is_purged() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    family(&store).await;
+    let before = shown_all(&store, &FORKS).await;
+    let stale = store.head(&key("at4")).await.unwrap().unwrap();
+    store.purge(&key("root")).await.unwrap();
+    store.purge(&key("root")).await.unwrap();
+
+    let parent = |head: Head| head.parent.map(|p| (p.session.to_string(), p.seq));
+    let copied = copy(&dir);
+    for store in [&store, &open(&copied).await] {
+        assert_eq!(shown_all(store, &FORKS).await, before);
+        let heads = [store.head(&key("at4")).await.unwrap().unwrap(), store.head(&key("at3")).await.unwrap().unwrap()];
+        assert_eq!((heads[0].first, heads[0].due_at, heads[0].seq), (1, Some(at(1000)), stale.seq));
+        assert_eq!(heads.map(parent), [None, Some(("at4".to_owned(), 3))]);
+        let has = async |b: &[u8]| store.blob(&Tenant::default(), &BlobId::of(b)).await.unwrap().is_some();
+        assert_eq!((has(b"early").await, has(b"later").await, has(b"last").await), (true, true, false));
+        assert_eq!(store.items(&shelf_of("at4"), None, 9).await.unwrap(), [item("k", "at4")]);
+    }
+    assert!(!bytes_under(dir.path(), "nobody needs") && !bytes_under(dir.path(), "secret"));
+
+    // A writer that loaded the heir before goes on, and does not bring the old parent back.
+    store.commit(&next(&stale, &[user("and on")])).await.unwrap();
+    let head = store.head(&key("at4")).await.unwrap().unwrap();
+    assert_eq!((head.first, head.parent), (1, None));
+
+    // One after the other, until nothing is left.
+    for gone in ["at4", "at2", "grandchild", "at3"] {
+        store.purge(&key(gone)).await.unwrap();
+        let left = store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap();
+        for head in &left {
+            let name = head.info.session_id.as_str();
+            let i = FORKS.iter().position(|f| *f == name).unwrap();
+            assert_eq!(shown(&store, &head.key()).await, before[i], "{name} after {gone}");
+        }
+    }
+    assert_eq!(fs::read_dir(dir.path().join("default/blobs")).unwrap().count(), 0);
+    let files = fs::read_dir(dir.path().join("default")).unwrap().filter(|f| f.as_ref().unwrap().path().is_file());
+    assert_eq!(files.count(), 0);
+}
+
+#[tokio::test]
+async fn a_purge_that_a_crash_cut_short_harms_nobody_and_can_be_repeated() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    family(&store).await;
+    let before = shown_all(&store, &FORKS).await;
+    let old = copy(&dir);
+    store.purge(&key("root")).await.unwrap();
+    drop(store);
+    // The steps, and which files are still the old ones after a crash before each of the others.
+    let restore =
+        [&["root", "at2", "at3", "at4"][..], &["root", "at2", "at3"], &["root", "at3"], &["root", "at2"], &["root"]];
+    for files in restore {
+        let crashed = copy(&dir);
+        for name in files {
+            let file = format!("default/{name}.jsonl");
+            fs::copy(old.path().join(&file), crashed.path().join(&file)).unwrap();
+        }
+        // The blobs are removed last.
+        for blob in fs::read_dir(old.path().join("default/blobs")).unwrap() {
+            let blob = blob.unwrap();
+            fs::copy(blob.path(), crashed.path().join("default/blobs").join(blob.file_name())).unwrap();
+        }
+        // A new file that had not got its name yet.
+        fs::write(crashed.path().join("default/at4.jsonl.tmp"), "half").unwrap();
+        let store = open(&crashed).await;
+        assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
+        assert!(store.head(&key("root")).await.unwrap().is_some());
+        store.purge(&key("root")).await.unwrap();
+        assert_eq!(store.head(&key("root")).await.unwrap(), None);
+        assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
+        assert!(!bytes_under(crashed.path(), "nobody needs"));
+        drop(store);
+        let store = open(&crashed).await;
+        assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_destroyed_while_a_fork_leans_on_it() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    family(&store).await;
+    let before = shown_all(&store, &FORKS).await;
+    for name in ["at4", "at2"] {
+        // The heir's new file, or the other fork's new parent, can not be written.
+        let file = dir.path().join("default").join(if name == "at4" { "at4.jsonl.tmp" } else { "at2.jsonl" });
+        let aside = dir.path().join("aside");
+        let _ = fs::rename(&file, &aside);
+        std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+        assert!(store.purge(&key("root")).await.is_err());
+        let _ = fs::remove_file(&file);
+        let _ = fs::rename(&aside, &file);
+        assert_eq!(shown_all(&store, &FORKS).await, before);
+        let copied = copy(&dir);
+        let store = open(&copied).await;
+        assert_eq!(shown_all(&store, &FORKS).await, before);
+        assert!(store.head(&key("root")).await.unwrap().is_some());
+        store.purge(&key("root")).await.unwrap();
+        assert_eq!(shown_all(&store, &FORKS).await, before);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_fork_is_read_while_its_parent_is_purged() {
+    let dir = TempDir::new().unwrap();
+    let store = Arc::new(open(&dir).await);
+    let said: Vec<_> = (0..500).map(|i| user(&format!("message {i}"))).collect();
+    let root = begin(&key("root"), &said);
+    store.commit(&root).await.unwrap();
+    store.commit(&fork(&key("heir"), &root.head, 400)).await.unwrap();
+    let own = store.records(&key("heir"), &Range::after(400)).await.unwrap();
+    let mut readers = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (store, own) = (store.clone(), own.clone());
+        readers.spawn(async move {
+            for _ in 0..50 {
+                assert_eq!(store.records(&key("heir"), &Range::after(400)).await.unwrap(), own);
+            }
+        });
+    }
+    store.purge(&key("root")).await.unwrap();
+    while let Some(done) = readers.join_next().await {
+        done.unwrap();
+    }
+}
+
+/// A copy of a store's files.
+fn copy(dir: &TempDir) -> TempDir {
+    fn copy_all(from: &Path, to: &Path) {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+            if path.is_dir() { copy_all(&path, &to) } else { assert!(fs::copy(&path, &to).is_ok()) }
+        }
+    }
+    let to = TempDir::new().unwrap();
+    copy_all(dir.path(), to.path());
+    to
+}

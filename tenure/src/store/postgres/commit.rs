@@ -1,0 +1,291 @@
+//! The commit: one statement, one round trip, all or nothing.
+
+use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
+use super::link::{Fail, Link, Param, Tries};
+use super::{column, micros, place, whole};
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::store::{Commit, Item, Owner};
+use std::collections::BTreeMap;
+use tokio_postgres::types::Type;
+
+/// The statements, put together once. All bind the same values ([`Bound::params`]).
+pub(super) struct Statements {
+    append: String,
+    create: String,
+    append_with: String,
+    create_with: String,
+}
+
+const APPEND: &str = r#"WITH head AS (
+    UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
+        due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15
+    WHERE tenant = $1 AND session = $2 AND seq = $16 AND created_at = $7
+    RETURNING 1
+)"#;
+
+// The lock on the parent keeps a purge of it away until the fork is there to be seen.
+const CREATE: &str = r#"WITH parent AS (
+    SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $18 AND seq >= $19 FOR KEY SHARE
+), head AS (
+    INSERT INTO tenure_head (tenant, session, "user", assistant, thread, status, created_at, active_at, due_at, seq, hash,
+        lease_until, title, labels, card, first, parent, parent_seq, parent_mark)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $17, $18, $19, $20
+    WHERE $18 IS NULL OR EXISTS (SELECT 1 FROM parent)
+    ON CONFLICT DO NOTHING
+    RETURNING 1
+)"#;
+
+const RECORDS: &str = ", log AS (
+    INSERT INTO tenure_record (tenant, session, seq, at, sum, entry)
+    SELECT $1, $2, r.seq, r.at, r.sum, r.entry FROM head, unnest($21, $22, $23, $24) AS r (seq, at, sum, entry)
+)";
+
+const DONE: &str = " SELECT 1 FROM head";
+
+impl Statements {
+    pub fn new() -> Self {
+        let with = format!(
+            ", item AS (
+    INSERT INTO tenure_item ({ITEM_COLUMNS})
+    SELECT $1, $25, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
+        i.used_at, i.uses, i.expires_at
+    FROM head, unnest($26, $27, $28, $29, $30, $31, $32, $33, $34)
+        AS i (shelf, key, value, text, words, created_at, used_at, uses, expires_at)
+    {ITEM_REPLACE}
+), blob AS (
+    INSERT INTO tenure_blob (tenant, id, bytes)
+    SELECT $1, b.id, b.bytes FROM head, unnest($35, $36) AS b (id, bytes)
+    ON CONFLICT DO NOTHING
+), used AS (
+    INSERT INTO tenure_blob_use (tenant, session, blob, first)
+    SELECT $1, $2, b.id, $37 FROM head, unnest($35) AS b (id)
+    ON CONFLICT DO NOTHING
+)"
+        );
+        Self {
+            append: [APPEND, RECORDS, DONE].concat(),
+            create: [CREATE, RECORDS, DONE].concat(),
+            append_with: [APPEND, RECORDS, &with, DONE].concat(),
+            create_with: [CREATE, RECORDS, &with, DONE].concat(),
+        }
+    }
+}
+
+/// Takes a step. If the connection breaks on the way, nobody knows whether it was taken: it is sent again, and the log's
+/// end decides. A second try finds that end moved if the first got through.
+pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit) -> Result<()> {
+    commit.check()?;
+    let bound = Bound::new(commit)?;
+    let params = bound.params();
+    let statement = match (commit.base, commit.items.is_empty() && commit.blobs.is_empty()) {
+        (Some(_), true) => &statements.append,
+        (None, true) => &statements.create,
+        (Some(_), false) => &statements.append_with,
+        (None, false) => &statements.create_with,
+    };
+    let (mut tries, mut unsure) = (Tries::new(), false);
+    loop {
+        let fail = match link.once(statement, &params).await {
+            Ok(rows) if !rows.is_empty() => return Ok(()),
+            Ok(_) if unsure && bound.is_stored(link).await? => return Ok(()),
+            Ok(_) => refusal(link, commit).await?,
+            Err(fail) => fail,
+        };
+        unsure |= matches!(fail, Fail::Lost(_));
+        tries.wait(fail).await?;
+    }
+}
+
+/// Why a step was not taken.
+async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
+    let head = &commit.head;
+    let session_id = head.info.session_id.clone();
+    let sql = "SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $2";
+    let params: [Param<'_>; 2] = [(&head.tenant.as_str(), Type::TEXT), (&session_id.as_str(), Type::TEXT)];
+    let exists = !link.rows(sql, &params).await?.is_empty();
+    let error = match (commit.base, &head.parent) {
+        (Some(expected), _) if exists => Error::Conflict { session_id, expected },
+        (Some(_), _) => Error::NotFound { session_id },
+        (None, _) if exists => Error::Exists { session_id },
+        (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
+        // It was there a moment ago.
+        (None, None) => return Ok(Fail::Undone(format!("session {session_id} was purged at the same time"))),
+    };
+    Ok(Fail::Final(error))
+}
+
+/// A commit as columns and arrays.
+struct Bound<'a> {
+    commit: &'a Commit,
+    tenant: &'a str,
+    session: &'a str,
+    user: &'a str,
+    status: &'static str,
+    created_at: i64,
+    active_at: i64,
+    due_at: Option<i64>,
+    seq: i64,
+    hash: &'a [u8],
+    lease_until: Option<i64>,
+    title: String,
+    labels: Option<Vec<String>>,
+    card: String,
+    base: Option<i64>,
+    first: i64,
+    parent: Option<&'a str>,
+    parent_seq: Option<i64>,
+    parent_mark: Option<String>,
+    seqs: Vec<i64>,
+    ats: Vec<i64>,
+    sums: Vec<i32>,
+    entries: Vec<String>,
+    owner: String,
+    items: Items<'a>,
+    blob_ids: Vec<&'a [u8]>,
+    blob_bytes: Vec<&'a [u8]>,
+    used_from: i64,
+}
+
+/// Items as arrays.
+#[derive(Default)]
+struct Items<'a> {
+    shelves: Vec<&'a str>,
+    keys: Vec<&'a str>,
+    values: Vec<&'a str>,
+    texts: Vec<Option<String>>,
+    words: Vec<Option<String>>,
+    created_at: Vec<i64>,
+    used_at: Vec<i64>,
+    uses: Vec<i64>,
+    expires_at: Vec<Option<i64>>,
+}
+
+impl<'a> Bound<'a> {
+    fn new(commit: &'a Commit) -> Result<Self> {
+        let head = &commit.head;
+        for (name, value) in [("assistant", &head.assistant), ("thread", &head.thread)] {
+            no_nul(name, value.as_deref().unwrap_or_default())?;
+        }
+        let entries: Vec<String> = commit.records.iter().map(|r| r.entry.encode()).collect();
+        let sum = |(r, text): (&Record, &String)| Record::checksum(r.seq, r.at, text).cast_signed();
+        let parent = head.parent.as_ref();
+        let mark = parent.map(|p| serde_json::to_string(&p.mark).expect("marks are plain data"));
+        let blobs: BTreeMap<&[u8], &[u8]> = commit.blobs.iter().map(|b| (&b.id.0[..], &b.bytes[..])).collect();
+        let owner = Owner::Session(head.info.session_id.clone()).to_string();
+        Ok(Self {
+            commit,
+            tenant: head.tenant.as_str(),
+            session: head.info.session_id.as_str(),
+            user: head.user.as_str(),
+            status: head.status.as_str(),
+            created_at: micros(head.info.created_at),
+            active_at: micros(head.active_at),
+            due_at: head.due_at.map(micros),
+            seq: whole(head.seq),
+            hash: &head.mark.hash.0,
+            lease_until: head.lease.as_ref().map(|l| micros(l.until)),
+            title: head.folded_title(),
+            labels: Some(head.labels()).filter(|l| !l.is_empty()),
+            card: serde_json::to_string(head).expect("cards have string keys and finite numbers only"),
+            base: commit.base.map(whole),
+            first: whole(head.first),
+            parent: parent.map(|p| p.session.as_str()),
+            parent_seq: parent.map(|p| whole(p.seq)),
+            parent_mark: mark,
+            seqs: commit.records.iter().map(|r| whole(r.seq)).collect(),
+            ats: commit.records.iter().map(|r| micros(r.at)).collect(),
+            sums: commit.records.iter().zip(&entries).map(sum).collect(),
+            entries,
+            items: Items::new(&owner, &commit.items)?,
+            owner,
+            blob_ids: blobs.keys().copied().collect(),
+            blob_bytes: blobs.values().copied().collect(),
+            used_from: whole(commit.first()),
+        })
+    }
+
+    fn params(&self) -> Vec<Param<'_>> {
+        let mut params: Vec<Param<'_>> = vec![
+            (&self.tenant, Type::TEXT),
+            (&self.session, Type::TEXT),
+            (&self.user, Type::TEXT),
+            (&self.commit.head.assistant, Type::TEXT),
+            (&self.commit.head.thread, Type::TEXT),
+            (&self.status, Type::TEXT),
+            (&self.created_at, Type::INT8),
+            (&self.active_at, Type::INT8),
+            (&self.due_at, Type::INT8),
+            (&self.seq, Type::INT8),
+            (&self.hash, Type::BYTEA),
+            (&self.lease_until, Type::INT8),
+            (&self.title, Type::TEXT),
+            (&self.labels, Type::TEXT_ARRAY),
+            (&self.card, Type::TEXT),
+            (&self.base, Type::INT8),
+            (&self.first, Type::INT8),
+            (&self.parent, Type::TEXT),
+            (&self.parent_seq, Type::INT8),
+            (&self.parent_mark, Type::TEXT),
+            (&self.seqs, Type::INT8_ARRAY),
+            (&self.ats, Type::INT8_ARRAY),
+            (&self.sums, Type::INT4_ARRAY),
+            (&self.entries, Type::TEXT_ARRAY),
+        ];
+        if !self.commit.items.is_empty() || !self.commit.blobs.is_empty() {
+            let items = &self.items;
+            params.extend::<[Param<'_>; 13]>([
+                (&self.owner, Type::TEXT),
+                (&items.shelves, Type::TEXT_ARRAY),
+                (&items.keys, Type::TEXT_ARRAY),
+                (&items.values, Type::TEXT_ARRAY),
+                (&items.texts, Type::TEXT_ARRAY),
+                (&items.words, Type::TEXT_ARRAY),
+                (&items.created_at, Type::INT8_ARRAY),
+                (&items.used_at, Type::INT8_ARRAY),
+                (&items.uses, Type::INT8_ARRAY),
+                (&items.expires_at, Type::INT8_ARRAY),
+                (&self.blob_ids, Type::BYTEA_ARRAY),
+                (&self.blob_bytes, Type::BYTEA_ARRAY),
+                (&self.used_from, Type::INT8),
+            ]);
+        }
+        params
+    }
+
+    /// Whether the log holds these very records: the same places, times and texts.
+    async fn is_stored(&self, link: &Link) -> Result<bool> {
+        let sql = "SELECT at, entry FROM tenure_record
+            WHERE tenant = $1 AND session = $2 AND seq = ANY($3) ORDER BY seq";
+        let params: [Param<'_>; 3] =
+            [(&self.tenant, Type::TEXT), (&self.session, Type::TEXT), (&self.seqs, Type::INT8_ARRAY)];
+        let rows = link.rows(sql, &params).await?;
+        let mut same = !rows.is_empty() && rows.len() == self.seqs.len();
+        for ((row, at), entry) in rows.iter().zip(&self.ats).zip(&self.entries) {
+            let place = || place(&self.commit.head.key());
+            same &= column::<i64>(row, 0, place)? == *at && column::<&str>(row, 1, place)? == entry;
+        }
+        Ok(same)
+    }
+}
+
+impl<'a> Items<'a> {
+    fn new(owner: &str, items: &'a [(String, Item)]) -> Result<Self> {
+        // One statement can not write a row twice: of items with the same key, the last counts.
+        let last: BTreeMap<_, _> = items.iter().map(|(shelf, item)| ((shelf, &item.key), item)).collect();
+        let mut arrays = Self::default();
+        for ((shelf, key), item) in last {
+            key_fits(owner, shelf, key)?;
+            arrays.shelves.push(shelf);
+            arrays.keys.push(key);
+            arrays.values.push(&item.value);
+            arrays.texts.push(item.text.clone());
+            arrays.words.push(item.text.as_deref().map(words));
+            arrays.created_at.push(micros(item.created_at));
+            arrays.used_at.push(micros(item.used_at));
+            arrays.uses.push(whole(item.uses));
+            arrays.expires_at.push(item.expires_at.map(micros));
+        }
+        Ok(arrays)
+    }
+}

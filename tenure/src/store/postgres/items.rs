@@ -1,0 +1,281 @@
+//! Items on their shelves.
+
+use super::link::{Link, MAINTENANCE_TIMEOUT, Param, Tries, within};
+use super::{column, instant, micros, row_limit, whole};
+use crate::error::{Error, Result};
+use crate::id::Tenant;
+use crate::store::{Hit, Item, Owner, Shelf};
+use jiff::Timestamp;
+use std::collections::BTreeSet;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+/// Longest place of an item (owner, shelf and key together), in bytes: what an index takes, with the tenant.
+const MAX_ITEM_KEY_BYTES: usize = 2048;
+/// A word is compared by so many characters.
+const MAX_WORD_CHARS: usize = 64;
+/// So many bytes of different words of an item can be found.
+const MAX_WORDS_BYTES: usize = 256 << 10;
+/// So many words of a query are looked for.
+const MAX_QUERY_WORDS: usize = 64;
+/// So many matches are ranked.
+const MAX_RANKED: i64 = 10_000;
+
+pub(super) const ITEM_COLUMNS: &str =
+    "tenant, owner, shelf, key, value, text, words, created_at, used_at, uses, expires_at";
+pub(super) const ITEM_REPLACE: &str = "ON CONFLICT (tenant, owner, shelf, key) DO UPDATE SET value = excluded.value,
+    text = excluded.text, words = excluded.words, created_at = excluded.created_at, used_at = excluded.used_at,
+    uses = excluded.uses, expires_at = excluded.expires_at";
+
+/// Text that can be stored as it is.
+pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
+    match value.contains('\0') {
+        true => Err(Error::invalid(name, format!("{name} has a NUL character, which can not be stored; leave it out"))),
+        false => Ok(()),
+    }
+}
+
+/// A key that an index takes.
+pub(super) fn key_fits(owner: &str, shelf: &str, key: &str) -> Result<()> {
+    no_nul("owner", owner)?;
+    no_nul("shelf", shelf)?;
+    no_nul("key", key)?;
+    if owner.len() + shelf.len() + key.len() > MAX_ITEM_KEY_BYTES {
+        let (limit, max) = ("MAX_ITEM_KEY_BYTES", MAX_ITEM_KEY_BYTES as u64);
+        return Err(Error::TooLarge { what: "the item's key, with its shelf and owner,".to_owned(), limit, max });
+    }
+    Ok(())
+}
+
+/// The different words of a text, in lower case. Split here and not by the server, whose idea of words and of case
+/// depends on how it was set up.
+fn split(text: &str) -> BTreeSet<String> {
+    let text = text.to_lowercase();
+    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty());
+    words.map(|w| w.chars().take(MAX_WORD_CHARS).collect()).collect()
+}
+
+/// The words that an item is found by, with a space between them.
+pub(super) fn words(text: &str) -> String {
+    let mut all = String::new();
+    for word in split(text) {
+        if all.len() + word.len() >= MAX_WORDS_BYTES {
+            break;
+        }
+        if !all.is_empty() {
+            all.push(' ');
+        }
+        all.push_str(&word);
+    }
+    all
+}
+
+pub(super) async fn put(link: &Link, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    let (tenant, owner) = (shelf.tenant.as_str(), shelf.owner.to_string());
+    key_fits(&owner, &shelf.name, &item.key)?;
+    item.check()?;
+    let session = match &shelf.owner {
+        Owner::Session(id) => Some(id.as_str()),
+        _ => None,
+    };
+    // The new item is not among those to be counted: the statement sees the shelf as it was before. An old item that
+    // another step holds is left to that step or the next: waiting for it here, with the new one in hand, would deadlock.
+    let others = keep.map(|n| row_limit(n.saturating_sub(1)));
+    let sql = format!(
+        "WITH owned AS (
+            SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $12 FOR KEY SHARE
+        ), new AS (
+            INSERT INTO tenure_item ({ITEM_COLUMNS})
+            SELECT $1, $2, $3, $4, $5, $6, array_to_tsvector(string_to_array($7, ' ')), $8, $9, $10, $11
+            WHERE $12 IS NULL OR EXISTS (SELECT 1 FROM owned)
+            {ITEM_REPLACE}
+            RETURNING 1
+        ), gone AS (
+            DELETE FROM tenure_item i USING (
+                SELECT key FROM tenure_item
+                WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND $13 IS NOT NULL AND EXISTS (SELECT 1 FROM new)
+                    AND key IN (
+                        SELECT key FROM tenure_item
+                        WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND key <> $4
+                        ORDER BY used_at DESC, created_at DESC, key DESC OFFSET coalesce($13, 0)
+                    )
+                FOR UPDATE SKIP LOCKED
+            ) old
+            WHERE i.tenant = $1 AND i.owner = $2 AND i.shelf = $3 AND i.key = old.key
+        )
+        SELECT 1 FROM new"
+    );
+    let params: [Param<'_>; 13] = [
+        (&tenant, Type::TEXT),
+        (&owner, Type::TEXT),
+        (&shelf.name, Type::TEXT),
+        (&item.key, Type::TEXT),
+        (&item.value, Type::TEXT),
+        (&item.text, Type::TEXT),
+        (&item.text.as_deref().map(words), Type::TEXT),
+        (&micros(item.created_at), Type::INT8),
+        (&micros(item.used_at), Type::INT8),
+        (&whole(item.uses), Type::INT8),
+        (&item.expires_at.map(micros), Type::INT8),
+        (&session, Type::TEXT),
+        (&others, Type::INT8),
+    ];
+    match (link.rows(&sql, &params).await?.is_empty(), &shelf.owner) {
+        (true, Owner::Session(session_id)) => Err(Error::NotFound { session_id: session_id.clone() }),
+        _ => Ok(()),
+    }
+}
+
+const ITEM: &str = "key, value, text, created_at, used_at, uses, expires_at";
+
+pub(super) async fn get(link: &Link, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    let Some(at) = At::new(shelf, &[key]) else { return Ok(None) };
+    let here = "tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4";
+    let mut params: Vec<Param<'_>> = at.params().into();
+    params.push((&key, Type::TEXT));
+    let used = used.map(micros);
+    let sql = match &used {
+        None => format!("SELECT {ITEM} FROM tenure_item WHERE {here}"),
+        Some(used) => {
+            params.push((used, Type::INT8));
+            // A mark of use is not worth a wait for the disk; the setting holds for this statement only.
+            format!(
+                "UPDATE tenure_item SET used_at = $5, uses = uses + 1
+                FROM (SELECT set_config('synchronous_commit', 'off', true) AS mode) quick
+                WHERE quick.mode = 'off' AND {here} RETURNING {ITEM}"
+            )
+        }
+    };
+    link.rows(&sql, &params).await?.first().map(|row| item(row, shelf)).transpose()
+}
+
+pub(super) async fn items(link: &Link, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    let Some(at) = At::new(shelf, &[]) else { return Ok(Vec::new()) };
+    // No stored key has a NUL: what comes after `a\0b` is what comes after `a`.
+    let (after, limit) = (after.and_then(|a| a.split('\0').next()), row_limit(limit));
+    let mut params: Vec<Param<'_>> = at.params().into();
+    params.extend::<[Param<'_>; 2]>([(&after, Type::TEXT), (&limit, Type::INT8)]);
+    let sql = format!(
+        "SELECT {ITEM} FROM tenure_item
+        WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND ($4 IS NULL OR key > $4) ORDER BY key LIMIT $5"
+    );
+    link.rows(&sql, &params).await?.iter().map(|row| item(row, shelf)).collect()
+}
+
+pub(super) async fn remove(link: &Link, shelf: &Shelf, key: &str) -> Result<bool> {
+    let Some(at) = At::new(shelf, &[key]) else { return Ok(false) };
+    let mut params: Vec<Param<'_>> = at.params().into();
+    params.push((&key, Type::TEXT));
+    let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4 RETURNING 1";
+    Ok(!link.rows(sql, &params).await?.is_empty())
+}
+
+pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    // Letters and digits only: nothing in a word can be mistaken for syntax.
+    let query: Vec<String> = split(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
+    let Some(at) = At::new(shelf, &[]).filter(|_| !query.is_empty()) else { return Ok(Vec::new()) };
+    let (query, limit) = (query.join(" | "), row_limit(limit));
+    let mut params: Vec<Param<'_>> = at.params().into();
+    params.extend::<[Param<'_>; 3]>([(&query, Type::TEXT), (&MAX_RANKED, Type::INT8), (&limit, Type::INT8)]);
+    let sql = format!(
+        "SELECT {ITEM}, ts_rank(words, $4::tsquery)::float8 AS score FROM (
+            SELECT * FROM tenure_item
+            WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND words @@ $4::tsquery LIMIT $5
+        ) found ORDER BY score DESC, length(words), key LIMIT $6"
+    );
+    let rows = link.rows_planned(&sql, &params).await?;
+    let hit = |row: &Row| Ok(Hit { item: item(row, shelf)?, score: column(row, 7, || place(shelf))? });
+    rows.iter().map(hit).collect()
+}
+
+pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<usize> {
+    // Nodes that sweep at the same time share the work instead of waiting for each other.
+    let sql = "DELETE FROM tenure_item i USING (
+            SELECT tenant, owner, shelf, key FROM tenure_item WHERE expires_at <= $1
+            ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
+        ) over
+        WHERE i.tenant = over.tenant AND i.owner = over.owner AND i.shelf = over.shelf AND i.key = over.key
+        RETURNING 1";
+    let params: [Param<'_>; 2] = [(&micros(now), Type::INT8), (&row_limit(limit), Type::INT8)];
+    Ok(link.rows(sql, &params).await?.len())
+}
+
+pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result<()> {
+    let owner = owner.to_string();
+    if !owner.contains('\0') {
+        let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2";
+        link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
+    }
+    let vacuum = link.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_blob, tenure_blob_use");
+    let mut tries = Tries::new();
+    loop {
+        let step = async {
+            let lease = link.lease().await?;
+            lease.batch_execute(&vacuum).await?;
+            lease.keep();
+            Ok(())
+        };
+        match within(MAINTENANCE_TIMEOUT, step).await {
+            Ok(()) => return Ok(()),
+            Err(fail) => tries.wait(fail).await?,
+        }
+    }
+}
+
+/// A shelf as values to bind.
+struct At<'a> {
+    tenant: &'a str,
+    owner: String,
+    name: &'a str,
+}
+
+impl<'a> At<'a> {
+    /// `None` if nothing can be stored there: a name or one of the keys has a NUL character.
+    fn new(shelf: &'a Shelf, keys: &[&str]) -> Option<Self> {
+        let at = Self { tenant: shelf.tenant.as_str(), owner: shelf.owner.to_string(), name: &shelf.name };
+        let nul = keys.iter().chain([&at.owner.as_str(), &at.name]).any(|s| s.contains('\0'));
+        (!nul).then_some(at)
+    }
+
+    fn params(&self) -> [Param<'_>; 3] {
+        [(&self.tenant, Type::TEXT), (&self.owner, Type::TEXT), (&self.name, Type::TEXT)]
+    }
+}
+
+fn item(row: &Row, shelf: &Shelf) -> Result<Item> {
+    let place = || place(shelf);
+    Ok(Item {
+        key: column(row, 0, place)?,
+        value: column(row, 1, place)?,
+        text: column(row, 2, place)?,
+        created_at: instant(column(row, 3, place)?, place)?,
+        used_at: instant(column(row, 4, place)?, place)?,
+        uses: column::<i64>(row, 5, place)?.unsigned_abs(),
+        expires_at: column::<Option<i64>>(row, 6, place)?.map(|at| instant(at, place)).transpose()?,
+    })
+}
+
+fn place(shelf: &Shelf) -> String {
+    format!("postgres, tenant {}, shelf {} of {}", shelf.tenant, shelf.name, shelf.owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_split_and_folded() {
+        assert_eq!(words("The ÉTÉ, the 2nd-best: été/x_1"), "1 2nd best the x été");
+        assert_eq!(words(" '' | & \\ \0"), "");
+        assert_eq!(words(&"x".repeat(1000)).len(), MAX_WORD_CHARS);
+        let many: String = (0..100_000).map(|n| format!("w{n} ")).collect();
+        assert!(words(&many).len() <= MAX_WORDS_BYTES);
+    }
+
+    #[test]
+    fn what_can_not_be_stored_is_refused() {
+        assert_eq!(key_fits("user/a", "cache", "a\0b").unwrap_err().code(), "invalid");
+        assert_eq!(key_fits("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES)).unwrap_err().code(), "too_large");
+        key_fits("user/a", "cache", &"k".repeat(MAX_ITEM_KEY_BYTES - 11)).unwrap();
+    }
+}

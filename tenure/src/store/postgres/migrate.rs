@@ -1,0 +1,82 @@
+//! The schema and its versions.
+
+use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Tries, within};
+use crate::error::{Error, Result};
+use crate::store::FORMAT;
+use tokio_postgres::types::Type;
+
+/// One file per version: version 1 is the first.
+const MIGRATIONS: [&str; FORMAT as usize] = [include_str!("../../../migrations/postgres/0001_init.sql")];
+
+/// The lock that lets one node migrate at a time: any number will do that nothing else in the database uses.
+const LOCK: i64 = 0x74_65_6e_75_72_65;
+
+/// Brings the schema to [`FORMAT`]. Any number of nodes may do so at once.
+pub(super) async fn migrate(link: &Link, place: &str) -> Result<()> {
+    let mut tries = Tries::new();
+    loop {
+        match within(MAINTENANCE_TIMEOUT, step(link, place)).await {
+            Ok(Step::Done) => return Ok(()),
+            Ok(Step::More) => {}
+            Err(fail) => tries.wait(fail).await?,
+        }
+    }
+}
+
+enum Step {
+    Done,
+    More,
+}
+
+/// Takes one step, in one transaction.
+async fn step(link: &Link, place: &str) -> Result<Step, Fail> {
+    let mut lease = link.lease().await?;
+    let tx = lease.transaction().await?;
+    tx.query_typed("SELECT pg_advisory_xact_lock($1)", &[(&LOCK, Type::INT8)]).await?;
+    if let Some(schema) = link.schema() {
+        let found = tx.query_typed_one("SELECT to_regnamespace($1) IS NOT NULL", &[(&schema, Type::TEXT)]).await?;
+        if !found.try_get::<_, bool>(0)? {
+            tx.batch_execute(&format!("CREATE SCHEMA \"{schema}\"")).await?;
+        }
+        tx.batch_execute(&format!("SET LOCAL search_path TO \"{schema}\"")).await?;
+    }
+    // Looked for first: a role that may not create anything can still open what is there.
+    let found = tx.query_typed_one("SELECT to_regclass('tenure_format') IS NOT NULL", &[]).await?;
+    let version: i32 = match found.try_get(0)? {
+        true => tx.query_typed_one("SELECT coalesce(max(version), 0) FROM tenure_format", &[]).await?.try_get(0)?,
+        false => {
+            let sql =
+                "CREATE TABLE tenure_format (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())";
+            tx.batch_execute(sql).await?;
+            0
+        }
+    };
+    let found = u32::try_from(version).map_err(|_| Error::corrupt(place, "tenure_format has a negative version"))?;
+    if found > FORMAT {
+        return Err(Error::NewerFormat { place: place.to_owned(), found, known: FORMAT }.into());
+    }
+    let next = match MIGRATIONS.get(found as usize) {
+        None => Step::Done,
+        Some(migration) => {
+            tx.batch_execute(migration).await.map_err(taken)?;
+            tx.execute_typed("INSERT INTO tenure_format (version) VALUES ($1)", &[(&(version + 1), Type::INT4)])
+                .await?;
+            Step::More
+        }
+    };
+    tx.commit().await?;
+    lease.keep();
+    Ok(next)
+}
+
+/// Says what to do when our names are taken.
+fn taken(e: tokio_postgres::Error) -> Fail {
+    match e.as_db_error() {
+        Some(db) if db.code().code() == "42P07" => {
+            let hint =
+                "the database is used by something else: add schema=NAME to the store's URL, or use another database";
+            Error::invalid("store", format!("{}; {hint}", db.message())).into()
+        }
+        _ => e.into(),
+    }
+}

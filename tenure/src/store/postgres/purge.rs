@@ -1,0 +1,115 @@
+//! The end of a session, and who inherits its log.
+
+use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param, Tries, within};
+use crate::error::Result;
+use crate::id::Key;
+use crate::store::Owner;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+
+pub(super) async fn purge(link: &Link, key: &Key) -> Result<()> {
+    let mut tries = Tries::new();
+    loop {
+        match within(MAINTENANCE_TIMEOUT, attempt(link, key)).await {
+            Ok(()) => return Ok(()),
+            Err(fail) => tries.wait(fail).await?,
+        }
+    }
+}
+
+async fn attempt(link: &Link, key: &Key) -> Result<(), Fail> {
+    let mut lease = link.lease().await?;
+    let tx = lease.transaction().await?;
+    let step = Step { tx: &tx, link, tenant: key.tenant.as_str(), session: key.session.as_str() };
+    step.purge(&Owner::Session(key.session.clone()).to_string()).await?;
+    tx.commit().await?;
+    lease.keep();
+    Ok(())
+}
+
+struct Step<'a> {
+    tx: &'a Transaction<'a>,
+    link: &'a Link,
+    tenant: &'a str,
+    session: &'a str,
+}
+
+/// Where a session's own log begins, and what it leans on.
+struct Lineage {
+    first: i64,
+    parent: Option<String>,
+    parent_seq: Option<i64>,
+    parent_mark: Option<String>,
+}
+
+impl Step<'_> {
+    /// Runs a statement with `$1` the tenant, `$2` the session, and more.
+    async fn run(&self, sql: &str, more: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
+        let mut params: Vec<Param<'_>> = vec![(&self.tenant, Type::TEXT), (&self.session, Type::TEXT)];
+        params.extend(more.iter().cloned());
+        Ok(self.tx.query_typed(&self.link.sql(sql), &params).await?)
+    }
+
+    async fn purge(&self, owner: &str) -> Result<(), Fail> {
+        // One purge per tenant at a time: two in one family would change the lineage under each other.
+        let lock = "SELECT pg_advisory_xact_lock(hashtextextended('tenure purge ' || $1, 0))";
+        self.run(lock, &[]).await?;
+        // From here on nobody can commit to it or fork it.
+        let sql = "SELECT first, parent, parent_seq, parent_mark FROM tenure_head
+            WHERE tenant = $1 AND session = $2 FOR UPDATE";
+        let Some(row) = self.run(sql, &[]).await?.pop() else { return Ok(()) };
+        let lineage = Lineage {
+            first: row.try_get(0)?,
+            parent: row.try_get(1)?,
+            parent_seq: row.try_get(2)?,
+            parent_mark: row.try_get(3)?,
+        };
+        let sql = "SELECT session, parent_seq FROM tenure_head WHERE tenant = $1 AND parent = $2
+            ORDER BY parent_seq DESC, session LIMIT 1";
+        if let Some(heir) = self.run(sql, &[]).await?.pop() {
+            self.inherit(heir.try_get(0)?, heir.try_get(1)?, &lineage).await?;
+        }
+        self.run("DELETE FROM tenure_record WHERE tenant = $1 AND session = $2", &[]).await?;
+        self.run("DELETE FROM tenure_item WHERE tenant = $1 AND owner = $3", &[(&owner, Type::TEXT)]).await?;
+        let sql = "DELETE FROM tenure_blob_use WHERE tenant = $1 AND session = $2 RETURNING blob";
+        let blobs: Vec<Vec<u8>> = self.run(sql, &[]).await?.iter().map(|r| r.try_get(0)).collect::<Result<_, _>>()?;
+        if !blobs.is_empty() {
+            let sql = "DELETE FROM tenure_blob b WHERE tenant = $1 AND id = ANY($3) AND NOT EXISTS
+                (SELECT 1 FROM tenure_blob_use u WHERE u.tenant = b.tenant AND u.blob = b.id)";
+            self.run(sql, &[(&blobs, Type::BYTEA_ARRAY)]).await?;
+        }
+        self.run("DELETE FROM tenure_head WHERE tenant = $1 AND session = $2", &[]).await?;
+        Ok(())
+    }
+
+    /// Puts the fork that left last in the session's place.
+    async fn inherit(&self, heir: &str, left_at: i64, lineage: &Lineage) -> Result<(), Fail> {
+        if left_at >= lineage.first {
+            let upto: [Param<'_>; 2] = [(&heir, Type::TEXT), (&left_at, Type::INT8)];
+            let sql = "UPDATE tenure_record SET session = $3 WHERE tenant = $1 AND session = $2 AND seq <= $4";
+            self.run(sql, &upto).await?;
+            let sql = "INSERT INTO tenure_blob_use (tenant, session, blob, first)
+                SELECT tenant, $3, blob, first FROM tenure_blob_use WHERE tenant = $1 AND session = $2 AND first <= $4
+                ON CONFLICT (tenant, session, blob)
+                DO UPDATE SET first = least(tenure_blob_use.first, excluded.first)";
+            self.run(sql, &upto).await?;
+            let sql = "UPDATE tenure_head SET first = $4, parent = $5, parent_seq = $6, parent_mark = $7
+                WHERE tenant = $1 AND session = $3";
+            let params: [Param<'_>; 5] = [
+                (&heir, Type::TEXT),
+                (&lineage.first, Type::INT8),
+                (&lineage.parent, Type::TEXT),
+                (&lineage.parent_seq, Type::INT8),
+                (&lineage.parent_mark, Type::TEXT),
+            ];
+            self.run(sql, &params).await?;
+        } else {
+            // It left before the session had a record of its own: all it needs is further up.
+            let sql = "UPDATE tenure_head SET parent = $4 WHERE tenant = $1 AND session = $3";
+            self.run(sql, &[(&heir, Type::TEXT), (&lineage.parent, Type::TEXT)]).await?;
+        }
+        let sql = "UPDATE tenure_head SET parent = $3 WHERE tenant = $1 AND parent = $2 AND session <> $3";
+        self.run(sql, &[(&heir, Type::TEXT)]).await?;
+        Ok(())
+    }
+}

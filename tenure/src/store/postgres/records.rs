@@ -1,0 +1,67 @@
+//! Pages of the log.
+
+use super::link::{Link, Param};
+use super::{column, place, row_limit, whole};
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::id::{Key, Seq};
+use crate::store::{Direction, MAX_PAGE_BYTES, Range};
+use tokio_postgres::types::Type;
+
+/// A page ends after so many records, even if the limit is not reached.
+const MAX_PAGE_RECORDS: usize = 4096;
+
+/// One page. The server adds up the lengths, so that it never sends more than a page; the ends of the log come from the
+/// same moment, so that a hole can be told from an end.
+pub(super) async fn records(link: &Link, key: &Key, range: &Range) -> Result<Vec<Record>> {
+    let order = match range.order {
+        Direction::Forward => "ASC",
+        Direction::Backward => "DESC",
+    };
+    let sql = format!(
+        "SELECT h.first, h.seq, r.seq, r.at, r.sum, r.entry
+        FROM tenure_head h LEFT JOIN LATERAL (
+            SELECT * FROM (
+                SELECT seq, at, sum, entry, sum(octet_length(entry)) OVER (ORDER BY seq {order}) AS bytes
+                FROM tenure_record
+                WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq {order} LIMIT $5
+            ) page WHERE bytes - octet_length(entry) < $6
+        ) r ON true
+        WHERE h.tenant = $1 AND h.session = $2 ORDER BY r.seq {order}"
+    );
+    let params: [Param<'_>; 6] = [
+        (&key.tenant.as_str(), Type::TEXT),
+        (&key.session.as_str(), Type::TEXT),
+        (&whole(range.after), Type::INT8),
+        (&whole(range.upto), Type::INT8),
+        (&row_limit(range.limit.min(MAX_PAGE_RECORDS)), Type::INT8),
+        (&(MAX_PAGE_BYTES as i64), Type::INT8),
+    ];
+    let rows = link.rows(&sql, &params).await?;
+    let Some(ends) = rows.first() else { return Ok(Vec::new()) };
+    let (first, last): (i64, i64) = (column(ends, 0, || place(key))?, column(ends, 1, || place(key))?);
+    let from = first.unsigned_abs().max(range.after.saturating_add(1));
+    let to = last.unsigned_abs().min(range.upto);
+    if from > to || range.limit == 0 {
+        return Ok(Vec::new());
+    }
+    let at = |seq: Seq| format!("{}, record {seq}", place(key));
+    let mut want = match range.order {
+        Direction::Forward => from,
+        Direction::Backward => to,
+    };
+    let mut page = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let here = || at(want);
+        if column::<Option<i64>>(row, 2, here)?.map(i64::unsigned_abs) != Some(want) {
+            return Err(Error::corrupt(here(), "it is missing"));
+        }
+        let sum = column::<i32>(row, 4, here)?.cast_unsigned();
+        page.push(Record::read(want, column(row, 3, here)?, sum, column(row, 5, here)?, here)?);
+        want = match range.order {
+            Direction::Forward => want + 1,
+            Direction::Backward => want - 1,
+        };
+    }
+    Ok(page)
+}

@@ -1,0 +1,170 @@
+//! Against a real server, which `TENURE_TEST_POSTGRES` names. Each test has a schema of its own.
+
+mod basics;
+mod family;
+mod faults;
+mod queries;
+mod shelves;
+mod views;
+
+use super::PostgresStore;
+use crate::entry::{Created, Entry, Parent, Record};
+use crate::error::Result;
+use crate::head::Head;
+use crate::id::{Key, SessionId, Tenant};
+use crate::message::Message;
+use crate::session::{Point, Session};
+use crate::store::{Commit, Range, Store};
+use jiff::Timestamp;
+use tokio_postgres::Row;
+
+/// The server's URL. Without one, tests are skipped; but never in CI.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests find their server in the environment; the library never looks there"
+)]
+fn server() -> Option<String> {
+    let url = std::env::var("TENURE_TEST_POSTGRES").ok().filter(|url| !url.is_empty());
+    if url.is_none() {
+        assert!(std::env::var("CI").is_err(), "TENURE_TEST_POSTGRES is not set: CI does not skip PostgreSQL tests");
+        eprintln!("SKIPPED: set TENURE_TEST_POSTGRES, or use scripts/with-postgres.sh");
+    }
+    url
+}
+
+/// A store in a schema of its own.
+struct Db {
+    store: PostgresStore,
+    url: String,
+    schema: String,
+}
+
+impl Db {
+    async fn new(options: &str) -> Option<Self> {
+        Some(Self::at(&server()?, options).await)
+    }
+
+    async fn at(server: &str, options: &str) -> Self {
+        let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
+        let url = format!("{server}?schema={schema}&{options}");
+        Self { store: PostgresStore::open(&url).await.unwrap(), url, schema }
+    }
+
+    /// Rows of a statement in which `S.` stands for the schema, where the store does not put it itself.
+    async fn rows(&self, sql: &str) -> Vec<Row> {
+        self.store.link.rows_planned(&sql.replace("S.", &format!("{}.", self.schema)), &[]).await.unwrap()
+    }
+
+    async fn end(self) {
+        self.rows(&format!("DROP SCHEMA {} CASCADE", self.schema)).await;
+    }
+}
+
+fn tenant() -> Tenant {
+    Tenant::new("acme").unwrap()
+}
+
+fn key(session: &str) -> Key {
+    Key { tenant: tenant(), session: SessionId::new(session).unwrap() }
+}
+
+/// A moment, in seconds after some other.
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_microsecond(1_700_000_000_000_000 + second * 1_000_000).unwrap()
+}
+
+fn say(text: &str) -> Entry {
+    Entry::message(Message::user(text))
+}
+
+/// One who writes to a session and remembers its card.
+#[derive(Clone, Debug)]
+struct Writer {
+    head: Head,
+    /// Microseconds after the full second, so that no two writers need to write at the same time.
+    skew: i64,
+}
+
+impl Writer {
+    async fn create(store: &PostgresStore, session: &str) -> Result<Self> {
+        Self::begin(store, session, Created::default()).await
+    }
+
+    /// A fork of a session at a place.
+    async fn fork(store: &PostgresStore, from: &str, point: &Point, session: &str) -> Result<Self> {
+        let place = load(store, &key(from)).await.locate(point).expect("the place is there");
+        let parent = Parent { session: key(from).session, seq: place.seq, mark: place.mark };
+        Self::begin(store, session, Created { parent: Some(parent), ..Created::default() }).await
+    }
+
+    async fn begin(store: &PostgresStore, session: &str, created: Created) -> Result<Self> {
+        let seq = created.parent.as_ref().map_or(1, |p| p.seq + 1);
+        let record = Record { seq, at: at(seq as i64), entry: Entry::Created(created) };
+        let head = Head::begin(&key(session), &record).unwrap();
+        store.commit(&Commit::new(None, vec![record], head.clone())).await?;
+        Ok(Self { head, skew: 0 })
+    }
+
+    /// The next step of these entries.
+    fn step(&self, entries: impl IntoIterator<Item = Entry>) -> Commit {
+        let (mut head, base) = (self.head.clone(), self.head.seq);
+        let skew = jiff::SignedDuration::from_micros(self.skew);
+        let record = |(seq, entry)| Record { seq, at: at(seq as i64) + skew, entry };
+        let records: Vec<Record> = (base + 1..).zip(entries).map(record).collect();
+        records.iter().for_each(|r| head.apply(r));
+        Commit::new(Some(base), records, head)
+    }
+
+    async fn commit(&mut self, store: &PostgresStore, step: Commit) -> Result<()> {
+        store.commit(&step).await?;
+        self.head = step.head;
+        Ok(())
+    }
+
+    async fn add(&mut self, store: &PostgresStore, entries: impl IntoIterator<Item = Entry>) -> Result<()> {
+        self.commit(store, self.step(entries)).await
+    }
+}
+
+/// A session's own records, page by page.
+async fn own(store: &PostgresStore, key: &Key) -> Vec<Record> {
+    let mut all: Vec<Record> = Vec::new();
+    loop {
+        let page = store.records(key, &Range::after(all.last().map_or(0, |r| r.seq))).await.unwrap();
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(page);
+    }
+}
+
+/// A session's whole log, its ancestors' part included.
+async fn log(store: &PostgresStore, key: &Key) -> Vec<Record> {
+    let (mut line, mut key, mut upto) = (Vec::new(), key.clone(), u64::MAX);
+    loop {
+        let head = store.head(&key).await.unwrap().expect("the session exists");
+        let mut part = own(store, &key).await;
+        assert_eq!(part.first().map(|r| r.seq), Some(head.first), "the card knows where the log begins");
+        part.retain(|r| r.seq <= upto);
+        line.insert(0, part);
+        let Some(parent) = head.parent else { return line.concat() };
+        upto = upto.min(parent.seq);
+        key.session = parent.session;
+    }
+}
+
+async fn load(store: &PostgresStore, key: &Key) -> Session {
+    Session::replay(key, log(store, key).await).unwrap()
+}
+
+/// Numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % sides as u64) as usize
+    }
+}

@@ -1,0 +1,267 @@
+//! Opening, committing, reading.
+
+use super::*;
+use crate::entry::InfoChange;
+use crate::error::Error;
+use crate::store::MAX_PAGE_BYTES;
+use tokio::task::JoinSet;
+
+#[tokio::test]
+async fn a_step_is_taken_once_and_only_from_its_base() {
+    for options in ["pool=2", "pool=2&prepare=off"] {
+        let Some(db) = Db::new(options).await else { return };
+        let store = &db.store;
+        let mut a = Writer::create(store, "a").await.unwrap();
+        let stale = a.clone();
+        a.add(store, [say("one"), say("two")]).await.unwrap();
+        assert_eq!(store.head(&key("a")).await.unwrap(), Some(a.head.clone()));
+        assert_eq!(load(store, &key("a")).await.head(), &a.head);
+
+        let error = stale.clone().add(store, [say("late")]).await.unwrap_err();
+        assert!(matches!(error, Error::Conflict { expected: 1, .. }), "{error:?}");
+        let error = Writer::create(store, "a").await.unwrap_err();
+        assert!(matches!(error, Error::Exists { .. }), "{error:?}");
+        let mut lost = stale;
+        lost.head.info.session_id = key("nobody").session;
+        let error = lost.add(store, [say("x")]).await.unwrap_err();
+        assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == "nobody"), "{error:?}");
+        let mut hole = a.step([say("x")]);
+        hole.records[0].seq += 1;
+        assert_eq!(store.commit(&hole).await.unwrap_err().code(), "invalid");
+        assert_eq!(own(store, &key("a")).await.len(), 3, "what was refused has changed nothing");
+
+        // A step without records changes the card only.
+        let mut card = a.step([]);
+        card.head.due_at = Some(at(99));
+        store.commit(&card).await.unwrap();
+        assert_eq!(store.head(&key("a")).await.unwrap().unwrap().due_at, Some(at(99)));
+        assert_eq!(store.head(&key("nobody")).await.unwrap(), None);
+        assert_eq!(store.records(&key("nobody"), &Range::after(0)).await.unwrap(), []);
+
+        if options.contains("prepare=off") {
+            // Each of the pool's connections would show what is prepared on it.
+            let prepared: i64 = db.rows("SELECT count(*) FROM pg_prepared_statements").await[0].get(0);
+            assert_eq!(prepared, 0);
+        }
+        db.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_writers_on_one_session_lose_nothing() {
+    let Some(db) = Db::new("pool=16").await else { return };
+    let store = std::sync::Arc::new(db.store);
+    Writer::create(&store, "a").await.unwrap();
+    let mut writers = JoinSet::new();
+    for n in 0..16 {
+        let store = store.clone();
+        writers.spawn(async move {
+            for i in 0..8 {
+                loop {
+                    let mut w = Writer { head: store.head(&key("a")).await.unwrap().unwrap(), skew: 0 };
+                    match w.add(&store, [say(&format!("{n}/{i}")), say("and")]).await {
+                        Ok(()) => break,
+                        Err(Error::Conflict { .. }) => {}
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+            }
+        });
+    }
+    writers.join_all().await;
+    let session = load(&store, &key("a")).await;
+    assert_eq!(session.head(), &store.head(&key("a")).await.unwrap().unwrap());
+    let mut said: Vec<String> = session.messages.iter().step_by(2).map(|m| m.message.text()).collect();
+    said.sort();
+    said.dedup();
+    assert_eq!((said.len(), session.messages.len(), session.seq), (128, 256, 257));
+    let store = std::sync::Arc::into_inner(store).unwrap();
+    Db { store, ..db }.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_writers_on_their_own_sessions_do_not_meet() {
+    let Some(db) = Db::new("pool=16").await else { return };
+    let store = std::sync::Arc::new(db.store);
+    let mut writers = JoinSet::new();
+    for n in 0..16 {
+        let store = store.clone();
+        writers.spawn(async move {
+            let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
+            for i in 0..20 {
+                w.add(&store, [say(&format!("{i}"))]).await.unwrap();
+            }
+            assert_eq!(load(&store, &w.head.key()).await.head(), &w.head);
+        });
+    }
+    writers.join_all().await;
+    let store = std::sync::Arc::into_inner(store).unwrap();
+    Db { store, ..db }.end().await;
+}
+
+#[tokio::test]
+async fn pages_are_bounded_and_complete() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    let store = &db.store;
+    let mut w = Writer::create(store, "a").await.unwrap();
+    w.add(store, (0..20).map(|n| say(&format!("{n}")))).await.unwrap();
+    let seqs = |page: Vec<Record>| page.iter().map(|r| r.seq).collect::<Vec<_>>();
+    let page = |range: Range| async move { seqs(store.records(&key("a"), &range).await.unwrap()) };
+    assert_eq!(page(Range { limit: 3, ..Range::after(4) }).await, [5, 6, 7]);
+    assert_eq!(page(Range { upto: 6, ..Range::after(4) }).await, [5, 6]);
+    assert_eq!(page(Range::back_from(u64::MAX, 2)).await, [21, 20]);
+    assert_eq!(page(Range { after: 8, ..Range::back_from(10, 9) }).await, [10, 9]);
+    assert_eq!(page(Range::after(21)).await, [0; 0]);
+    assert_eq!(page(Range { limit: 0, ..Range::after(0) }).await, [0; 0]);
+    assert_eq!(page(Range::after(u64::MAX)).await, [0; 0]);
+
+    // Three of these are more than a page.
+    let large = "x".repeat(MAX_PAGE_BYTES / 2 - 100);
+    w.add(store, [say(&large), say(&large), say(&large), say("end")]).await.unwrap();
+    assert_eq!(page(Range::after(21)).await, [22, 23, 24]);
+    assert_eq!(page(Range::after(24)).await, [25]);
+    assert_eq!(own(store, &key("a")).await.len(), 25);
+    db.end().await;
+}
+
+#[tokio::test]
+async fn damage_names_its_place() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    let store = &db.store;
+    let mut w = Writer::create(store, "a").await.unwrap();
+    w.add(store, (0..9).map(|n| say(&format!("{n}")))).await.unwrap();
+    let read = |range: Range| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
+
+    db.rows("UPDATE tenure_record SET entry = replace(entry, '3', '4') WHERE seq = 5").await;
+    let place = "damaged data at postgres, session acme/a, record 5: its checksum is wrong";
+    assert_eq!(read(Range::after(0)).await, place);
+    for (seq, range) in [(5, Range::after(2)), (5, Range::after(4)), (5, Range { upto: 5, ..Range::after(4) })] {
+        db.rows(&format!("DELETE FROM tenure_record WHERE seq = {seq}")).await;
+        assert_eq!(read(range).await, "damaged data at postgres, session acme/a, record 5: it is missing");
+    }
+    assert!(read(Range::back_from(u64::MAX, 99)).await.contains("record 5: it is missing"));
+    db.rows("DELETE FROM tenure_record WHERE seq IN (1, 10)").await;
+    assert!(read(Range::after(0)).await.contains("record 1: it is missing"));
+    assert!(read(Range::after(9)).await.contains("record 10: it is missing"));
+    assert!(read(Range::back_from(u64::MAX, 1)).await.contains("record 10: it is missing"));
+    db.rows("UPDATE tenure_head SET card = '{}'").await;
+    assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, card: missing field"));
+    db.end().await;
+}
+
+#[tokio::test]
+async fn nul_survives_in_json() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    let store = &db.store;
+    let mut w = Writer::create(store, "a").await.unwrap();
+    let raw = r#"{"role":"user","content":"a\u0000b \"body\":","n":1.0e2,"z":1,"a":2}"#;
+    let mut info = InfoChange { title: Some("t\0t".to_owned()).into(), ..InfoChange::default() };
+    info.tags = Some(vec!["x\0y".to_owned()]).into();
+    info.metadata.insert("k\0".to_owned(), "v\0".into());
+    w.add(store, [Entry::message(Message::parse(raw).unwrap()), Entry::Info(info)]).await.unwrap();
+    let session = load(store, &key("a")).await;
+    assert_eq!((session.messages[0].message.as_str(), session.head()), (raw, &w.head));
+    assert_eq!(store.head(&key("a")).await.unwrap(), Some(w.head.clone()));
+
+    let rows = db.rows("SELECT message_json::text FROM S.messages").await;
+    assert_eq!(rows[0].get::<_, &str>(0), raw, "the view shows the message as it came");
+    let rows = db.rows("SELECT info_json::text, updated_at = timestamptz '2023-11-14 22:13:23Z' FROM S.sessions").await;
+    let info = serde_json::to_string(&w.head.info).unwrap().replace("\\u0000", "\\ufffd");
+    assert_eq!(rows[0].get::<_, &str>(0), info);
+    assert!(rows[0].get::<_, bool>(1));
+
+    let mut step = w.step([say("x")]);
+    step.head.thread = Some("a\0b".to_owned());
+    assert_eq!(store.commit(&step).await.unwrap_err().code(), "invalid");
+    db.end().await;
+}
+
+#[tokio::test]
+async fn a_newer_format_is_refused() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    db.rows("INSERT INTO tenure_format (version) VALUES (99)").await;
+    let error = PostgresStore::open(&db.url).await.unwrap_err();
+    assert!(matches!(error, Error::NewerFormat { found: 99, known: 1, .. }), "{error:?}");
+    db.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_nodes_may_open_an_empty_database_at_once() {
+    let Some(server) = server() else { return };
+    let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
+    let url = format!("{server}?schema={schema}&pool=2");
+    let mut nodes = JoinSet::new();
+    for _ in 0..6 {
+        let url = url.clone();
+        nodes.spawn(async move { PostgresStore::open(&url).await.unwrap() });
+    }
+    let store = nodes.join_all().await.pop().unwrap();
+    let db = Db { store, url, schema };
+    let versions = db.rows("SELECT version FROM tenure_format").await;
+    assert_eq!(versions.iter().map(|r| r.get(0)).collect::<Vec<i32>>(), [1]);
+    db.end().await;
+}
+
+#[tokio::test]
+async fn a_database_that_is_something_elses_is_left_alone() {
+    let Some(server) = server() else { return };
+    let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
+    let other = Db::at(&server, "pool=2").await;
+    other.rows(&format!("CREATE SCHEMA {schema}")).await;
+    other.rows(&format!("CREATE TABLE {schema}.messages (id int)")).await;
+    let error = PostgresStore::open(&format!("{server}?schema={schema}")).await.unwrap_err();
+    assert_eq!(error.code(), "invalid");
+    assert!(error.to_string().contains("add schema=NAME"), "{error}");
+    let tables = other.rows(&format!("SELECT count(*) FROM pg_tables WHERE schemaname = '{schema}'")).await;
+    assert_eq!(tables[0].get::<_, i64>(0), 1, "nothing was left behind");
+    other.rows(&format!("DROP SCHEMA {schema} CASCADE")).await;
+    other.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_takes_little_more_than_its_text() {
+    const SESSIONS: usize = 100;
+    const TURNS: usize = 25;
+    // In a database of its own: the snapshots of other tests would keep old cards from being cleaned up.
+    let Some(server) = server() else { return };
+    let other = Db::at(&server, "pool=1").await;
+    let name = format!("test_{}", uuid::Uuid::now_v7().simple());
+    other.rows(&format!("CREATE DATABASE {name}")).await;
+    let (base, _) = server.rsplit_once('/').unwrap();
+    let db = Db::at(&format!("{base}/{name}"), "pool=4").await;
+    let store = std::sync::Arc::new(db.store);
+    let text = "m".repeat(1024 - r#"{"role":"user","content":""}"#.len());
+    let mut writers = JoinSet::new();
+    for skew in 0..SESSIONS {
+        let (store, text) = (store.clone(), text.clone());
+        writers.spawn(async move {
+            let mut w = Writer::create(&store, SessionId::generate().as_str()).await.unwrap();
+            w.skew = skew as i64;
+            for n in 0..TURNS {
+                let text = format!("{skew:06}{}", &text[6..]);
+                w.add(&store, [say(&text)]).await.unwrap();
+                let checkpoint = format!(r#"{{"checkpoint":{{"label":"turn {n}","auto":true}}}}"#);
+                let turn = [say(&text), Entry::decode(&checkpoint).unwrap()];
+                w.add(&store, turn).await.unwrap();
+            }
+        });
+    }
+    writers.join_all().await;
+    let db = Db { store: std::sync::Arc::into_inner(store).unwrap(), ..db };
+    db.rows("CREATE TABLE S.m (id bigserial, sid bigint, data text, PRIMARY KEY (sid, id))").await;
+    // The same messages in the same order of arrival, and a small checkpoint row per turn.
+    let sql = "INSERT INTO S.m (sid, data) SELECT s, CASE k WHEN 3 THEN '{\"label\":\"turn 10\",\"position\":20}'
+        ELSE repeat('m', 1024) END FROM generate_series(1, TURNS) t, generate_series(1, SESSIONS) s, generate_series(1, 3) k";
+    db.rows(&sql.replace("TURNS", &TURNS.to_string()).replace("SESSIONS", &SESSIONS.to_string())).await;
+    let sql = "SELECT pg_total_relation_size('S.m'), pg_total_relation_size('tenure_head'), pg_total_relation_size('tenure_record')";
+    let sizes = &db.rows(sql).await[0];
+    let size = |n: usize| sizes.get::<_, i64>(n) as f64;
+    let (cards, log) = (size(1) / size(0), size(2) / size(0));
+    eprintln!("{} bytes raw; times {log:.3} in the log, and {cards:.3} for cards", size(0));
+    // Cards do not grow with the log: what is left of old ones is used again once it has been vacuumed. In a run as short
+    // as this one it never is.
+    assert!(log < 1.25 && log + cards < 1.4, "{log} + {cards}");
+    drop(db);
+    other.rows(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
+    other.end().await;
+}

@@ -1,0 +1,176 @@
+//! What happens when the connection, or the server, goes away.
+
+use super::*;
+use crate::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+use tokio::task::JoinSet;
+
+const PASS: u8 = 0;
+/// Close instead of passing on what the client sends next.
+const CUT_REQUEST: u8 = 1;
+/// Pass on what the client sends next, and close instead of passing on the answer.
+const CUT_ANSWER: u8 = 2;
+
+/// Stands between the store and the server, and breaks a connection when told to.
+struct Proxy {
+    port: u16,
+    fault: Arc<AtomicU8>,
+    _task: JoinSet<()>,
+}
+
+impl Proxy {
+    async fn new(server: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (port, fault) = (listener.local_addr().unwrap().port(), Arc::new(AtomicU8::new(PASS)));
+        let mut task = JoinSet::new();
+        let seen = fault.clone();
+        task.spawn(async move {
+            let mut pairs = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                pairs.spawn(relay(client, server, seen.clone()));
+            }
+        });
+        Self { port, fault, _task: task }
+    }
+
+    /// A store that goes through this proxy.
+    fn url(&self, db: &Db) -> String {
+        let (_, rest) = db.url.rsplit_once('@').unwrap();
+        let (_, path) = rest.split_once('/').unwrap();
+        format!("postgres://postgres@127.0.0.1:{}/{path}", self.port)
+    }
+}
+
+async fn relay(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8>) {
+    let (mut up, mut down) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let take = |what| fault.compare_exchange(what, PASS, SeqCst, SeqCst).is_ok();
+    let mut answered = false;
+    loop {
+        tokio::select! {
+            n = client.read(&mut up) => match n {
+                Ok(n) if n > 0 && !take(CUT_REQUEST) => {
+                    answered = true;
+                    if server.write_all(&up[..n]).await.is_err() { return }
+                }
+                _ => return,
+            },
+            n = server.read(&mut down) => match n {
+                // By the time there is an answer, the server has done what it was asked.
+                Ok(n) if n > 0 && !(answered && take(CUT_ANSWER)) => {
+                    if client.write_all(&down[..n]).await.is_err() { return }
+                }
+                _ => return,
+            },
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_connection_loses_and_doubles_nothing() {
+    let Some(db) = Db::new("pool=1").await else { return };
+    let address = db.url.split(['@', '?']).nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let proxy = Proxy::new(address).await;
+    for options in ["", "&prepare=off"] {
+        let store = PostgresStore::open(&(proxy.url(&db) + options)).await.unwrap();
+        let name = format!("a{}", options.len());
+        for fault in [CUT_REQUEST, CUT_ANSWER] {
+            // Creation, plain steps, a step of the card alone, and reads: each finds its connection broken once.
+            proxy.fault.store(fault, SeqCst);
+            let mut w = Writer::create(&store, &format!("{name}-{fault}")).await.unwrap();
+            assert_eq!(proxy.fault.load(SeqCst), PASS, "the fault was met");
+            for n in 0..3 {
+                w.add(&store, [say("calm")]).await.unwrap();
+                proxy.fault.store(fault, SeqCst);
+                w.add(&store, [say(&format!("{n}")), say("x")]).await.unwrap();
+                assert_eq!(proxy.fault.load(SeqCst), PASS, "the fault was met");
+            }
+            proxy.fault.store(fault, SeqCst);
+            w.add(&store, []).await.unwrap();
+            proxy.fault.store(fault, SeqCst);
+            assert_eq!(store.head(&w.head.key()).await.unwrap(), Some(w.head.clone()));
+            proxy.fault.store(fault, SeqCst);
+            assert_eq!(own(&store, &w.head.key()).await.len(), 10);
+            // Somebody else comes first while nobody knows whether our step was taken: it was not.
+            let stale = w.clone();
+            w.add(&db.store, [say("other")]).await.unwrap();
+            proxy.fault.store(fault, SeqCst);
+            let error = { stale }.add(&store, [say("late")]).await.unwrap_err();
+            assert!(matches!(error, Error::Conflict { .. }), "{error}");
+            proxy.fault.store(fault, SeqCst);
+            let other = Created { title: Some("x".to_owned()), ..Created::default() };
+            let error = Writer::begin(&store, w.head.info.session_id.as_str(), other).await.unwrap_err();
+            assert!(matches!(error, Error::Exists { .. }), "{error}");
+            proxy.fault.store(fault, SeqCst);
+            store.purge(&w.head.key()).await.unwrap();
+            assert_eq!(store.head(&w.head.key()).await.unwrap(), None);
+        }
+    }
+    drop(proxy);
+    db.end().await;
+}
+
+/// Runs the script that keeps a server for tests; this test's own, since it is going to be hurt.
+async fn script(verb: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgres.sh");
+    let run =
+        Command::new("bash").arg(path).arg(verb).env("TENURE_TEST_PG_NAME", "store-faults").output().await.unwrap();
+    assert!(run.status.success(), "{verb}: {}", String::from_utf8_lossy(&run.stderr));
+    String::from_utf8(run.stdout).unwrap().trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_of_the_server_loses_nothing_acknowledged() {
+    if server().is_none() {
+        return;
+    }
+    let url = script("start").await;
+    let db = Db::at(&url, "pool=8").await;
+    let store = Arc::new(db.store);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writers = JoinSet::new();
+    for n in 0..8 {
+        let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
+        let (store, stop) = (store.clone(), stop.clone());
+        writers.spawn(async move {
+            while !stop.load(SeqCst) {
+                w.add(&store, [say("a"), say("b")]).await.unwrap();
+            }
+            w.head
+        });
+    }
+    for restart in [true, true, false] {
+        // Until everybody has written something since.
+        for n in 0..8 {
+            let seq = || async { store.head(&key(&format!("s{n}"))).await.unwrap().unwrap().seq };
+            let before = seq().await;
+            while seq().await < before + 6 {
+                tokio::task::yield_now().await;
+            }
+        }
+        if restart {
+            assert_eq!(script("restart").await, url);
+        }
+    }
+    stop.store(true, SeqCst);
+    for head in writers.join_all().await {
+        let records = own(&store, &head.key()).await;
+        assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
+    }
+
+    // When the server stays away, a step ends with a clear error.
+    script("kill").await;
+    let key = key("s0");
+    let (read, write) = tokio::join!(store.head(&key), Writer::create(&store, "new"));
+    for error in [read.unwrap_err(), write.unwrap_err()] {
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
+    script("start").await;
+    assert!(store.head(&key).await.unwrap().is_some());
+    script("stop").await;
+}

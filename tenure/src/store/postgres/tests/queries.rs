@@ -1,0 +1,103 @@
+//! Lists of sessions, against `Query::matches`.
+
+use super::*;
+use crate::entry::InfoChange;
+use crate::head::{Lease, Status};
+use crate::id::{RunId, User};
+use crate::store::{Cursor, Order, Query, Whose};
+use serde_json::json;
+
+/// What a query must find among these cards.
+fn expected(query: &Query, all: &[Head]) -> Vec<Head> {
+    let mut found: Vec<Head> = all.iter().filter(|h| query.matches(h)).cloned().collect();
+    match query.order {
+        Order::Newest => found.sort_by_key(|h| std::cmp::Reverse(Cursor::of(h))),
+        Order::Due => found.sort_by_key(|h| (h.due_at, h.info.session_id.clone())),
+    }
+    found.retain(|h| query.cursor.as_ref().is_none_or(|c| Cursor::of(h) < *c));
+    found.into_iter().skip(query.offset).take(query.limit).collect()
+}
+
+/// Sessions of all kinds.
+async fn fill(store: &PostgresStore) -> Vec<Head> {
+    let mut dice = Dice(42);
+    let mut all = Vec::new();
+    Writer::create(store, "parent").await.unwrap();
+    for n in 0..60 {
+        let mut created = Created { user: User::new(["ann", "bob"][dice.roll(2)]).unwrap(), ..Created::default() };
+        created.assistant = [None, Some("helper".to_owned())][dice.roll(2)].clone();
+        created.thread = [None, Some("t".repeat(5000)), Some("t".to_owned())][dice.roll(3)].clone();
+        created.title = [None, Some("Größe 100%_\0 of".to_owned()), Some("other".to_owned())][dice.roll(3)].clone();
+        created.tags =
+            [vec![], vec!["red".to_owned()], vec!["red".to_owned(), "blue \"x\"".to_owned()]][dice.roll(3)].clone();
+        if dice.roll(2) == 0 {
+            created.metadata = json!({"n": dice.roll(3), "deep": {"a": 1}, "s": "x\0"}).as_object().unwrap().clone();
+        }
+        if dice.roll(3) == 0 {
+            created.parent = Some(Parent { session: key("parent").session, seq: 1, mark: Default::default() });
+        }
+        let mut w = Writer::begin(store, &format!("s{n}"), created).await.unwrap();
+        w.skew = [0, 0, n][dice.roll(3)];
+        let status = [Status::Active, Status::Paused, Status::Expired, Status::Deleted][dice.roll(4)];
+        let text = format!("{}", dice.roll(4));
+        let more = InfoChange { title: Some("late".to_owned()).into(), ..InfoChange::default() };
+        let mut step = w.step([say(&text), Entry::Status { to: status, reason: None }]);
+        if dice.roll(4) == 0 {
+            step = w.step([say(&text), Entry::Info(more)]);
+        }
+        step.head.due_at = [None, Some(at(dice.roll(9) as i64))][dice.roll(2)];
+        if dice.roll(2) == 0 {
+            let until = at(dice.roll(9) as i64);
+            step.head.lease = Some(Lease { run: RunId::new("r").unwrap(), node: "n\0".to_owned(), until });
+        }
+        store.commit(&step).await.unwrap();
+        all.push(step.head);
+    }
+    all.push(store.head(&key("parent")).await.unwrap().unwrap());
+    all
+}
+
+#[tokio::test]
+async fn lists_agree_with_the_contract() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    let store = &db.store;
+    let all = fill(store).await;
+    let mut dice = Dice(4711);
+    let mut found = 0;
+    for round in 0..400 {
+        let whose = match dice.roll(3) {
+            0 => Whose::Everyone,
+            1 => Whose::Tenant(tenant()),
+            _ => Whose::User(tenant(), User::new("ann").unwrap()),
+        };
+        let mut q = Query::new(whose, [5, 100, usize::MAX][dice.roll(3)]);
+        // One or two conditions at a time, so that most queries find something.
+        for _ in 0..dice.roll(3) {
+            match dice.roll(13) {
+                0 => q.assistant = Some(["helper", "no\0"][dice.roll(2)].to_owned()),
+                1 => q.thread = Some("t".repeat([1, 5000, 4999][dice.roll(3)])),
+                2 => q.status = vec![Status::Paused, Status::Deleted],
+                3 => q.created_after = Some(at(2)),
+                4 => q.created_before = Some(at(2) + jiff::SignedDuration::from_nanos(dice.roll(2) as i64)),
+                5 => q.tags = vec!["red".to_owned(), "blue \"x\"".to_owned()][..1 + dice.roll(2)].into(),
+                6 => q.metadata = vec![("n".to_owned(), json!(dice.roll(3))), ("s".to_owned(), json!("x\0"))],
+                7 => q.title = Some(["GRÖSSE", "größe", "%_", "", "la", "\0O"][dice.roll(6)].to_owned()),
+                8 => q.parent = Some(key("parent").session),
+                9 => q.hashes = vec![all[dice.roll(all.len())].mark.hash, all[0].mark.hash],
+                10 => (q.due_before, q.order) = (Some(at(5)), Order::Due),
+                11 => q.lease_before = Some(at(5)),
+                _ => q.offset = dice.roll(5),
+            }
+        }
+        if q.order == Order::Newest && dice.roll(3) == 0 {
+            q.cursor = Some(Cursor::of(&all[dice.roll(all.len())]));
+        }
+        let (got, want) = (store.heads(&q).await.unwrap(), expected(&q, &all));
+        found += want.len();
+        assert_eq!(got, want, "round {round}: {q:?}");
+    }
+    assert!(found > 1000, "{found}");
+    let other = Query::new(Whose::Tenant(Tenant::default()), 9);
+    assert_eq!(store.heads(&other).await.unwrap(), [], "another tenant sees nothing");
+    db.end().await;
+}

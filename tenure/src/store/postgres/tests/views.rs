@@ -1,0 +1,135 @@
+//! The views for people, against the fold.
+
+use super::*;
+use crate::entry::{Checkpointed, Rewound};
+use crate::head::Status;
+use crate::id::{Label, RunId};
+use serde_json::{Map, Value, json};
+
+/// Every view of a session shows what its folded log shows.
+async fn agree(db: &Db, session: &str) {
+    let folded = load(&db.store, &key(session)).await;
+    let mine = format!("tenant = 'acme' AND session_id = '{session}'");
+
+    let rows = db.rows(&format!("SELECT ord, message_json::text FROM S.messages WHERE {mine} ORDER BY ord")).await;
+    let shown: Vec<(i64, String)> = rows.iter().map(|r| (r.get(0), r.get(1))).collect();
+    let want: Vec<_> = (0..).zip(folded.messages.iter().map(|m| m.message.as_str().to_owned())).collect();
+    assert_eq!(shown, want, "messages of {session}");
+
+    let sql = "SELECT label, position, (extract(epoch FROM created_at) * 1000000)::bigint, auto FROM S.checkpoints";
+    let rows = db.rows(&format!("{sql} WHERE {mine} ORDER BY created_at, position")).await;
+    let shown: Vec<(String, i64, i64, bool)> = rows.iter().map(|r| (r.get(0), r.get(1), r.get(2), r.get(3))).collect();
+    let checkpoints = folded.checkpoints.iter();
+    let want = checkpoints.map(|c| (c.label.to_string(), c.position as i64, c.created_at.as_microsecond(), c.auto));
+    assert_eq!(shown, want.collect::<Vec<_>>(), "checkpoints of {session}");
+
+    let sql = "SELECT run_id, step_index, state::text, created_at = updated_at, id::text FROM S.workflow_checkpoints";
+    let rows = db.rows(&format!("{sql} WHERE {mine} ORDER BY created_at")).await;
+    assert_eq!(rows.len(), folded.checkpoints.len());
+    for (row, c) in rows.iter().zip(&folded.checkpoints) {
+        assert_eq!(row.get::<_, Option<&str>>(0), c.run.as_ref().map(RunId::as_str));
+        assert_eq!(row.get::<_, Option<i32>>(1), c.step.map(|s| s as i32));
+        let messages: Vec<Value> = folded.messages[..c.position].iter().map(|m| m.message.to_value()).collect();
+        let want = json!({"messages": messages, "state": c.state, "label": c.label, "position": c.position});
+        assert_eq!(serde_json::from_str::<Value>(row.get(2)).unwrap(), want);
+        assert!(row.get::<_, bool>(3));
+    }
+    let mut ids: Vec<&str> = rows.iter().map(|r| r.get(4)).collect();
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), rows.len(), "ids are unique");
+}
+
+/// Something that happens in a session: a message, a checkpoint or a rewind.
+fn anything(dice: &mut Dice, session: &Session) -> Entry {
+    match dice.roll(8) {
+        0 if session.seq > 2 => {
+            let place = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
+            Entry::Rewound(Rewound { to: place.seq, mark: place.mark })
+        }
+        0 | 1 => {
+            let mut state = Map::new();
+            if dice.roll(2) == 0 {
+                state.insert("a\0,\"state\":{".to_owned(), json!({"body": "\0", "n": session.seq}));
+            }
+            let label = Label::new(format!("c{} ,\"state\":{{ \\ é", dice.roll(3))).unwrap();
+            let run = (dice.roll(2) == 0).then(|| RunId::new("r-1").unwrap());
+            let step = (dice.roll(2) == 0).then_some(session.seq);
+            Entry::Checkpoint(Checkpointed { label, auto: dice.roll(2) == 0, run, step, state })
+        }
+        2 => {
+            let text = format!(
+                r#"{{"message":{{"run":"r.1","lead":true,"body":{}}}}}"#,
+                Message::system("\"body\":").as_str()
+            );
+            Entry::decode(&text).unwrap()
+        }
+        n => say(&format!("{} {n} \0 \"body\":", session.seq)),
+    }
+}
+
+#[tokio::test]
+async fn views_agree_with_the_fold_over_forks_rewinds_and_purges() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    let store = &db.store;
+    for seed in [7, 1234, 99_999] {
+        eprintln!("seed {seed}");
+        let mut dice = Dice(seed);
+        let mut names = vec![format!("root-{seed}")];
+        Writer::create(store, &names[0]).await.unwrap();
+        for step in 0..60 {
+            let from = names[dice.roll(names.len())].clone();
+            let session = load(store, &key(&from)).await;
+            match dice.roll(10) {
+                0 | 1 if names.len() < 8 => {
+                    // Anywhere, also before the first record of its own.
+                    let point = Point::Position(dice.roll(session.messages.len() + 1));
+                    let name = format!("fork-{seed}-{step}");
+                    Writer::fork(store, &from, &point, &name).await.unwrap();
+                    names.push(name);
+                }
+                2 if names.len() > 3 => {
+                    names.retain(|n| *n != from);
+                    let mut before = Vec::new();
+                    for name in &names {
+                        before.push(load(store, &key(name)).await);
+                    }
+                    store.purge(&key(&from)).await.unwrap();
+                    for (name, before) in names.iter().zip(before) {
+                        let after = load(store, &key(name)).await;
+                        assert_eq!((&after.messages, &after.checkpoints), (&before.messages, &before.checkpoints));
+                        let card = store.head(&key(name)).await.unwrap().unwrap();
+                        assert_eq!((card.seq, &card.mark), (before.seq, &before.mark));
+                    }
+                }
+                _ => {
+                    let mut w = Writer { head: store.head(&key(&from)).await.unwrap().unwrap(), skew: 0 };
+                    let entry = anything(&mut dice, &session);
+                    w.add(store, [entry]).await.unwrap();
+                }
+            }
+        }
+        for name in &names {
+            agree(&db, name).await;
+        }
+    }
+    db.end().await;
+}
+
+#[tokio::test]
+async fn views_show_live_sessions_of_all_tenants_apart() {
+    let Some(db) = Db::new("pool=2").await else { return };
+    let store = &db.store;
+    for (name, status) in [("a", Status::Active), ("p", Status::Paused), ("e", Status::Expired), ("d", Status::Deleted)]
+    {
+        let mut w = Writer::create(store, name).await.unwrap();
+        w.add(store, [say(name), Entry::Status { to: status, reason: None }]).await.unwrap();
+    }
+    // A fork of what is gone from sight still shows what it came from.
+    Writer::fork(store, "d", &Point::End, "f").await.unwrap();
+    for view in ["sessions", "messages"] {
+        let rows = db.rows(&format!("SELECT DISTINCT session_id FROM S.{view} ORDER BY 1")).await;
+        assert_eq!(rows.iter().map(|r| r.get(0)).collect::<Vec<&str>>(), ["a", "f", "p"], "{view}");
+    }
+    db.end().await;
+}

@@ -1,0 +1,242 @@
+//! A commit, made ready outside the thread that writes: what is left to do there is to bind and step.
+
+use super::file::File;
+use super::{Done, cards, items};
+use crate::entry::Record;
+use crate::error::{Error, Result};
+use crate::head::{Head, Status, VisibleHash};
+use crate::id::{Seq, SessionId, Tenant, User};
+use crate::media::Blob;
+use crate::store::{Commit, Item, Owner};
+use rusqlite::{Connection, OptionalExtension, named_params, params};
+
+/// So many sessions fit into one file.
+const MAX_SESSIONS: u64 = (1 << 31) - 1;
+
+/// So many records fit into one session.
+const MAX_RECORDS: u64 = (1 << 32) - 1;
+
+/// The key of a record, or of the place before the first with `seq` 0.
+pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
+    id << 32 | seq.min(MAX_RECORDS) as i64
+}
+
+/// A commit as rows.
+pub(super) struct Write {
+    base: Option<Seq>,
+    tenant: Tenant,
+    session: SessionId,
+    user: User,
+    assistant: Option<String>,
+    thread: Option<String>,
+    status: Status,
+    created_at: i64,
+    active_at: i64,
+    due_at: Option<i64>,
+    seq: Seq,
+    hash: VisibleHash,
+    parent: Option<(SessionId, Seq)>,
+    lease_until: Option<i64>,
+    title: String,
+    labels: String,
+    card: String,
+    first: Seq,
+    rows: Vec<Row>,
+    items: Vec<(String, Item)>,
+    blobs: Vec<Blob>,
+}
+
+struct Row {
+    seq: Seq,
+    at: i64,
+    sum: u32,
+    entry: String,
+}
+
+impl Row {
+    fn new(record: &Record) -> Self {
+        let entry = record.entry.encode();
+        let sum = Record::checksum(record.seq, record.at, &entry);
+        Self { seq: record.seq, at: record.at.as_microsecond(), sum, entry }
+    }
+}
+
+/// Changes the session if it ends at `base`, for the common case that only what was said and when is new: an index is
+/// written if one of its columns is named after SET, whether it has changed or not.
+const ADVANCE: &str = "
+    UPDATE head SET active_at = :active_at, seq = :seq, hash = :hash, card = :card
+    WHERE tenant = :tenant AND session = :session AND seq = :base
+        AND user = :user AND assistant IS :assistant AND thread IS :thread AND status = :status
+        AND created_at = :created_at AND due_at IS :due_at AND parent IS :parent AND lease_until IS :lease_until
+        AND title = :title AND labels = :labels
+    RETURNING id";
+
+const CHANGE: &str = "
+    UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
+        due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
+        labels = :labels, card = :card
+    WHERE id = :id";
+
+const CREATE: &str = "
+    INSERT INTO head (tenant, session, user, assistant, thread, status, created_at, active_at, due_at, seq, hash, parent,
+        lease_until, title, labels, card)
+    VALUES (:tenant, :session, :user, :assistant, :thread, :status, :created_at, :active_at, :due_at, :seq, :hash, :parent,
+        :lease_until, :title, :labels, :card)
+    ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
+
+impl Write {
+    pub fn new(commit: &Commit) -> Result<Self> {
+        commit.check()?;
+        let head = &commit.head;
+        if commit.records.is_empty() && commit.base != Some(head.seq) {
+            return Err(Error::invalid("commit", "a step without records must not move the head's seq"));
+        }
+        Ok(Self {
+            base: commit.base,
+            tenant: head.tenant.clone(),
+            session: head.info.session_id.clone(),
+            user: head.user.clone(),
+            assistant: head.assistant.clone(),
+            thread: head.thread.clone(),
+            status: head.status,
+            created_at: head.info.created_at.as_microsecond(),
+            active_at: head.active_at.as_microsecond(),
+            due_at: head.due_at.map(|t| t.as_microsecond()),
+            seq: head.seq,
+            hash: head.mark.hash,
+            parent: head.parent.as_ref().map(|p| (p.session.clone(), p.seq)),
+            lease_until: head.lease.as_ref().map(|l| l.until.as_microsecond()),
+            title: head.folded_title(),
+            labels: serde_json::Value::from(head.labels()).to_string(),
+            card: cards::encode(head),
+            first: commit.first(),
+            rows: commit.records.iter().map(Row::new).collect(),
+            items: commit.items.clone(),
+            blobs: commit.blobs.clone(),
+        })
+    }
+
+    pub fn apply(&self, conn: &Connection, file: &File) -> Done<()> {
+        let id = match self.base {
+            Some(base) => self.advance(conn, file, base)?,
+            None => self.create(conn)?,
+        };
+        if self.seq > MAX_RECORDS {
+            let what = format!("session {} with {} records", self.session, self.seq);
+            return Err(Error::TooLarge { what, limit: "sqlite_records", max: MAX_RECORDS }.into());
+        }
+        let mut insert = conn.prepare_cached("INSERT INTO record (k, at, sum, entry) VALUES (?1, ?2, ?3, ?4)")?;
+        for row in &self.rows {
+            insert.execute(params![record_key(id, row.seq), row.at, row.sum, row.entry])?;
+        }
+        for blob in &self.blobs {
+            self.keep(conn, id, blob)?;
+        }
+        let owner = Owner::Session(self.session.clone()).to_string();
+        for (shelf, item) in &self.items {
+            items::upsert(conn, &self.tenant, &owner, shelf, item)?;
+        }
+        Ok(())
+    }
+
+    /// The head's new state, if it ends at `base`; its id.
+    fn advance(&self, conn: &Connection, file: &File, base: Seq) -> Done<i64> {
+        let id = conn.prepare_cached(ADVANCE)?.query_row(
+            named_params! {
+                ":active_at": self.active_at, ":seq": self.seq as i64, ":hash": self.hash.0, ":card": self.card,
+                ":tenant": self.tenant.as_str(), ":session": self.session.as_str(), ":base": base as i64,
+                ":user": self.user.as_str(), ":assistant": self.assistant, ":thread": self.thread,
+                ":status": self.status.as_str(), ":created_at": self.created_at, ":due_at": self.due_at,
+                ":parent": self.parent(), ":lease_until": self.lease_until, ":title": self.title, ":labels": self.labels,
+            },
+            |r| r.get(0),
+        );
+        match id.optional()? {
+            Some(id) => Ok(id),
+            None => self.change(conn, file, base),
+        }
+    }
+
+    fn change(&self, conn: &Connection, file: &File, base: Seq) -> Done<i64> {
+        let sql = "SELECT id, seq, created_at, parent, card FROM head WHERE tenant = ?1 AND session = ?2";
+        let stored = conn.prepare_cached(sql)?.query_row([self.tenant.as_str(), self.session.as_str()], |r| {
+            let end = (r.get::<_, i64>(1)?, r.get::<_, i64>(2)?);
+            Ok((r.get::<_, i64>(0)?, end, r.get::<_, Option<String>>(3)?, r.get::<_, String>(4)?))
+        });
+        let Some((id, end, parent, card)) = stored.optional()? else {
+            return Err(Error::NotFound { session_id: self.session.clone() }.into());
+        };
+        if end != (base as i64, self.created_at) {
+            return Err(Error::Conflict { session_id: self.session.clone(), expected: base }.into());
+        }
+        // Which records are its own is the store's to say: a purge may have moved them since the writer read the head.
+        let moved = match parent.as_deref() == self.parent() {
+            true => None,
+            false => {
+                let stored = cards::decode(file, &self.tenant, &self.session, &card)?;
+                let head: Head = cards::decode(file, &self.tenant, &self.session, &self.card)?;
+                Some(cards::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
+            }
+        };
+        conn.prepare_cached(CHANGE)?.execute(named_params! {
+            ":id": id, ":user": self.user.as_str(), ":assistant": self.assistant, ":thread": self.thread,
+            ":status": self.status.as_str(), ":active_at": self.active_at, ":due_at": self.due_at,
+            ":seq": self.seq as i64, ":hash": self.hash.0, ":lease_until": self.lease_until,
+            ":title": self.title, ":labels": self.labels, ":card": moved.as_ref().unwrap_or(&self.card),
+        })?;
+        Ok(id)
+    }
+
+    /// A new head, if there is none; its id.
+    fn create(&self, conn: &Connection) -> Done<i64> {
+        if let Some((parent, at)) = &self.parent {
+            self.check_parent(conn, parent, *at)?;
+        }
+        let id = conn.prepare_cached(CREATE)?.query_row(
+            named_params! {
+                ":tenant": self.tenant.as_str(), ":session": self.session.as_str(), ":user": self.user.as_str(),
+                ":assistant": self.assistant, ":thread": self.thread, ":status": self.status.as_str(),
+                ":created_at": self.created_at, ":active_at": self.active_at, ":due_at": self.due_at,
+                ":seq": self.seq as i64, ":hash": self.hash.0, ":parent": self.parent(), ":lease_until": self.lease_until,
+                ":title": self.title, ":labels": self.labels, ":card": self.card,
+            },
+            |r| r.get(0),
+        );
+        match id.optional()? {
+            Some(id) if id as u64 > MAX_SESSIONS => {
+                let what = "the number of sessions in this file".to_owned();
+                Err(Error::TooLarge { what, limit: "sqlite_sessions", max: MAX_SESSIONS }.into())
+            }
+            Some(id) => Ok(id),
+            None => Err(self.exists()),
+        }
+    }
+
+    fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> Done<()> {
+        if cards::seq(conn, &self.tenant, &self.session)?.is_some() {
+            return Err(self.exists());
+        }
+        match cards::seq(conn, &self.tenant, parent)? {
+            Some(seq) if seq >= at => Ok(()),
+            _ => Err(Error::NotFound { session_id: parent.clone() }.into()),
+        }
+    }
+
+    fn exists(&self) -> super::Fault {
+        Error::Exists { session_id: self.session.clone() }.into()
+    }
+
+    fn keep(&self, conn: &Connection, id: i64, blob: &Blob) -> Done<()> {
+        conn.prepare_cached("INSERT INTO blob (tenant, id, bytes) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
+            .execute(params![self.tenant.as_str(), blob.id.0, &*blob.bytes])?;
+        conn.prepare_cached(
+            "INSERT INTO blob_use (head_id, seq, tenant, id) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING",
+        )?
+        .execute(params![id, self.first as i64, self.tenant.as_str(), blob.id.0])?;
+        Ok(())
+    }
+
+    fn parent(&self) -> Option<&str> {
+        self.parent.as_ref().map(|(session, _)| session.as_str())
+    }
+}

@@ -1,0 +1,221 @@
+//! The file: opening, migrating and scrubbing it, the connections to it, and its errors in words.
+
+use super::{Done, Fault};
+use crate::error::{Error, Result};
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{fmt, thread};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Each is applied once, in its own transaction; the number of those that were is the file's `user_version`.
+const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
+
+/// How long to wait for another process that writes.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often, and how long each time, to wait for readers that keep old bytes alive.
+const SCRUB_TRIES: u32 = 5;
+const SCRUB_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// At most so many read at once.
+const MAX_READERS: usize = 8;
+
+/// A checkpoint each 16 MB, and a log that is cut back to 64 MB.
+const SETTINGS: &str = "
+    PRAGMA synchronous = FULL;
+    PRAGMA foreign_keys = OFF;
+    PRAGMA secure_delete = ON;
+    PRAGMA temp_store = MEMORY;
+    PRAGMA cache_size = -16384;
+    PRAGMA wal_autocheckpoint = 4000;
+    PRAGMA journal_size_limit = 67108864;
+";
+
+/// Where the database is.
+#[derive(Clone)]
+pub(super) struct File(Arc<str>);
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sqlite {}", self.0)
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl File {
+    pub fn new(file: &str) -> Result<Self> {
+        if file.is_empty() || file == ":memory:" || file.contains('\0') {
+            return Err(Error::invalid(
+                "store",
+                "sqlite: needs the name of a file; without one, use the store `memory:`",
+            ));
+        }
+        let directory = Path::new(file).parent().filter(|d| !d.as_os_str().is_empty());
+        if let Some(directory) = directory.filter(|d| !d.is_dir()) {
+            let message = format!("there is no directory {directory:?} for the SQLite file; create it first");
+            return Err(Error::invalid("store", message));
+        }
+        Ok(Self(file.into()))
+    }
+
+    /// A connection that can write.
+    pub fn open(&self) -> Result<Connection> {
+        self.connect().map_err(|e| self.error(&e))
+    }
+
+    fn connect(&self) -> rusqlite::Result<Connection> {
+        use OpenFlags as Flags;
+        // Without URIs: a file name is a file name.
+        let flags = Flags::SQLITE_OPEN_READ_WRITE | Flags::SQLITE_OPEN_CREATE | Flags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(&*self.0, flags)?;
+        conn.busy_timeout(BUSY_TIMEOUT)?;
+        conn.set_prepared_statement_cache_capacity(64);
+        // SQLite does not wait for another connection that switches the journal at the same moment.
+        let mut tries = 0;
+        while let Err(e) = conn.pragma_update(None, "journal_mode", "WAL") {
+            tries += 1;
+            if tries == 100 || e.sqlite_error_code() != Some(ErrorCode::DatabaseBusy) {
+                return Err(e);
+            }
+            thread::sleep(BUSY_TIMEOUT / 100);
+        }
+        conn.execute_batch(SETTINGS)?;
+        Ok(conn)
+    }
+
+    /// Brings the file to the newest format. Several processes may try at once.
+    pub fn migrate(&self, conn: &Connection) -> Result<()> {
+        while self.format(conn)? < MIGRATIONS.len() {
+            self.step(conn).map_err(|fault| self.told(fault))?;
+        }
+        Ok(())
+    }
+
+    fn format(&self, conn: &Connection) -> Result<usize> {
+        let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
+        let known = MIGRATIONS.len() as u32;
+        if found > known {
+            return Err(Error::NewerFormat { place: self.to_string(), found, known });
+        }
+        Ok(found as usize)
+    }
+
+    fn step(&self, conn: &Connection) -> Done<()> {
+        let transaction = rusqlite::Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
+        let done = self.format(conn)?;
+        let Some(migration) = MIGRATIONS.get(done) else { return Ok(()) };
+        let tables = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get::<_, u32>(0))?;
+        if done == 0 && tables > 0 {
+            let message = format!("{self} is the database of another program; use another file");
+            return Err(Error::invalid("store", message).into());
+        }
+        conn.execute_batch(migration)?;
+        conn.pragma_update(None, "user_version", done as u32 + 1)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Sees to it that no byte of what was deleted is left in the file or its log.
+    pub fn scrub(&self, conn: &Connection) -> Result<()> {
+        self.rewrite(conn).map_err(|e| self.error(&e))?;
+        conn.busy_timeout(SCRUB_TIMEOUT).map_err(|e| self.error(&e))?;
+        let checkpoint = || conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get::<_, bool>(0));
+        let mut busy = Ok(true);
+        for _ in 0..SCRUB_TRIES {
+            busy = checkpoint();
+            if !matches!(busy, Ok(true)) {
+                break;
+            }
+        }
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
+        match busy {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                let why = "somebody is reading what was deleted, so its bytes are still in the log";
+                Err(Error::unavailable(format!("{self}: {why}; end long reads and clear again")))
+            }
+            Err(e) => Err(self.error(&e)),
+        }
+    }
+
+    /// Writes everything anew, for SQLite leaves traces that no other statement reaches. `secure_delete` zeroes deleted rows
+    /// where they are, but not the copies that stay in the unused part of a page when rows move to balance a tree; and
+    /// FTS5's `secure-delete` keeps words that separate two pages of its index.
+    fn rewrite(&self, conn: &Connection) -> rusqlite::Result<()> {
+        conn.execute_batch("INSERT INTO item_text (item_text) VALUES ('rebuild')")?;
+        // What VACUUM copies has none of the traces, but may not fit into memory.
+        let done = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
+        done.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))
+    }
+
+    /// A fault as callers see it.
+    pub fn told(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::Told(e) => e,
+            Fault::Sql(e) => self.error(&e),
+        }
+    }
+
+    /// What SQLite said, as callers see it.
+    pub fn error(&self, e: &rusqlite::Error) -> Error {
+        let Some(code) = e.sqlite_error() else { return Error::corrupt(self, e) };
+        match code.code {
+            ErrorCode::DiskFull => Error::Full { place: self.to_string() },
+            // The index of the log could not grow.
+            _ if code.extended_code == ffi::SQLITE_IOERR_SHMSIZE => Error::Full { place: self.to_string() },
+            // Every rule of the tables is checked before: only rows that should not be there can break one.
+            ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
+            ErrorCode::NotADatabase => Error::corrupt(self, "it is not a SQLite database"),
+            ErrorCode::TooBig => {
+                Error::TooLarge { what: "a value".to_owned(), limit: "sqlite_length", max: 1_000_000_000 }
+            }
+            _ => Error::unavailable(format!("{self}: {e}")),
+        }
+    }
+}
+
+/// Connections for readers.
+pub(super) struct Pool {
+    pub file: File,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl Pool {
+    pub fn new(file: File) -> Self {
+        Self { file, permits: Arc::new(Semaphore::new(MAX_READERS)), idle: Mutex::default() }
+    }
+
+    /// Waits until there are fewer than [`MAX_READERS`].
+    pub async fn permit(&self) -> Result<OwnedSemaphorePermit> {
+        self.permits.clone().acquire_owned().await.map_err(Error::unavailable)
+    }
+
+    /// Reads on a connection that nobody else uses meanwhile.
+    pub fn with<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
+        let idle = self.idle().pop();
+        let conn = match idle {
+            Some(conn) => conn,
+            None => self.open().map_err(|e| self.file.error(&e))?,
+        };
+        let done = work(&conn, &self.file).map_err(|fault| self.file.told(fault));
+        self.idle().push(conn);
+        done
+    }
+
+    fn open(&self) -> rusqlite::Result<Connection> {
+        let conn = self.file.connect()?;
+        conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -4096;")?;
+        Ok(conn)
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().expect("nothing panics while it holds the connections")
+    }
+}

@@ -1,0 +1,192 @@
+//! Items on shelves: keeping, finding and removing them.
+
+use super::Done;
+use super::file::File;
+use crate::error::Error;
+use crate::id::Tenant;
+use crate::store::{Hit, Item, Owner, Shelf};
+use jiff::Timestamp;
+use rusqlite::{Connection, Row, params};
+use std::collections::{BTreeSet, HashMap};
+
+/// A search looks for at most so many different words, and at so many items for each.
+const MAX_WORDS: usize = 64;
+const MAX_CANDIDATES: i64 = 10_000;
+
+/// BM25: how soon more matches stop counting, and how much a long text counts for less.
+const K1: f64 = 1.2;
+const B: f64 = 0.75;
+
+const COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
+
+pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Done<()> {
+    if let Owner::Session(id) = &shelf.owner
+        && super::cards::seq(conn, &shelf.tenant, id)?.is_none()
+    {
+        return Err(Error::NotFound { session_id: id.clone() }.into());
+    }
+    let (tenant, owner) = (shelf.tenant.as_str(), shelf.owner.to_string());
+    let id = upsert(conn, &shelf.tenant, &owner, &shelf.name, item)?;
+    if let Some(keep) = keep {
+        let others = i64::try_from(keep.max(1) - 1).unwrap_or(i64::MAX);
+        conn.prepare_cached(
+            "DELETE FROM item WHERE id IN (
+                SELECT id FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND id <> ?4
+                ORDER BY used_at DESC, key DESC LIMIT -1 OFFSET ?5)",
+        )?
+        .execute(params![tenant, owner, shelf.name, id, others])?;
+    }
+    Ok(())
+}
+
+/// Puts an item in place of one with the same key; its id.
+pub(super) fn upsert(conn: &Connection, tenant: &Tenant, owner: &str, shelf: &str, item: &Item) -> Done<i64> {
+    let place = item.text.is_some().then(|| place(tenant, owner, shelf));
+    let mut upsert = conn.prepare_cached(
+        "INSERT INTO item (tenant, owner, shelf, key, value, text, place, created_at, used_at, uses, expires_at)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+        ON CONFLICT (tenant, owner, shelf, key) DO UPDATE SET value = excluded.value, text = excluded.text,
+            place = excluded.place, created_at = excluded.created_at, used_at = excluded.used_at, uses = excluded.uses,
+            expires_at = excluded.expires_at
+        RETURNING id",
+    )?;
+    let (created_at, used_at) = (item.created_at.as_microsecond(), item.used_at.as_microsecond());
+    let (uses, expires_at) = (item.uses as i64, item.expires_at.map(|t| t.as_microsecond()));
+    let (tenant, Item { key, value, text, .. }) = (tenant.as_str(), item);
+    let row = params![tenant, owner, shelf, key, value, text, place, created_at, used_at, uses, expires_at];
+    Ok(upsert.query_row(row, |r| r.get(0))?)
+}
+
+/// One word for a shelf, in letters and digits.
+fn place(tenant: &Tenant, owner: &str, shelf: &str) -> String {
+    let mut hash = blake3::Hasher::new();
+    for part in [tenant.as_str(), owner, shelf] {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    hash.finalize().to_hex().to_string()
+}
+
+pub(super) fn get(conn: &Connection, file: &File, shelf: &Shelf, key: &str) -> Done<Option<Item>> {
+    let mut find = conn.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4"
+    ))?;
+    let mut rows = find.query(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, key])?;
+    rows.next()?.map(|row| read(row, file)).transpose()
+}
+
+/// Marks an item as used.
+pub(super) fn mark(conn: &Connection, shelf: &Shelf, key: &str, at: Timestamp) -> Done<()> {
+    conn.prepare_cached(
+        "UPDATE item SET used_at = ?5, uses = uses + 1 WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4",
+    )?
+    .execute(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, key, at.as_microsecond()])?;
+    Ok(())
+}
+
+pub(super) fn items(
+    conn: &Connection,
+    file: &File,
+    shelf: &Shelf,
+    after: Option<&str>,
+    limit: usize,
+) -> Done<Vec<Item>> {
+    let condition = if after.is_some() { "key > ?4" } else { "?4 IS NULL" };
+    let mut find = conn.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND {condition} ORDER BY key LIMIT ?5"
+    ))?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = find.query(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, after, limit])?;
+    let mut items = Vec::new();
+    while let Some(row) = rows.next()? {
+        items.push(read(row, file)?);
+    }
+    Ok(items)
+}
+
+fn read(row: &Row<'_>, file: &File) -> Done<Item> {
+    let key: String = row.get(0)?;
+    let time = |micros: i64| {
+        let place = || format!("{file}, item {key:.40?}");
+        Timestamp::from_microsecond(micros).map_err(|_| Error::corrupt(place(), "a time is out of range"))
+    };
+    let (created_at, used_at) = (time(row.get(3)?)?, time(row.get(4)?)?);
+    let expires_at = row.get::<_, Option<i64>>(6)?.map(time).transpose()?;
+    let (value, text, uses) = (row.get(1)?, row.get(2)?, row.get::<_, i64>(5)? as u64);
+    Ok(Item { key, value, text, created_at, used_at, uses, expires_at })
+}
+
+pub(super) fn remove(conn: &Connection, shelf: &Shelf, key: &str) -> Done<bool> {
+    let mut remove =
+        conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4")?;
+    Ok(remove.execute(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, key])? > 0)
+}
+
+pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> Done<usize> {
+    let mut remove = conn.prepare_cached(
+        "DELETE FROM item WHERE id IN (SELECT id FROM item WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)",
+    )?;
+    Ok(remove.execute([now.as_microsecond(), i64::try_from(limit).unwrap_or(i64::MAX)])?)
+}
+
+/// Removes all items of an owner.
+pub(super) fn clear(conn: &Connection, tenant: &Tenant, owner: &Owner) -> Done<()> {
+    conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2")?
+        .execute([tenant.as_str(), &owner.to_string()])?;
+    Ok(())
+}
+
+/// The ids of items that have a word, with the lengths of their texts.
+type Matches = Vec<(i64, f64)>;
+
+/// Ranks with BM25 over the shelf alone: FTS5's own counts words in all shelves, so that one tenant's texts would change the
+/// answers of another. How often a word is in an item does not count.
+pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, limit: usize) -> Done<Vec<Hit>> {
+    let words: BTreeSet<_> = text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase).collect();
+    let words = words.iter().filter(|w| !w.is_empty()).take(MAX_WORDS);
+    let matches = words.map(|word| matches(conn, shelf, word)).collect::<Done<Vec<_>>>()?;
+    let count = "SELECT count(*) FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3";
+    let count = conn
+        .prepare_cached(count)?
+        .query_row(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name], |r| r.get(0))?;
+    let mut find = conn.prepare_cached(&format!("SELECT {COLUMNS} FROM item WHERE id = ?1"))?;
+    let mut hits = Vec::new();
+    for (id, score) in rank(&matches, count).into_iter().take(limit) {
+        let mut rows = find.query([id])?;
+        // Somebody may have removed it by now.
+        if let Some(row) = rows.next()? {
+            hits.push(Hit { item: read(row, file)?, score });
+        }
+    }
+    Ok(hits)
+}
+
+fn matches(conn: &Connection, shelf: &Shelf, word: &str) -> Done<Matches> {
+    let (tenant, owner) = (&shelf.tenant, shelf.owner.to_string());
+    // A quoted word is no syntax, and there are no quotes in it.
+    let query = format!("place : \"{}\" AND text : \"{word}\"", place(tenant, &owner, &shelf.name));
+    let mut find = conn.prepare_cached(
+        "SELECT item.id, length(item.text) FROM item_text CROSS JOIN item ON item.id = item_text.rowid
+        WHERE item_text MATCH ?1 AND item.tenant = ?2 AND item.owner = ?3 AND item.shelf = ?4 LIMIT ?5",
+    )?;
+    let row = params![query, tenant.as_str(), owner, shelf.name, MAX_CANDIDATES];
+    let found = find.query_map(row, |r| Ok((r.get(0)?, r.get(1)?)))?;
+    Ok(found.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Items by score, the best first. `count` is the number of items on the shelf.
+fn rank(matches: &[Matches], count: f64) -> Vec<(i64, f64)> {
+    let lengths: HashMap<_, _> = matches.iter().flatten().copied().collect();
+    let mean = (lengths.values().sum::<f64>() / lengths.len() as f64).max(1.0);
+    let mut scores = HashMap::<i64, f64>::new();
+    for found in matches {
+        let n = found.len() as f64;
+        // Somebody may have removed items since they were found.
+        let rarity = (1.0 + ((count - n).max(0.0) + 0.5) / (n + 0.5)).ln();
+        for (id, length) in found {
+            *scores.entry(*id).or_default() += rarity * (K1 + 1.0) / (1.0 + K1 * (1.0 - B + B * length / mean));
+        }
+    }
+    let mut best: Vec<_> = scores.into_iter().collect();
+    best.sort_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
+    best
+}

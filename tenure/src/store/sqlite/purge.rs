@@ -1,0 +1,103 @@
+//! Purging: a session goes, and the forks that lean on its log keep what is theirs.
+
+use super::commit::record_key;
+use super::file::File;
+use super::{Done, cards, items};
+use crate::head::Head;
+use crate::id::{Key, Seq, SessionId};
+use crate::store::Owner;
+use rusqlite::{Connection, OptionalExtension, params};
+
+pub(super) fn purge(conn: &Connection, file: &File, key: &Key) -> Done<()> {
+    let sql = "SELECT id, card FROM head WHERE tenant = ?1 AND session = ?2";
+    let gone = conn
+        .prepare_cached(sql)?
+        .query_row([key.tenant.as_str(), key.session.as_str()], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?)));
+    let Some((id, card)) = gone.optional()? else { return Ok(()) };
+    let forks = forks(conn, file, key)?;
+    if !forks.is_empty() {
+        // Only now: a damaged card must not keep a session without forks from being purged.
+        let gone = cards::decode(file, &key.tenant, &key.session, &card)?;
+        bequeath(conn, id, &gone, forks)?;
+    }
+    conn.prepare_cached("DELETE FROM record WHERE k > ?1 AND k <= ?2")?
+        .execute([record_key(id, 0), record_key(id, Seq::MAX)])?;
+    conn.prepare_cached(
+        "DELETE FROM blob WHERE tenant = ?1 AND id IN (SELECT id FROM blob_use WHERE head_id = ?2)
+            AND NOT EXISTS (SELECT 1 FROM blob_use u WHERE u.tenant = ?1 AND u.id = blob.id AND u.head_id <> ?2)",
+    )?
+    .execute(params![key.tenant.as_str(), id])?;
+    conn.prepare_cached("DELETE FROM blob_use WHERE head_id = ?1")?.execute([id])?;
+    items::clear(conn, &key.tenant, &Owner::Session(key.session.clone()))?;
+    conn.prepare_cached("DELETE FROM head WHERE id = ?1")?.execute([id])?;
+    Ok(())
+}
+
+/// The forks of a session, by where they left it: the one that left last is last.
+fn forks(conn: &Connection, file: &File, key: &Key) -> Done<Vec<(i64, Head)>> {
+    let mut find =
+        conn.prepare_cached("SELECT id, session, card FROM head WHERE tenant = ?1 AND parent = ?2 ORDER BY id")?;
+    let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
+    let mut forks = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (session, card): (String, String) = (row.get(1)?, row.get(2)?);
+        forks.push((row.get(0)?, cards::decode(file, &key.tenant, &session, &card)?));
+    }
+    forks.sort_by_key(|(_, head)| left_at(head));
+    Ok(forks)
+}
+
+fn left_at(fork: &Head) -> Seq {
+    fork.parent.as_ref().map_or(0, |p| p.seq)
+}
+
+/// Gives the fork that left last the records up to there, and the place of the session that goes. If all left before its own
+/// records begin, nothing is inherited: then they lean on its parent.
+fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>) -> Done<()> {
+    let upto = forks.last().map_or(0, |(_, last)| left_at(last));
+    let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
+    let leaning_on = match heir {
+        Some((heir_id, heir)) => {
+            inherit(conn, id, heir_id, upto)?;
+            let heir = Head { first: gone.first, parent: gone.parent.clone(), ..heir };
+            replace(conn, heir_id, &heir)?;
+            Some(heir.info.session_id)
+        }
+        None => gone.parent.as_ref().map(|p| p.session.clone()),
+    };
+    for (fork_id, fork) in forks {
+        replace(conn, fork_id, &lean(fork, leaning_on.as_ref()))?;
+    }
+    Ok(())
+}
+
+fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
+    if let (Some(parent), Some(session)) = (&mut fork.parent, on) {
+        parent.session = session.clone();
+    }
+    fork
+}
+
+fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
+    conn.prepare_cached("UPDATE record SET k = k + ?3 WHERE k > ?1 AND k <= ?2")?.execute([
+        record_key(from, 0),
+        record_key(from, upto),
+        record_key(to - from, 0),
+    ])?;
+    conn.prepare_cached("UPDATE blob_use SET head_id = ?2 WHERE head_id = ?1 AND seq <= ?3")?.execute([
+        from,
+        to,
+        upto as i64,
+    ])?;
+    Ok(())
+}
+
+fn replace(conn: &Connection, id: i64, head: &Head) -> Done<()> {
+    let parent = head.parent.as_ref().map(|p| p.session.as_str());
+    conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![
+        id,
+        parent,
+        cards::encode(head)
+    ])?;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! What is special about this store. What it has in common with the others is tested by the conformance suite.
+
+mod damage;
+mod erase;
+mod find;
+mod views;
+mod writing;
+
+use super::SqliteStore;
+use crate::entry::{Created, Entry, Record};
+use crate::error::Result;
+use crate::head::Head;
+use crate::id::{Key, Seq, SessionId, Tenant, User};
+use crate::message::Message;
+use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
+use jiff::Timestamp;
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+/// A store in a directory of its own.
+struct Place {
+    store: SqliteStore,
+    directory: TempDir,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&file(&directory)).await.unwrap();
+        Self { store, directory }
+    }
+
+    fn file(&self) -> String {
+        file(&self.directory)
+    }
+
+    /// A connection beside the store's own, as another process has it.
+    fn sql(&self) -> Connection {
+        Connection::open(self.file()).unwrap()
+    }
+
+    async fn records(&self, session: &str) -> Result<Vec<Record>> {
+        self.store.records(&key(session), &Range::after(0)).await
+    }
+}
+
+fn file(directory: &TempDir) -> String {
+    directory.path().join("tenure.db").to_str().unwrap().to_owned()
+}
+
+fn at(second: u64) -> Timestamp {
+    Timestamp::from_microsecond(1_700_000_000_000_000 + second as i64 * 1_000_001).unwrap()
+}
+
+fn key(session: &str) -> Key {
+    Key { tenant: Tenant::default(), session: SessionId::new(session).unwrap() }
+}
+
+fn user(name: &str) -> User {
+    User::new(name).unwrap()
+}
+
+fn memory(name: &str) -> Shelf {
+    Shelf { tenant: Tenant::default(), owner: Owner::User(user(name)), name: "memory".to_owned() }
+}
+
+fn item(key: &str, text: &str) -> Item {
+    let (key, value, text) = (key.to_owned(), "{}".to_owned(), Some(text.to_owned()));
+    Item { key, value, text, created_at: at(1), used_at: at(1), uses: 0, expires_at: None }
+}
+
+/// A session as its writer knows it.
+#[derive(Clone)]
+struct Log {
+    head: Head,
+    base: Option<Seq>,
+    new: Vec<Record>,
+}
+
+impl Log {
+    fn begin(session: &str, created: Created) -> Self {
+        let seq = created.parent.as_ref().map_or(1, |p| p.seq + 1);
+        let record = Record { seq, at: at(seq), entry: Entry::Created(created) };
+        let head = Head::begin(&key(session), &record).unwrap();
+        Self { head, base: None, new: vec![record] }
+    }
+
+    fn new(session: &str) -> Self {
+        Self::begin(session, Created::default())
+    }
+
+    fn of(session: &str, name: &str) -> Self {
+        Self::begin(session, Created { user: user(name), ..Created::default() })
+    }
+
+    fn push(&mut self, entry: Entry) -> &mut Self {
+        let seq = self.head.seq + 1;
+        let record = Record { seq, at: at(seq), entry };
+        self.head.apply(&record);
+        self.new.push(record);
+        self
+    }
+
+    fn say(&mut self, text: &str) -> &mut Self {
+        self.push(Entry::message(Message::user(text)))
+    }
+
+    /// What is new, as a step; from now on it counts as saved.
+    fn commit(&mut self) -> Commit {
+        let commit = Commit::new(self.base, std::mem::take(&mut self.new), self.head.clone());
+        self.base = Some(self.head.seq);
+        commit
+    }
+
+    async fn save(&mut self, store: &SqliteStore) {
+        store.commit(&self.commit()).await.unwrap();
+    }
+}
+
+/// Random numbers that are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % sides
+    }
+}

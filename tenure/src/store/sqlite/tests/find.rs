@@ -1,0 +1,123 @@
+//! Finding: indexes are used, and the full-text index follows the items.
+
+use super::super::cards::Select;
+use super::*;
+use crate::head::VisibleHash;
+use crate::store::{Order, Query, Whose};
+use rusqlite::params_from_iter;
+
+/// How SQLite would look for the heads of a query.
+fn plan(sql: &Connection, query: &Query) -> String {
+    let Select { sql: text, params } = Select::new(query);
+    let mut explain = sql.prepare(&format!("EXPLAIN QUERY PLAN {text}")).unwrap();
+    let lines = explain.query_map(params_from_iter(params), |r| r.get::<_, String>(3)).unwrap();
+    lines.map(|line| line.unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn queries_use_their_index() {
+    let place = Place::new().await;
+    let sql = place.sql();
+    let tenant = Tenant::default();
+    let (ours, mine) = (Whose::Tenant(tenant.clone()), Whose::User(tenant, user("ada")));
+    let live = vec![crate::head::Status::Active, crate::head::Status::Paused];
+    let hashes = vec![VisibleHash([1; 16]), VisibleHash([2; 16])];
+    let parent = Some(SessionId::new("p").unwrap());
+    let cursor = Some("5~s".parse().unwrap());
+    let due = Query { due_before: Some(at(1)), order: Order::Due, ..Query::new(Whose::Everyone, 20) };
+    let newest = |whose: &Whose| Query { status: live.clone(), ..Query::new(whose.clone(), 20) };
+    for (query, want) in [
+        (newest(&mine), "head_user (tenant=? AND user=?)"),
+        (Query { cursor, ..newest(&mine) }, "head_user (tenant=? AND user=? AND active_at<?)"),
+        (newest(&ours), "head_active (tenant=?)"),
+        (Query { hashes: hashes.clone(), ..newest(&mine) }, "head_hash (tenant=? AND hash=? AND user=?)"),
+        (Query { hashes, ..newest(&ours) }, "head_hash (tenant=? AND hash=?)"),
+        (Query { parent, ..newest(&ours) }, "head_parent (tenant=? AND parent=?)"),
+        (Query { thread: Some("t".to_owned()), ..newest(&mine) }, "head_thread (tenant=? AND thread=?)"),
+        (due, "head_due (due_at<?)"),
+        (Query { lease_before: Some(at(1)), ..Query::new(Whose::Everyone, 20) }, "head_lease (lease_until<?)"),
+    ] {
+        let plan = plan(&sql, &query);
+        assert!(plan.contains(&format!("SEARCH head USING INDEX {want}")), "{want}\n{plan}");
+        let sorted = plan.contains("USE TEMP B-TREE FOR ORDER BY");
+        let in_order = ["head_user", "head_active", "head_due"].iter().any(|index| want.starts_with(index));
+        assert_eq!(sorted, !in_order, "{want}\n{plan}");
+    }
+}
+
+#[tokio::test]
+async fn the_newest_of_many_are_at_hand() {
+    let place = Place::new().await;
+    let mut log = Log::of("s", "ada");
+    log.save(&place.store).await;
+    let sql = place.sql();
+    // The same head many times over, with the columns and the card of its own.
+    sql.execute(
+        "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20000)
+        INSERT INTO head (tenant, session, user, status, created_at, active_at, seq, hash, title, labels, card)
+        SELECT tenant, 's' || n, CASE n % 10 WHEN 0 THEN 'ada' ELSE 'u' || n % 7 END, status, created_at, active_at + n, seq, hash,
+            title, labels, json_set(card, '$.info.session_id', 's' || n)
+        FROM head, n",
+        [],
+    )
+    .unwrap();
+    let mine = Query::new(Whose::User(Tenant::default(), user("ada")), 20);
+    let heads = place.store.heads(&mine).await.unwrap();
+    let ids: Vec<_> = heads.iter().map(|h| h.info.session_id.to_string()).collect();
+    assert_eq!(ids, (0..20).map(|n| format!("s{}", 20_000 - n * 10)).collect::<Vec<_>>());
+    // It looks at what it returns and no more.
+    let Select { sql: text, params } = Select::new(&mine);
+    let mut find = sql.prepare(&text).unwrap();
+    assert_eq!(find.query_map(params_from_iter(params), |_| Ok(())).unwrap().count(), 20);
+    assert!(find.get_status(rusqlite::StatementStatus::VmStep) < 2000);
+}
+
+/// What FTS5 thinks of its own index.
+fn check_full_text(sql: &Connection) {
+    sql.execute("INSERT INTO item_text (item_text, rank) VALUES ('integrity-check', 1)", []).unwrap();
+}
+
+async fn find(place: &Place, name: &str, text: &str) -> Vec<String> {
+    let hits = place.store.search(&memory(name), text, 10).await.unwrap();
+    hits.into_iter().map(|h| h.item.key).collect()
+}
+
+#[tokio::test]
+async fn the_full_text_index_follows_the_items() {
+    let place = Place::new().await;
+    let (store, sql) = (&place.store, place.sql());
+    for (name, key, text) in [("ada", "a", "Green tea"), ("ada", "b", "Café, black"), ("bob", "a", "green")] {
+        store.put(&memory(name), &item(key, text), None).await.unwrap();
+    }
+    store.put(&memory("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
+    assert_eq!(find(&place, "ada", "green \"OR black").await, ["a", "b"]);
+    assert_eq!(find(&place, "ada", "CAFE").await, ["b"]);
+    assert_eq!(find(&place, "bob", "tea green").await, ["a"]);
+    store.put(&memory("ada"), &item("a", "Red wine"), None).await.unwrap();
+    store.put(&memory("ada"), &item("c", "Green again"), None).await.unwrap();
+    assert_eq!(find(&place, "ada", "green").await, ["c"]);
+    check_full_text(&sql);
+    store.put(&memory("ada"), &Item { text: None, ..item("c", "") }, None).await.unwrap();
+    store.remove(&memory("ada"), "b").await.unwrap();
+    assert_eq!(find(&place, "ada", "green black café").await, [""; 0]);
+    check_full_text(&sql);
+    store.clear(&Tenant::default(), &memory("ada").owner).await.unwrap();
+    assert_eq!(find(&place, "ada", "red wine").await, [""; 0]);
+    assert_eq!(find(&place, "bob", "green").await, ["a"]);
+    check_full_text(&sql);
+}
+
+#[tokio::test]
+async fn what_others_keep_does_not_change_a_search() {
+    let place = Place::new().await;
+    for (key, text) in [("a", "red wine"), ("b", "green tea"), ("c", "red tea cups")] {
+        place.store.put(&memory("ada"), &item(key, text), None).await.unwrap();
+    }
+    let search = async || place.store.search(&memory("ada"), "red tea", 9).await.unwrap();
+    let before = search().await;
+    assert_eq!(before[0].item.key, "c");
+    for n in 0..20 {
+        place.store.put(&memory("bob"), &item(&n.to_string(), "red red wine"), None).await.unwrap();
+    }
+    assert_eq!(search().await, before);
+}

@@ -1,0 +1,249 @@
+//! The thread that writes: what shares a transaction, what fails alone, and what fails together.
+
+use super::*;
+use crate::entry::Parent;
+use crate::error::Error;
+use crate::head::Mark;
+use crate::media::{Blob, BlobId};
+use std::sync::{Arc, mpsc};
+use tokio::task::JoinSet;
+
+/// Keeps the thread that writes busy until the sender is dropped.
+async fn hold(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
+    let (sender, receiver) = mpsc::channel::<()>();
+    let (started, begun) = tokio::sync::oneshot::channel();
+    let work = move |_: &Connection, _: &super::super::File| {
+        let _ = started.send(());
+        let _ = receiver.recv();
+        Ok(())
+    };
+    let store = store.clone();
+    JoinSet::from_iter([async move { store.writer.alone(work).await }]).detach_all();
+    begun.await.unwrap();
+    sender
+}
+
+/// What becomes of commits that all wait when the writer gets to them.
+async fn queued(store: &Arc<SqliteStore>, commits: Vec<Commit>) -> Vec<Result<()>> {
+    let held = hold(store).await;
+    let mut tasks = JoinSet::new();
+    for (n, commit) in commits.into_iter().enumerate() {
+        let store = store.clone();
+        tasks.spawn(async move { (n, store.commit(&commit).await) });
+    }
+    while store.writer.waiting() < tasks.len() {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    let mut done = tasks.join_all().await;
+    done.sort_by_key(|(n, _)| *n);
+    done.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+fn shared(place: Place) -> (Arc<SqliteStore>, TempDir, String) {
+    let file = place.file();
+    (Arc::new(place.store), place.directory, file)
+}
+
+#[tokio::test]
+async fn commits_that_wait_share_a_transaction() {
+    let (store, _directory, file) = shared(Place::new().await);
+    let mut logs: Vec<_> = (0..16).map(|n| Log::new(&format!("s{n}"))).collect();
+    for log in &mut logs {
+        log.save(&store).await;
+    }
+    let pages = || std::fs::metadata(format!("{file}-wal")).unwrap().len() / 4096;
+    let before = pages();
+    let outcomes = queued(&store, logs.iter_mut().map(|log| log.say("hi").commit()).collect()).await;
+    assert!(outcomes.iter().all(Result::is_ok));
+    // Each alone would write the pages of its head, three indexes and its record.
+    assert!(pages() - before < 16, "{} pages for one transaction", pages() - before);
+    for log in &logs {
+        assert_eq!(store.head(&log.head.key()).await.unwrap(), Some(log.head.clone()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixteen_tasks_write_at_once() {
+    let (store, _directory, _) = shared(Place::new().await);
+    let mut tasks = JoinSet::new();
+    for n in 0..16 {
+        let store = store.clone();
+        tasks.spawn(async move {
+            let mut log = Log::new(&format!("s{n}"));
+            for m in 0..20 {
+                log.say(&format!("{n}.{m}")).save(&store).await;
+            }
+            log
+        });
+    }
+    for log in tasks.join_all().await {
+        let records = store.records(&log.head.key(), &Range::after(0)).await.unwrap();
+        assert_eq!(records.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=21).collect::<Vec<_>>());
+        assert_eq!(store.head(&log.head.key()).await.unwrap(), Some(log.head));
+    }
+}
+
+#[tokio::test]
+async fn a_refused_commit_does_not_spoil_the_others() {
+    let place = Place::new().await;
+    let sql = place.sql();
+    let (store, _directory, _) = shared(place);
+    let mut logs: Vec<_> = (0..4).map(|n| Log::new(&format!("s{n}"))).collect();
+    for log in &mut logs {
+        log.save(&store).await;
+    }
+    // A stray record where the third session will write: found out when its head has been written already.
+    let stray = "INSERT INTO record SELECT (id << 32) + 3, 0, 0, '' FROM head WHERE session = 's2'";
+    assert_eq!(sql.execute(stray, []).unwrap(), 1);
+
+    let good = logs[0].say("good").commit();
+    let mut stale = logs[1].clone().say("one").say("two").commit();
+    stale.records.remove(0);
+    stale.base = Some(2);
+    let dirty = logs[2].say("one").say("two").commit();
+    let missing = Commit { base: Some(1), ..Log::new("nobody").say("hi").commit() };
+    let missing = Commit { records: missing.records[1..].to_vec(), ..missing };
+    let exists = Log::new("s3").commit();
+    let late = logs[3].say("good").commit();
+    let outcomes = queued(&store, vec![good, stale, dirty, missing, exists, late]).await;
+    let codes: Vec<_> = outcomes.iter().map(|o| o.as_ref().map_err(Error::code).copied()).collect();
+    assert_eq!(
+        codes,
+        [Ok(()), Err("conflict"), Err("corrupt"), Err("not_found"), Err("exists"), Ok(())],
+        "{outcomes:?}"
+    );
+    let ends: Vec<i64> = {
+        let mut find = sql.prepare("SELECT seq FROM head ORDER BY session").unwrap();
+        find.query_map([], |r| r.get(0)).unwrap().map(|seq| seq.unwrap()).collect()
+    };
+    assert_eq!(ends, [2, 1, 1, 2]);
+    let count: i64 = sql.query_row("SELECT count(*) FROM record", [], |r| r.get(0)).unwrap();
+    assert_eq!(count, 4 + 2 + 1, "four beginnings, two messages and the stray one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_may_write_one_file() {
+    let place = Place::new().await;
+    let other = Arc::new(SqliteStore::open(&place.file()).await.unwrap());
+    let (store, _directory, _) = shared(place);
+    Log::new("s").save(&store).await;
+    let mut tasks = JoinSet::new();
+    for (n, store) in [&store, &other, &store, &other].into_iter().enumerate() {
+        let store = store.clone();
+        tasks.spawn(async move {
+            let mut done = 0;
+            while done < 15 {
+                let head = store.head(&key("s")).await.unwrap().unwrap();
+                let mut log = Log { base: Some(head.seq), head, new: Vec::new() };
+                match store.commit(&log.say(&format!("{n}.{done}")).commit()).await {
+                    Ok(()) => done += 1,
+                    Err(e) => assert_eq!(e.code(), "conflict", "{e}"),
+                }
+            }
+        });
+    }
+    tasks.join_all().await;
+    let records = other.records(&key("s"), &Range::after(0)).await.unwrap();
+    assert_eq!(records.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=61).collect::<Vec<_>>());
+    let said = |n: usize| records.iter().filter(|r| r.entry.encode().contains(&format!("\"{n}."))).count();
+    assert_eq!([0, 1, 2, 3].map(said), [15; 4]);
+}
+
+#[tokio::test]
+async fn a_full_disk_loses_nothing_and_can_be_freed() {
+    let place = Place::new().await;
+    let mut log = Log::new("s");
+    log.save(&place.store).await;
+    let limit = |pages: i64| {
+        place
+            .store
+            .writer
+            .alone(move |conn, file| conn.pragma_update(None, "max_page_count", pages).map_err(|e| file.error(&e)))
+    };
+    limit(1).await.unwrap();
+    let commit = log.clone().say(&"long ".repeat(10_000)).commit();
+    let refused = place.store.commit(&commit).await.unwrap_err();
+    assert_eq!(refused.to_string(), format!("no space left at sqlite {}; free some and retry", place.file()));
+    assert_eq!(place.store.head(&key("s")).await.unwrap(), Some(log.head));
+    assert_eq!(place.records("s").await.unwrap().len(), 1);
+    limit(1 << 30).await.unwrap();
+    place.store.commit(&commit).await.unwrap();
+    assert_eq!(place.records("s").await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn marks_are_seen_and_counted() {
+    let place = Place::new().await;
+    let shelf = memory("ada");
+    place.store.put(&shelf, &item("a", "tea"), None).await.unwrap();
+    for second in 2..=50 {
+        let got = place.store.get(&shelf, "a", Some(at(second))).await.unwrap().unwrap();
+        assert_eq!(got.used_at, at(second));
+    }
+    let marked = Item { used_at: at(50), uses: 49, ..item("a", "tea") };
+    assert_eq!(place.store.get(&shelf, "a", None).await.unwrap(), Some(marked));
+    // Whatever was marked in between, a commit waits for the disk.
+    Log::new("s").save(&place.store).await;
+    let level =
+        |conn: &Connection, _: &super::super::File| Ok(conn.pragma_query_value(None, "synchronous", |r| r.get(0)));
+    assert_eq!(place.store.writer.alone(level).await.unwrap(), Ok(2));
+}
+
+#[tokio::test]
+async fn there_is_a_limit_to_records_and_sessions() {
+    let place = Place::new().await;
+    let mut log = Log::new("s");
+    log.save(&place.store).await;
+    let sql = place.sql();
+    let last = (1u64 << 32) - 1;
+    sql.execute("UPDATE head SET seq = ?1, card = json_set(card, '$.seq', ?1)", [last as i64]).unwrap();
+    let mut log = Log { base: Some(last), head: Head { seq: last, ..log.head }, new: Vec::new() };
+    let refused = place.store.commit(&log.say("one more").commit()).await.unwrap_err();
+    assert_eq!(refused.code(), "too_large", "{refused}");
+
+    sql.execute("UPDATE head SET id = (1 << 31) - 1", []).unwrap();
+    let refused = place.store.commit(&Log::new("t").commit()).await.unwrap_err();
+    assert_eq!(refused.code(), "too_large", "{refused}");
+    assert_eq!(place.store.head(&key("t")).await.unwrap(), None);
+}
+
+fn fork(session: &str, parent: &Log, seq: Seq) -> Log {
+    let parent = Parent { session: parent.head.info.session_id.clone(), seq, mark: Mark::default() };
+    Log::begin(session, Created { parent: Some(parent), ..Created::default() })
+}
+
+#[tokio::test]
+async fn the_fork_that_left_last_inherits() {
+    let place = Place::new().await;
+    let store = &place.store;
+    let picture = |n: u8| Blob { id: BlobId::of(&[n]), bytes: Arc::from([n]) };
+    let mut parent = Log::new("p");
+    for n in 1..=5 {
+        let commit = parent.say(&n.to_string()).commit();
+        store.commit(&Commit { blobs: vec![picture(n)], ..commit }).await.unwrap();
+    }
+    let (mut early, mut heir) = (fork("early", &parent, 2), fork("heir", &parent, 4));
+    for log in [&mut early, &mut heir] {
+        log.say("mine").save(store).await;
+    }
+    let before = place.records("p").await.unwrap();
+    let own = place.records("heir").await.unwrap();
+    store.purge(&key("p")).await.unwrap();
+
+    assert_eq!(store.head(&key("p")).await.unwrap(), None);
+    assert_eq!(place.records("heir").await.unwrap(), [&before[..4], &own[..]].concat());
+    let got = store.head(&key("heir")).await.unwrap();
+    assert_eq!(got, Some(Head { first: 1, parent: None, ..heir.head.clone() }));
+    let got = store.head(&key("early")).await.unwrap().unwrap();
+    assert_eq!(got.parent.map(|p| (p.session.to_string(), p.seq)), Some(("heir".to_owned(), 2)));
+    for n in 1..=5 {
+        // The first picture came with record 1 (and 2), the n-th with record n + 1.
+        let there = store.blob(&Tenant::default(), &picture(n).id).await.unwrap().is_some();
+        assert_eq!(there, n <= 3, "picture {n}");
+    }
+    // A writer that does not know of it can go on, and does not undo it.
+    heir.say("more").save(store).await;
+    assert_eq!(store.head(&key("heir")).await.unwrap(), Some(Head { first: 1, parent: None, ..heir.head.clone() }));
+    assert_eq!(place.records("heir").await.unwrap().len(), 7);
+}
