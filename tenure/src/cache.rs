@@ -38,7 +38,13 @@ pub fn cache_key(tool: &str, parameters: &Value) -> String {
 
 impl Tenure {
     /// A result that is still good, and marks it as used.
-    pub async fn cache_get(&self, who: &Principal, id: &SessionId, tool: &str, parameters: &Value) -> Result<Option<Cached>> {
+    pub async fn cache_get(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        tool: &str,
+        parameters: &Value,
+    ) -> Result<Option<Cached>> {
         let head = self.head(who, id).await?;
         self.check_live(&head)?;
         let now = self.now();
@@ -100,8 +106,8 @@ fn fresh(item: &Item, now: Timestamp) -> bool {
 }
 
 fn cached(item: &Item, id: &SessionId) -> Result<Cached> {
-    let (tool, parameters, result) =
-        serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("cache of session {id}, key {}", item.key), e))?;
+    let (tool, parameters, result) = serde_json::from_str(&item.value)
+        .map_err(|e| Error::corrupt(format!("cache of session {id}, key {}", item.key), e))?;
     let (key, created_at, expires_at) = (item.key.clone(), item.created_at, item.expires_at);
     Ok(Cached { key, tool, parameters, result, created_at, expires_at })
 }

@@ -91,7 +91,7 @@ impl Tenure {
         let head = self.head(who, id).await?;
         let mut session = Session::empty(head.clone());
         let mut all = Vec::new();
-        for record in self.log(&head).await? {
+        for record in self.log(&head).await?.into_iter().flatten() {
             let mut messages = session.take(&record);
             for said in &mut messages {
                 said.message = self.attach_message(&head.tenant, &said.message).await?;
@@ -104,7 +104,13 @@ impl Tenure {
     }
 
     /// Branches off a new session at a point. Nothing is copied, however long the history is; neither can change the other.
-    pub async fn fork(&self, who: &Principal, id: &SessionId, at: impl Into<Point>, new: Option<SessionId>) -> Result<Head> {
+    pub async fn fork(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        at: impl Into<Point>,
+        new: Option<SessionId>,
+    ) -> Result<Head> {
         let at = at.into();
         let need = if at == Point::End { Need::Head } else { Need::Session };
         let (head, place) = self
@@ -148,7 +154,7 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Ti
         style: source.style,
         parent: Some(parent),
     };
-    Record { seq: place.seq + 1, at, entry: Entry::Created(created) }
+    Record { seq: place.seq + 1, at, entry: Entry::created(created) }
 }
 
 /// A point, found; else an error that names it.

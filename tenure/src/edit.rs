@@ -43,11 +43,13 @@ impl Session {
             let head = tenure.begin_with(&self.key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
-            let commit = Commit { blobs, ..Commit::new(Some(first.seq - 1), records, self.head().clone()) };
+            let cut = self.cut_off.clone();
+            let commit = Commit { blobs, cut, ..Commit::new(Some(first.seq - 1), records, self.head().clone()) };
             tenure.store().commit(&commit).await?;
             tenure.forget(&self.key());
         }
         self.pending.clear();
+        self.cut_off.clear();
         Ok(())
     }
 
@@ -58,7 +60,8 @@ impl Session {
 
     fn add(&mut self, entry: Entry, at: Timestamp) {
         let record = Record { seq: self.seq + 1, at, entry };
-        self.apply(&record);
+        let cut = self.apply(&record);
+        self.cut_off.extend(cut.into_iter().map(|said| said.message));
         self.pending.push(record);
     }
 
@@ -113,7 +116,12 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
 
 /// Loads a session, goes back to a point, and gives it as it is there. What was cut off is kept; the JSONL store writes it to
 /// `{session_id}.discarded.jsonl` as well.
-pub async fn resume_session(tenure: &Tenure, who: &Principal, id: &SessionId, point: impl Into<Point>) -> Result<Session> {
+pub async fn resume_session(
+    tenure: &Tenure,
+    who: &Principal,
+    id: &SessionId,
+    point: impl Into<Point>,
+) -> Result<Session> {
     tenure.resume(who, id, point).await
 }
 

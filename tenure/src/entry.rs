@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
     /// The session began, from nothing or as a fork.
-    Created(Created),
+    Created(Box<Created>),
     /// Somebody said something. Written and read by hand, so that the message's text stays as it is.
     #[serde(skip)]
     Message(Post),
@@ -27,7 +27,7 @@ pub enum Entry {
     /// Everything said after `to` was cut off; it stays in the log.
     Rewound(Rewound),
     /// Title, tags, metadata and the like changed.
-    Info(InfoChange),
+    Info(Box<InfoChange>),
     /// The session's status changed.
     Status {
         /// The new status.
@@ -76,9 +76,9 @@ pub enum Entry {
         error: Option<String>,
     },
     /// A person must decide something.
-    ReviewOpened(ReviewOpened),
+    ReviewOpened(Box<ReviewOpened>),
     /// A person has decided.
-    ReviewDecided(ReviewDecided),
+    ReviewDecided(Box<ReviewDecided>),
     /// The oldest messages are shown to models as a summary; they stay in the log.
     Compacted {
         /// The last record that the summary covers.
@@ -326,6 +326,26 @@ impl Entry {
         Entry::Message(Post { run: None, lead: false, message })
     }
 
+    /// The beginning of a session. Boxed, like all large kinds: logs are mostly messages, and those are small.
+    pub fn created(created: Created) -> Self {
+        Entry::Created(Box::new(created))
+    }
+
+    /// A change of what is known about a session.
+    pub fn info(change: InfoChange) -> Self {
+        Entry::Info(Box::new(change))
+    }
+
+    /// A question to a person.
+    pub fn review_opened(opened: ReviewOpened) -> Self {
+        Entry::ReviewOpened(Box::new(opened))
+    }
+
+    /// A person's answer.
+    pub fn review_decided(decided: ReviewDecided) -> Self {
+        Entry::ReviewDecided(Box::new(decided))
+    }
+
     /// The entry as the JSON text that stores keep.
     pub fn encode(&self) -> String {
         let Entry::Message(post) = self else {
@@ -390,16 +410,20 @@ struct PostLine<'a> {
 impl Record {
     /// The checksum that stores keep beside a record, over its place, its time and its text.
     pub fn checksum(seq: Seq, at: Timestamp, text: &str) -> u32 {
+        let mut place = [0; 16];
+        place[..8].copy_from_slice(&seq.to_le_bytes());
+        place[8..].copy_from_slice(&at.as_microsecond().to_le_bytes());
         let mut crc = crc32fast::Hasher::new();
-        crc.update(&seq.to_le_bytes());
-        crc.update(&at.as_microsecond().to_le_bytes());
+        crc.update(&place);
         crc.update(text.as_bytes());
         crc.finalize()
     }
 
     /// A record as a store found it; damage is an error that names `place`.
     pub fn read(seq: Seq, at: i64, sum: u32, text: &str, place: impl FnOnce() -> String) -> Result<Self> {
-        let Ok(at) = Timestamp::from_microsecond(at) else { return Err(Error::corrupt(place(), "its time is out of range")) };
+        let Ok(at) = Timestamp::from_microsecond(at) else {
+            return Err(Error::corrupt(place(), "its time is out of range"));
+        };
         if Self::checksum(seq, at, text) != sum {
             return Err(Error::corrupt(place(), "its checksum is wrong"));
         }

@@ -166,7 +166,9 @@ impl Error {
     /// Puts `prefix` before the path of bad input, so that the whole path is named.
     pub fn within(self, prefix: &str) -> Self {
         match self {
-            Error::Invalid { param, message } if param.is_empty() => Error::Invalid { param: prefix.to_owned(), message },
+            Error::Invalid { param, message } if param.is_empty() => {
+                Error::Invalid { param: prefix.to_owned(), message }
+            }
             Error::Invalid { param, message } => Error::Invalid { param: format!("{prefix}.{param}"), message },
             other => other,
         }

@@ -213,12 +213,13 @@ impl Tenure {
         *state = match known {
             // The same session, and not behind by more than records of its own.
             State::Whole(mut session)
-                if session.info.created_at == head.info.created_at && session.seq <= head.seq && session.seq >= head.first =>
+                if session.info.created_at == head.info.created_at
+                    && session.seq <= head.seq
+                    && session.seq >= head.first =>
             {
                 if session.seq < head.seq {
-                    for record in self.own_records(&head, session.seq, head.seq).await? {
-                        session.take(&record);
-                    }
+                    let pages = self.own_records(&head, session.seq, head.seq).await?;
+                    pages.into_iter().flatten().for_each(|record| session.take_in(record));
                 }
                 session.set_head(head);
                 State::Whole(session)
@@ -243,33 +244,39 @@ impl Tenure {
     /// Loads a whole session, its parent's part included.
     pub(crate) async fn fold(&self, head: Head) -> Result<Session> {
         let log = self.log(&head).await?;
-        Ok(Session::fold(head, log))
+        Ok(Session::fold(head, log.into_iter().flatten()))
     }
 
-    /// The whole log of a session, its parent's part included, oldest first.
-    pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Record>> {
+    /// The whole log of a session, its parent's part included, oldest first, in pages.
+    pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
+        match self.lineage(head).await {
+            // A purge elsewhere may have moved records from one log to another just now: then our card has changed too.
+            Err(e @ Error::Corrupt { .. }) => match self.store().head(&head.key()).await? {
+                Some(moved) if (moved.first, &moved.parent) != (head.first, &head.parent) => self.lineage(&moved).await,
+                _ => Err(e),
+            },
+            log => log,
+        }
+    }
+
+    async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
         let mut parts = Vec::new();
         let (mut current, mut upto) = (head.clone(), head.seq);
         loop {
             parts.push(self.own_records(&current, current.first - 1, upto).await?);
             let Some(parent) = &current.parent else { break };
             let key = Key { tenant: head.tenant.clone(), session: parent.session.clone() };
-            upto = parent.seq;
-            let Some(next) = self.store().head(&key).await? else {
-                // Its records may just have been inherited by another fork: then our card has changed meanwhile.
-                return match self.store().head(&head.key()).await? {
-                    Some(moved) if moved != *head => Box::pin(self.log(&moved)).await,
-                    _ => Err(Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))),
-                };
-            };
-            current = next;
+            upto = upto.min(parent.seq);
+            let missing = || Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"));
+            current = self.store().head(&key).await?.ok_or_else(missing)?;
         }
         Ok(parts.into_iter().rev().flatten().collect())
     }
 
-    async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Record>> {
+    /// Records of a session's own log, in pages.
+    async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         let key = head.key();
-        let mut records: Vec<Record> = Vec::new();
+        let mut pages = Vec::new();
         let mut last = after;
         while last < upto {
             let page = self.store().records(&key, &Range { upto, ..Range::after(last) }).await?;
@@ -277,9 +284,9 @@ impl Tenure {
                 return Err(Error::corrupt(format!("session {key}, record {}", last + 1), "it is missing"));
             };
             last = end;
-            if records.is_empty() { records = page } else { records.extend(page) }
+            pages.push(page);
         }
-        Ok(records)
+        Ok(pages)
     }
 
     /// Tells the cache when a session has grown or shrunk a good deal.

@@ -64,8 +64,8 @@ pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
 pub use edit::{fork_session, list_checkpoints, resume_session};
 pub use entry::{
-    Change, Checkpointed, Created, Decision, Entry, InfoChange, Outcome, Parent, Post, Record, ReviewDecided, ReviewOpened,
-    Rewound,
+    Change, Checkpointed, Created, Decision, Entry, InfoChange, Outcome, Parent, Post, Record, ReviewDecided,
+    ReviewOpened, Rewound,
 };
 pub use error::{Error, Result};
 pub use head::{Head, Lease, Mark, SessionInfo, Status, Style, VisibleHash};

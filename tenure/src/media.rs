@@ -38,7 +38,8 @@ impl fmt::Debug for BlobId {
 impl FromStr for BlobId {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        let hash = blake3::Hash::from_hex(s).map_err(|_| Error::invalid("blob", "a blob id has 64 hexadecimal digits"))?;
+        let hash =
+            blake3::Hash::from_hex(s).map_err(|_| Error::invalid("blob", "a blob id has 64 hexadecimal digits"))?;
         Ok(Self(*hash.as_bytes()))
     }
 }

@@ -84,7 +84,10 @@ impl Message {
         shape.check()?;
         let depth = depth(raw);
         if depth > MAX_DEPTH {
-            return Err(Error::invalid("", format!("the message is nested {depth} deep; at most {MAX_DEPTH} is allowed")));
+            return Err(Error::invalid(
+                "",
+                format!("the message is nested {depth} deep; at most {MAX_DEPTH} is allowed"),
+            ));
         }
         let raw = match raw.contains(['\n', '\r']) {
             true => raw.replace(['\n', '\r'], " ").into(),
@@ -398,7 +401,10 @@ impl<'a> Shape<'a> {
                         return Err(Error::invalid(format!("tool_calls[{i}].id"), "a tool call needs an id"));
                     }
                     if call.function.is_none() && call.custom.is_none() {
-                        return Err(Error::invalid(format!("tool_calls[{i}].function"), "a tool call needs a function"));
+                        return Err(Error::invalid(
+                            format!("tool_calls[{i}].function"),
+                            "a tool call needs a function",
+                        ));
                     }
                 }
             }
@@ -442,7 +448,9 @@ fn part<'a>(raw: &'a str) -> Result<PartShape<'a>> {
             None => return Err(Error::invalid("text", "a text part needs a text")),
         },
         "image_url" | "video_url" | "audio_url" => match part.image_url.map(RawValue::get) {
-            Some(url) if url.starts_with('"') => PartShape::Media(serde_json::from_str::<Str<'a>>(url).map_err(wrong)?.0),
+            Some(url) if url.starts_with('"') => {
+                PartShape::Media(serde_json::from_str::<Str<'a>>(url).map_err(wrong)?.0)
+            }
             Some(url) => data(Some(serde_json::from_str(url).map_err(wrong)?)),
             None => return Err(Error::invalid(part.kind.0, "the part needs a URL")),
         },

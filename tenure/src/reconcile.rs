@@ -115,7 +115,9 @@ fn choose(session: &Session, rest: &[Message], mode: Mode) -> Way {
         Style::Full => Way::Walk,
         Style::Unknown if ours.message.is_same(first) => Way::Walk,
         Style::Unknown => match last_question(stored) {
-            Some(q) if q.len() == rest.len() && stored[q.clone()].iter().zip(rest).all(|(s, m)| s.message.is_same(m)) => {
+            Some(q)
+                if q.len() == rest.len() && stored[q.clone()].iter().zip(rest).all(|(s, m)| s.message.is_same(m)) =>
+            {
                 Way::Again(q.end)
             }
             _ => Way::Add,

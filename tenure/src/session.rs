@@ -1,6 +1,6 @@
 //! The fold: a log becomes a session. The one place that says what an entry means.
 
-use crate::entry::{Checkpointed, Created, Entry, Outcome, Record, ReviewDecided, ReviewOpened};
+use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
 use crate::head::{Head, Lease, Mark, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
 use crate::message::{Message, Piece, Role};
@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::ops::Deref;
+use std::sync::OnceLock;
 
 /// A message with its place in the log, its time, and the run that produced it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,6 +49,19 @@ pub struct Checkpoint {
     /// What its maker put there.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub state: Map<String, Value>,
+    /// How much had been said, once somebody has asked.
+    #[serde(skip)]
+    pub(crate) mark: Memo,
+}
+
+/// A mark that was worked out before. It follows from the messages, so it makes no difference to anything but speed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Memo(OnceLock<Mark>);
+
+impl PartialEq for Memo {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// One turn of work.
@@ -103,6 +117,8 @@ pub struct Session {
     pub summary: Option<Summary>,
     /// Records that were applied here and are not saved yet.
     pub(crate) pending: Vec<Record>,
+    /// What those records cut off.
+    pub(crate) cut_off: Vec<Message>,
     /// Bytes of all messages, roughly: media may have been put back.
     bytes: usize,
 }
@@ -174,10 +190,20 @@ impl Session {
     /// A session from its index card and its whole log, its parent's part included.
     pub fn fold(head: Head, records: impl IntoIterator<Item = Record>) -> Self {
         let mut session = Self::empty(head);
-        for record in records {
-            session.take(&record);
-        }
+        session.messages.reserve(session.head.mark.messages);
+        records.into_iter().for_each(|record| session.take_in(record));
         session
+    }
+
+    /// Takes a record into the lists, and keeps what it can of it.
+    pub(crate) fn take_in(&mut self, record: Record) {
+        match record.entry {
+            Entry::Message(Post { run, lead, message }) => {
+                self.bytes += message.as_str().len();
+                self.messages.push(Said { seq: record.seq, at: record.at, run, lead, message });
+            }
+            _ => drop(self.take(&record)),
+        }
     }
 
     /// A session from its log alone. `None` if the log does not begin with `created`.
@@ -192,7 +218,17 @@ impl Session {
 
     pub(crate) fn empty(head: Head) -> Self {
         let (messages, checkpoints, runs, reviews) = Default::default();
-        Self { head, messages, checkpoints, runs, reviews, summary: None, pending: Vec::new(), bytes: 0 }
+        Self {
+            head,
+            messages,
+            checkpoints,
+            runs,
+            reviews,
+            summary: None,
+            pending: Vec::new(),
+            cut_off: Vec::new(),
+            bytes: 0,
+        }
     }
 
     /// Its index card.
@@ -237,11 +273,11 @@ impl Session {
                 }
             }
             Entry::ReviewOpened(opened) => {
-                self.reviews.push(Review { opened_at: at, opened: opened.clone(), decided: None });
+                self.reviews.push(Review { opened_at: at, opened: (**opened).clone(), decided: None });
             }
             Entry::ReviewDecided(decided) => {
                 if let Some(review) = self.reviews.iter_mut().find(|r| r.opened.review == decided.review) {
-                    review.decided.get_or_insert((at, decided.clone()));
+                    review.decided.get_or_insert((at, (**decided).clone()));
                 }
             }
             Entry::Compacted { upto, summary } => {
@@ -305,8 +341,18 @@ impl Session {
         if position == self.messages.len() {
             return self.head.mark.clone();
         }
-        let mut mark = Mark::default();
-        self.messages[..position].iter().for_each(|m| mark.advance(&m.message));
+        match self.checkpoints.iter().rev().find(|c| c.position == position) {
+            Some(checkpoint) => checkpoint.mark.0.get_or_init(|| self.work_out_mark(position)).clone(),
+            None => self.work_out_mark(position),
+        }
+    }
+
+    /// Goes on from the last mark that is known.
+    fn work_out_mark(&self, position: usize) -> Mark {
+        let known = self.checkpoints.iter().rev().filter(|c| c.position < position);
+        let known = known.filter_map(|c| Some((c.position, c.mark.0.get()?.clone()))).next();
+        let (from, mut mark) = known.unwrap_or_default();
+        self.messages[from..position].iter().for_each(|m| mark.advance(&m.message));
         mark
     }
 
@@ -351,7 +397,7 @@ fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
 
 pub(crate) fn checkpoint(c: &Checkpointed, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
     let Checkpointed { label, auto, run, step, state } = c.clone();
-    Checkpoint { label, position, created_at: at, auto, seq, run, step, state }
+    Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: Memo::default() }
 }
 
 impl Mark {

@@ -134,7 +134,10 @@ impl Commit {
         let last = self.records.last().map_or(before, |r| r.seq);
         let contiguous = self.records.iter().zip(before + 1..).all(|(r, want)| r.seq == want);
         if !contiguous || last != self.head.seq || (self.base.is_none() && self.records.is_empty()) {
-            return Err(Error::invalid("commit", "records must follow the base without a hole and end at the head's seq"));
+            return Err(Error::invalid(
+                "commit",
+                "records must follow the base without a hole and end at the head's seq",
+            ));
         }
         let parent = self.head.parent.as_ref().filter(|_| self.base.is_none());
         if parent.is_some_and(|p| p.seq + 1 != self.head.first) {
@@ -430,9 +433,10 @@ pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
         #[cfg(feature = "postgres")]
         Some(("postgres" | "postgresql", _)) => Ok((Arc::new(PostgresStore::open(url).await?), none)),
         #[cfg(not(all(feature = "sqlite", feature = "postgres")))]
-        Some((scheme @ ("sqlite" | "postgres"), rest)) if !rest.is_empty() => {
-            Err(Error::invalid("store", format!("this build has no {scheme} store; build it with the feature `{scheme}`")))
-        }
+        Some((scheme @ ("sqlite" | "postgres"), rest)) if !rest.is_empty() => Err(Error::invalid(
+            "store",
+            format!("this build has no {scheme} store; build it with the feature `{scheme}`"),
+        )),
         _ => {
             let known = "memory: | jsonl:DIR | sqlite:FILE | postgres://USER@HOST/DATABASE";
             Err(Error::invalid("store", format!("{:?} is not a store; use {known}", redacted(url))))

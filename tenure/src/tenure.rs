@@ -245,7 +245,7 @@ impl Tenure {
         let user = who.user.clone();
         let created = Created { user, assistant, thread, model, title, tags, metadata, ..Created::default() };
         self.check_info(&created)?;
-        let record = Record { seq: 1, at: self.now(), entry: Entry::Created(created) };
+        let record = Record { seq: 1, at: self.now(), entry: Entry::created(created) };
         let head = self.begin(&who.key(&id), &record, Vec::new()).await?;
         Ok(Session::empty(head))
     }
@@ -255,7 +255,13 @@ impl Tenure {
         self.begin_with(key, first, more, Vec::new()).await
     }
 
-    pub(crate) async fn begin_with(&self, key: &Key, first: &Record, more: Vec<Record>, blobs: Vec<Blob>) -> Result<Head> {
+    pub(crate) async fn begin_with(
+        &self,
+        key: &Key,
+        first: &Record,
+        more: Vec<Record>,
+        blobs: Vec<Blob>,
+    ) -> Result<Head> {
         let head = Head::begin(key, first);
         let mut head = head.ok_or_else(|| Error::invalid("session", "a log must begin with `created`"))?;
         more.iter().for_each(|r| head.apply(r));
@@ -279,7 +285,11 @@ impl Tenure {
     fn check_info_size(&self, bytes: usize) -> Result<()> {
         let max = self.limits().max_info_bytes;
         match bytes > max {
-            true => Err(Error::TooLarge { what: "title, tags and metadata".into(), limit: "max_info_bytes", max: max as u64 }),
+            true => Err(Error::TooLarge {
+                what: "title, tags and metadata".into(),
+                limit: "max_info_bytes",
+                max: max as u64,
+            }),
             false => Ok(()),
         }
     }
@@ -295,6 +305,21 @@ impl Tenure {
     pub async fn load_any(&self, who: &Principal, id: &SessionId) -> Result<Session> {
         let session = self.read(who, id, Need::Session, |state| self.whole(state)).await?;
         self.attach(session).await
+    }
+
+    /// The messages of a session as one JSON list, each exactly as it was given: what a server sends on.
+    pub async fn messages_json(&self, who: &Principal, id: &SessionId) -> Result<String> {
+        let json = self.read(who, id, Need::Session, |state| {
+            let session = self.whole_ref(state, id)?;
+            self.check_live(session)?;
+            let whole = session.messages.iter().all(|m| m.message.cuts().is_empty());
+            Ok(whole.then(|| session.messages_json()))
+        });
+        match json.await? {
+            Some(json) => Ok(json),
+            // Media must be put back first.
+            None => Ok(self.load(who, id).await?.messages_json()),
+        }
     }
 
     fn whole(&self, state: &State) -> Result<Session> {
@@ -365,7 +390,9 @@ impl Tenure {
             upto = upto.min(parent.seq);
             let key = Key { tenant: head.tenant.clone(), session: parent.session };
             let next = self.store().head(&key).await?;
-            current = next.ok_or_else(|| Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing")))?;
+            current = next.ok_or_else(|| {
+                Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))
+            })?;
         }
         tail.reverse();
         Ok(tail)
@@ -387,9 +414,13 @@ impl Tenure {
                 // With a key, somebody who was first may have done this very request: ask again before trying again.
                 let moved = body.is_some() && std::mem::replace(&mut tried, true);
                 if moved || append.expect.is_some_and(|e| e != head.seq) {
-                    return Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or(head.seq) });
+                    return Err(Error::Conflict {
+                        session_id: id.clone(),
+                        expected: append.expect.unwrap_or(head.seq),
+                    });
                 }
-                let post = |m: &Message| Entry::Message(Post { run: append.run.clone(), lead: false, message: m.clone() });
+                let post =
+                    |m: &Message| Entry::Message(Post { run: append.run.clone(), lead: false, message: m.clone() });
                 let mut entries: Vec<Entry> = stored.iter().map(post).collect();
                 let position = head.mark.messages;
                 if append.checkpoint == AutoCheckpoint::Turn {
@@ -412,16 +443,23 @@ impl Tenure {
         Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or_default() })
     }
 
-    async fn done_before(&self, who: &Principal, id: &SessionId, append: &Append, body: Option<&str>) -> Result<Option<Appended>> {
+    async fn done_before(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        append: &Append,
+        body: Option<&str>,
+    ) -> Result<Option<Appended>> {
         let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(None) };
         self.head(who, id).await?;
-        let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
+        let shelf =
+            Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
         let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(None) };
         if item.expires_at.is_some_and(|t| t < self.now()) {
             return Ok(None);
         }
-        let (hash, done): (String, Appended) =
-            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
+        let (hash, done): (String, Appended) = serde_json::from_str(&item.value)
+            .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
         if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Some(done)) }
     }
 
@@ -457,7 +495,11 @@ impl Tenure {
         }
         let max = self.limits().max_page;
         if query.limit > max {
-            return Err(Error::TooLarge { what: format!("a page of {}", query.limit), limit: "max_page", max: max as u64 });
+            return Err(Error::TooLarge {
+                what: format!("a page of {}", query.limit),
+                limit: "max_page",
+                max: max as u64,
+            });
         }
         query.limit += 1;
         let mut heads = self.store().heads(&query).await?;
@@ -513,7 +555,7 @@ impl Tenure {
             }
             entries.extend(plan.append.iter().cloned().map(Entry::Message));
             if plan.style != session.style {
-                entries.push(Entry::Info(InfoChange { style: Change::Set(plan.style), ..InfoChange::default() }));
+                entries.push(Entry::info(InfoChange { style: Change::Set(plan.style), ..InfoChange::default() }));
             }
             let mut draft = Draft::new(entries, plan);
             let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
@@ -536,7 +578,7 @@ impl Tenure {
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.check_live(head)?;
-            let record = Record { seq: head.seq + 1, at: now, entry: Entry::Info(change.clone()) };
+            let record = Record { seq: head.seq + 1, at: now, entry: Entry::info(change.clone()) };
             let mut after = head.clone();
             after.apply(&record);
             self.check_info_size(serde_json::to_string(&after.info).map_or(0, |t| t.len()))?;
@@ -590,8 +632,10 @@ impl Tenure {
             }
             // Expired by its age, but not yet swept: it is marked first, so that the log tells the whole story.
             let mark = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
-            let entries: Vec<Entry> =
-                mark.into_iter().chain([Entry::Status { to: Status::Active, reason: Some("restored".into()) }]).collect();
+            let entries: Vec<Entry> = mark
+                .into_iter()
+                .chain([Entry::Status { to: Status::Active, reason: Some("restored".into()) }])
+                .collect();
             let mut after = head.clone();
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });

@@ -172,13 +172,17 @@ fn fold(path: &Path, records: &[Record], problems: &mut Vec<Problem>) -> Result<
         }
         read.records.retain(|r| r.seq <= parent.seq);
         if read.records.last().is_none_or(|r| r.seq != parent.seq) {
-            let why = format!("it is a fork of {}, whose file is not beside it; only its own messages are here", parent.session);
+            let why = format!(
+                "it is a fork of {}, whose file is not beside it; only its own messages are here",
+                parent.session
+            );
             problems.push(Problem { path: path.to_owned(), line: 1, why });
             break;
         }
         all.splice(0..0, read.records);
     }
-    let session = Session::replay(&key, all).ok_or_else(|| Error::corrupt(path.display(), "it does not begin with `created`"))?;
+    let session =
+        Session::replay(&key, all).ok_or_else(|| Error::corrupt(path.display(), "it does not begin with `created`"))?;
     let blob = |id: &BlobId| fs::read(path.with_file_name("blobs").join(id.to_string())).ok().map(Into::into);
     session.messages.iter().map(|m| m.message.attach(blob)).collect()
 }

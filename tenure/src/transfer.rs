@@ -131,7 +131,7 @@ impl Tenure {
                     all.push(Entry::Rewound(Rewound { to: 0, mark: Mark::default() }));
                     cut = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
-                all.push(Entry::Info(replacement(&session.info.metadata, &export)));
+                all.push(Entry::info(replacement(&session.info.metadata, &export)));
                 all.extend(entries.iter().cloned());
                 let mut after = session.head().clone();
                 for (seq, entry) in (after.seq + 1..).zip(&all) {
@@ -145,7 +145,7 @@ impl Tenure {
                 Err(Error::NotFound { .. }) => {}
                 answer => return answer,
             }
-            let records = (1..).zip([Entry::Created(created(who, &export))].into_iter().chain(entries.iter().cloned()));
+            let records = (1..).zip([Entry::created(created(who, &export))].into_iter().chain(entries.iter().cloned()));
             let now = self.now();
             let mut records: Vec<Record> = records.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
             let more = records.split_off(1);

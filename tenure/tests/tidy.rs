@@ -1,5 +1,7 @@
 //! House rules that neither the compiler nor clippy checks. A complaint names file, line, rule and cure.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

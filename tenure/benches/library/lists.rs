@@ -14,7 +14,9 @@ pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
                 let tags = vec![format!("t{}", n % 10)];
                 let at = jiff::Timestamp::from_microsecond(1_700_000_000_000_000 + n as i64 * 1000).unwrap();
                 let said = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
-                let entries = [Entry::Created(Created { user, tags, ..Created::default() })].into_iter().chain(said.map(Entry::message));
+                let entries = [Entry::created(Created { user, tags, ..Created::default() })]
+                    .into_iter()
+                    .chain(said.map(Entry::message));
                 let records: Vec<Record> = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry }).collect();
                 let key = Key { tenant: Tenant::new("bench").unwrap(), session: id(&format!("s{n:07}")) };
                 let session = Session::replay(&key, records.clone()).unwrap();
@@ -60,11 +62,19 @@ pub async fn newest(report: &mut Report) {
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..200 {
             for (house, times) in houses.iter().zip(&mut times) {
-                times.push(timed(async { assert!(house.list(&asking, query.clone()).await.unwrap().heads.len() >= 10) }).await);
+                times.push(
+                    timed(async { assert!(house.list(&asking, query.clone()).await.unwrap().heads.len() >= 10) }).await,
+                );
             }
         }
         let [few, most] = times.map(median);
-        report.row(format!("newest 20 of 100,000 by {filter}, beside of 100"), ms(most), ms(few), ratio(most, few), Promise::AtMost(3.0));
+        report.row(
+            format!("newest 20 of 100,000 by {filter}, beside of 100"),
+            ms(most),
+            ms(few),
+            ratio(most, few),
+            Promise::AtMost(3.0),
+        );
     }
 }
 
@@ -94,13 +104,26 @@ pub async fn content_match(report: &mut Report) {
         }
     }
     let [few, most] = times.map(median);
-    report.row("content match among 1,000,000 sessions, beside among 1,000", ms(most), ms(few), ratio(most, few), Promise::AtMost(3.0));
+    report.row(
+        "content match among 1,000,000 sessions, beside among 1,000",
+        ms(most),
+        ms(few),
+        ratio(most, few),
+        Promise::AtMost(3.0),
+    );
     let mb = |m: f64| format!("{m:.1} MB");
     let (small, large) = (memory[1], memory[2]);
-    report.row("memory of a house of 1,000,000 sessions, beside of 10,000", mb(large), mb(small), (large + 8.0) / (small + 8.0), Promise::AtMost(2.0));
+    report.row(
+        "memory of a house of 1,000,000 sessions, beside of 10,000",
+        mb(large),
+        mb(small),
+        (large + 8.0) / (small + 8.0),
+        Promise::AtMost(2.0),
+    );
 }
 
 async fn find(tenure: &Tenure, n: usize) {
-    let asked = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}")), Message::user("more")];
+    let asked =
+        [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}")), Message::user("more")];
     assert_eq!(tenure.find(&who(), &asked).await.unwrap(), Some(id(&format!("s{n:07}"))));
 }

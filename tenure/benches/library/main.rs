@@ -1,6 +1,11 @@
 //! Every hot path beside the raw limit: the same bytes with the same durability, in one run, as ratios. `make bench` runs all of it;
 //! `cargo bench -p tenure --all-features -- append load` runs parts. Absolute times depend on the machine and its mood; ratios less so.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "a bench measures time and may stop at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    missing_docs,
+    reason = "a bench measures time and may stop at the first surprise"
+)]
 
 mod disk;
 mod lists;
@@ -31,7 +36,14 @@ pub enum Promise {
 pub struct Report(Vec<Row>);
 
 impl Report {
-    pub fn row(&mut self, what: impl Into<String>, ours: impl Into<String>, beside: impl Into<String>, ratio: f64, promise: Promise) {
+    pub fn row(
+        &mut self,
+        what: impl Into<String>,
+        ours: impl Into<String>,
+        beside: impl Into<String>,
+        ratio: f64,
+        promise: Promise,
+    ) {
         let row = Row { what: what.into(), ours: ours.into(), beside: beside.into(), ratio, promise };
         println!("{}", line(&row));
         self.0.push(row);
@@ -69,7 +81,8 @@ fn words(n: usize, seed: usize) -> String {
 
 /// A turn of the common workload: user 200 characters, a tool call, its result of 1 KB, an answer of 600.
 pub fn turn(i: usize) -> Vec<Message> {
-    let (u, a, t, f) = (words(200, i % 64), words(60, 1000 + i % 64), words(1024, 2000 + i % 64), words(600, 3000 + i % 64));
+    let (u, a, t, f) =
+        (words(200, i % 64), words(60, 1000 + i % 64), words(1024, 2000 + i % 64), words(600, 3000 + i % 64));
     let texts = [
         format!(r#"{{"role":"user","content":"{u}","id":"m{i}-0"}}"#),
         format!(

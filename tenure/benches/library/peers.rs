@@ -15,7 +15,9 @@ pub async fn side_by_side(report: &mut Report) {
     }
     let dir = tempfile::tempdir().unwrap();
     let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("ours.db").display())).await.unwrap();
-    for (name, script) in [("OpenAI Agents SDK, SQLiteSession", "peer_openai.py"), ("LangGraph, SQLite saver", "peer_langgraph.py")] {
+    for (name, script) in
+        [("OpenAI Agents SDK, SQLiteSession", "peer_openai.py"), ("LangGraph, SQLite saver", "peer_langgraph.py")]
+    {
         let out = Command::new(&python)
             .arg(scripts.join(script))
             .args(["W1", "--json", "--jump", "--n", "5000"])
@@ -24,7 +26,10 @@ pub async fn side_by_side(report: &mut Report) {
             .unwrap();
         let text = String::from_utf8_lossy(&out.stdout);
         let Some(result) = text.lines().rev().find_map(|l| serde_json::from_str::<serde_json::Value>(l).ok()) else {
-            println!("({name} could not be measured: {})", String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default());
+            println!(
+                "({name} could not be measured: {})",
+                String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default()
+            );
             continue;
         };
         for length in [0, 5000] {

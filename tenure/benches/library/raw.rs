@@ -80,7 +80,8 @@ pub fn group_commit(path: &Path, writers: usize, time: Duration) -> f64 {
 
 /// All rows of a session as one JSON list.
 pub fn load(db: &Connection, session: i64) -> String {
-    let mut select = db.prepare_cached("SELECT data FROM m WHERE k BETWEEN ?1 << 32 AND ((?1 + 1) << 32) - 1 ORDER BY k").unwrap();
+    let mut select =
+        db.prepare_cached("SELECT data FROM m WHERE k BETWEEN ?1 << 32 AND ((?1 + 1) << 32) - 1 ORDER BY k").unwrap();
     let mut rows = select.query([session]).unwrap();
     let mut out = String::from("[");
     while let Some(row) = rows.next().unwrap() {

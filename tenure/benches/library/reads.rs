@@ -8,7 +8,8 @@ pub async fn load(report: &mut Report) {
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
     let tenure = Tenure::open(&url).await.unwrap();
     let db = raw::open(&dir.path().join("raw.db"));
-    let (small, middle, large) = (create(&tenure, "small").await, create(&tenure, "middle").await, create(&tenure, "large").await);
+    let (small, middle, large) =
+        (create(&tenure, "small").await, create(&tenure, "middle").await, create(&tenure, "large").await);
     fill(&tenure, &small, 100).await;
     fill(&tenure, &middle, 5_000).await;
     fill(&tenure, &large, 100_000).await;
@@ -21,23 +22,41 @@ pub async fn load(report: &mut Report) {
         // No cache: every load reads the store.
         let fresh = Tenure::on(tenure.store().clone(), Options::default());
         let start = Instant::now();
-        let ours = fresh.load(&who(), &middle).await.unwrap().messages_json();
+        let ours = fresh.messages_json(&who(), &middle).await.unwrap();
         cold.push(start.elapsed());
         assert_eq!(ours, raw);
         let start = Instant::now();
-        assert_eq!(warm.load(&who(), &middle).await.unwrap().messages_json().len(), raw.len());
+        assert_eq!(warm.messages_json(&who(), &middle).await.unwrap().len(), raw.len());
         hot.push(start.elapsed());
     }
     let (cold, hot, theirs) = (median(cold), median(hot), median(theirs));
-    report.row("load 5,000 messages as bytes, cold, beside raw", ms(cold), ms(theirs), ratio(cold, theirs), Promise::AtMost(2.0));
-    report.row("load 5,000 messages as bytes, hot, beside raw", ms(hot), ms(theirs), ratio(hot, theirs), Promise::AtMost(2.0));
+    report.row(
+        "load 5,000 messages as bytes, cold, beside raw",
+        ms(cold),
+        ms(theirs),
+        ratio(cold, theirs),
+        Promise::AtMost(2.0),
+    );
+    report.row(
+        "load 5,000 messages as bytes, hot, beside raw",
+        ms(hot),
+        ms(theirs),
+        ratio(hot, theirs),
+        Promise::AtMost(2.0),
+    );
     let (mut of_100, mut of_100k) = (Vec::new(), Vec::new());
     for _ in 0..500 {
         of_100.push(timed(async { assert_eq!(tenure.tail(&who(), &small, 20).await.unwrap().len(), 20) }).await);
         of_100k.push(timed(async { assert_eq!(tenure.tail(&who(), &large, 20).await.unwrap().len(), 20) }).await);
     }
     let (of_100, of_100k) = (median(of_100), median(of_100k));
-    report.row("last 20 of 100,000 messages, beside of 100", ms(of_100k), ms(of_100), ratio(of_100k, of_100), Promise::AtMost(2.0));
+    report.row(
+        "last 20 of 100,000 messages, beside of 100",
+        ms(of_100k),
+        ms(of_100),
+        ratio(of_100k, of_100),
+        Promise::AtMost(2.0),
+    );
 }
 
 /// A fork of 100,000 messages: beside one append, and what it takes on disk.
@@ -56,14 +75,37 @@ pub async fn fork(report: &mut Report) {
         labelled.push(timed(async { tenure.fork(&who(), &large, "here", None).await.unwrap() }).await);
     }
     let (forks, labelled, appends) = (median(forks), median(labelled), median(appends));
-    report.row("fork of 100,000 messages at the end, beside an append", ms(forks), ms(appends), ratio(forks, appends), Promise::AtMost(2.0));
-    report.row("fork of 100,000 messages at a label, beside an append", ms(labelled), ms(appends), ratio(labelled, appends), Promise::AtMost(2.0));
-    let used = |db: &rusqlite::Connection| db.query_row("select page_count * page_size from pragma_page_count, pragma_page_size", [], |r| r.get::<_, i64>(0)).unwrap();
+    report.row(
+        "fork of 100,000 messages at the end, beside an append",
+        ms(forks),
+        ms(appends),
+        ratio(forks, appends),
+        Promise::AtMost(2.0),
+    );
+    report.row(
+        "fork of 100,000 messages at a label, beside an append",
+        ms(labelled),
+        ms(appends),
+        ratio(labelled, appends),
+        Promise::AtMost(2.0),
+    );
+    let used = |db: &rusqlite::Connection| {
+        db.query_row("select page_count * page_size from pragma_page_count, pragma_page_size", [], |r| {
+            r.get::<_, i64>(0)
+        })
+        .unwrap()
+    };
     let db = rusqlite::Connection::open(&file).unwrap();
     let before = used(&db);
     for _ in 0..1000 {
         tenure.fork(&who(), &large, Point::End, None).await.unwrap();
     }
     let each = (used(&db) - before) as f64 / 1000.0;
-    report.row("disk of one fork, bytes, beside 4 KB", format!("{each:.0} B"), "4096 B", each / 4096.0, Promise::AtMost(1.0));
+    report.row(
+        "disk of one fork, bytes, beside 4 KB",
+        format!("{each:.0} B"),
+        "4096 B",
+        each / 4096.0,
+        Promise::AtMost(1.0),
+    );
 }

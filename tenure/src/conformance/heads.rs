@@ -460,7 +460,7 @@ pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fi
     let mut log = Log::begin(key("default", "s"), created, moment(0));
     log.save(&*store).await;
     let change = serde_json::from_value(json!({"title": "after", "tags": ["new"], "metadata": {"n": 2}})).unwrap();
-    log.push(Entry::Info(change))
+    log.push(Entry::info(change))
         .push(Entry::Status { to: Status::Paused, reason: None })
         .say("hi")
         .save(&*store)

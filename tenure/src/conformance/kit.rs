@@ -47,7 +47,7 @@ impl Log {
 
     /// A session that has just begun.
     pub fn begin(key: Key, created: Created, at: Timestamp) -> Self {
-        let created = Record { seq: 1, at, entry: Entry::Created(created) };
+        let created = Record { seq: 1, at, entry: Entry::created(created) };
         Self { key, inherited: Vec::new(), records: vec![created], saved: 0 }
     }
 
@@ -56,7 +56,7 @@ impl Log {
         let inherited: Vec<_> = self.whole().into_iter().filter(|r| r.seq <= seq).collect();
         let mark = head_of(&self.key, &inherited).mark;
         let parent = Some(Parent { session: self.key.session.clone(), seq, mark });
-        let entry = Entry::Created(Created { parent, ..Created::default() });
+        let entry = Entry::created(Created { parent, ..Created::default() });
         let records = vec![Record { seq: seq + 1, at: self.next_at(), entry }];
         let key = Key { session: SessionId::new(id).unwrap(), ..self.key.clone() };
         Self { key, inherited, records, saved: 0 }

@@ -46,8 +46,8 @@ pub(super) fn every_kind() -> Vec<Entry> {
             state: Map::new(),
         }),
         Entry::Rewound(Rewound { to: 2, mark }),
-        Entry::Info(InfoChange { model: Change::Clear, title: text, tags, metadata, style }),
-        Entry::Info(InfoChange::default()),
+        Entry::info(InfoChange { model: Change::Clear, title: text, tags, metadata, style }),
+        Entry::info(InfoChange::default()),
         Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
         Entry::Status { to: Status::Active, reason: None },
         Entry::RunStarted { run: run.clone(), detail: detail.clone() },
@@ -58,7 +58,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             tool: "search".to_owned(),
             detail: detail.clone(),
         },
-        Entry::ReviewOpened(ReviewOpened {
+        Entry::review_opened(ReviewOpened {
             review: review.clone(),
             step: "pay".to_owned(),
             run: Some(run.clone()),
@@ -66,7 +66,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             queue: Some("finance".to_owned()),
             detail,
         }),
-        Entry::ReviewDecided(ReviewDecided {
+        Entry::review_decided(ReviewDecided {
             review,
             step: "pay".to_owned(),
             decision: Decision::Corrected,

@@ -47,7 +47,7 @@ fn event(rng: &mut Rng, log: &mut Log) {
     match rng.below(5) {
         0 => log.push(Entry::Status { to: *rng.pick(&STATES), reason: None }),
         1 => log.push(Entry::RunClaimed { run, node: "n".to_owned(), until: moment(rng.below(50) as i64) }),
-        2 => log.push(Entry::Info(InfoChange {
+        2 => log.push(Entry::info(InfoChange {
             title: Some(rng.pick(&TITLES).to_string()).into(),
             tags: Some(some(rng, &TAGS)).into(),
             metadata: Map::from_iter([("k".to_owned(), rng.pick(&values()).clone())]),
@@ -68,7 +68,7 @@ async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
             let parent = &logs[rng.below(10) * 2 + n % 2];
             let Entry::Created(fork) = parent.fork("f", 1).records.remove(0).entry else { continue };
             log.records[0].seq = 2;
-            log.records[0].entry = Entry::Created(Created { parent: fork.parent, ..created(rng) });
+            log.records[0].entry = Entry::created(Created { parent: fork.parent, ..created(rng) });
         }
         (0..rng.below(3)).for_each(|_| event(rng, &mut log));
         logs.push(log);

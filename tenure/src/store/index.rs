@@ -339,7 +339,7 @@ mod tests {
     }
 
     fn head(tenant: &str, session: &str) -> Head {
-        let record = Record { seq: 1, at: at(0), entry: Entry::Created(Created::default()) };
+        let record = Record { seq: 1, at: at(0), entry: Entry::created(Created::default()) };
         Head::begin(&key(tenant, session), &record).unwrap()
     }
 

@@ -288,7 +288,11 @@ impl Home {
         let Some(dir) = &self.dir else { return 0 };
         let escaped = json!(text).to_string();
         let base64 = base64::engine::general_purpose::STANDARD.encode(text);
-        let needles = [text.as_bytes(), escaped.trim_matches('"').as_bytes(), &base64.as_bytes()[..base64.len().min(20) / 4 * 4 - 4]];
+        let needles = [
+            text.as_bytes(),
+            escaped.trim_matches('"').as_bytes(),
+            &base64.as_bytes()[..base64.len().min(20) / 4 * 4 - 4],
+        ];
         let mut found = 0;
         let mut dirs = vec![dir.path().to_owned()];
         while let Some(dir) = dirs.pop() {
@@ -310,13 +314,16 @@ impl Home {
 
     async fn scan_postgres(&self, text: &str) -> usize {
         let (base, schema) = self.url.split_once("schema=").unwrap();
-        let (client, connection) = tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
+        let (client, connection) =
+            tokio_postgres::connect(base.trim_end_matches(['?', '&']), tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
         let tables = "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'";
         let mut found = 0;
         for row in client.query(tables, &[&schema]).await.unwrap() {
             let table: String = row.get(0);
-            let hits = format!("select count(*) from {schema}.{table} t where t::text like '%' || $1 || '%' or t::text like '%' || $2 || '%'");
+            let hits = format!(
+                "select count(*) from {schema}.{table} t where t::text like '%' || $1 || '%' or t::text like '%' || $2 || '%'"
+            );
             let hex: String = text.bytes().map(|b| format!("{b:02x}")).collect();
             found += client.query_one(&hits, &[&text, &hex]).await.unwrap().get::<_, i64>(0) as usize;
         }

@@ -1,5 +1,9 @@
 //! The library's tests, in one binary.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "tests spawn tasks, and the environment tells them things"
+)]
 
 mod crash;
 mod formats;

@@ -49,10 +49,12 @@ impl Dice {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test is told by the environment which run to repeat")]
 fn seed() -> u64 {
     let given = std::env::var("TENURE_TEST_SEED").ok().and_then(|s| s.parse().ok());
-    given.unwrap_or_else(|| u64::from_le_bytes(*blake3::hash(SessionId::generate().as_str().as_bytes()).as_bytes().first_chunk().unwrap()) | 1)
+    given.unwrap_or_else(|| {
+        u64::from_le_bytes(*blake3::hash(SessionId::generate().as_str().as_bytes()).as_bytes().first_chunk().unwrap())
+            | 1
+    })
 }
 
 on_every_store! {
@@ -82,7 +84,13 @@ fn random_messages(dice: &mut Dice, step: usize) -> Vec<Message> {
     }
 }
 
-async fn take_step(home: &mut Home, who: &Principal, dice: &mut Dice, model: &mut BTreeMap<String, Model>, step: usize) -> String {
+async fn take_step(
+    home: &mut Home,
+    who: &Principal,
+    dice: &mut Dice,
+    model: &mut BTreeMap<String, Model>,
+    step: usize,
+) -> String {
     let names: Vec<String> = model.keys().cloned().collect();
     if names.is_empty() || (names.len() < 6 && dice.roll(8) == 0) {
         let name = format!("s{step}");
@@ -198,7 +206,11 @@ async fn compare(home: &Home, who: &Principal, model: &BTreeMap<String, Model>) 
         let checkpoints = labels(&s);
         same("messages", texts(&s).join("\n"), m.messages.join("\n"))?;
         same("checkpoints", format!("{checkpoints:?}"), format!("{:?}", m.checkpoints))?;
-        same("status and title", format!("{:?} {:?}", s.status, s.info.title), format!("{:?} {:?}", m.status, m.title))?;
+        same(
+            "status and title",
+            format!("{:?} {:?}", s.status, s.info.title),
+            format!("{:?} {:?}", m.status, m.title),
+        )?;
         let mut mark = Mark::default();
         s.messages.iter().for_each(|said| mark.advance(&said.message));
         same("mark", format!("{:?}", s.mark), format!("{mark:?}"))?;

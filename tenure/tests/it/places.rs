@@ -60,7 +60,6 @@ impl Home {
 }
 
 /// A schema of its own on the PostgreSQL that `make test` starts. Without one, tests are skipped, but never in CI.
-#[expect(clippy::disallowed_methods, reason = "tests are told by the environment where PostgreSQL is")]
 pub fn postgres_url() -> Option<String> {
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
         assert!(std::env::var("CI").is_err(), "TENURE_TEST_POSTGRES must be set in CI");
@@ -138,7 +137,8 @@ pub fn picture(text: &str, fill: &str) -> Message {
     let data = base64::engine::general_purpose::STANDARD.encode(fill.repeat(3000));
     let url = format!("data:image/png;base64,{data}");
     let image = serde_json::json!({"type": "image_url", "image_url": {"url": url}});
-    Message::from_value(&serde_json::json!({"role": "user", "content": [{"type": "text", "text": text}, image]})).unwrap()
+    Message::from_value(&serde_json::json!({"role": "user", "content": [{"type": "text", "text": text}, image]}))
+        .unwrap()
 }
 
 pub fn texts(session: &Session) -> Vec<String> {

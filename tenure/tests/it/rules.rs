@@ -47,7 +47,8 @@ fn post(line: &str) -> Post {
                 serde_json::json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}})
             };
             let calls: Vec<_> = what.split(' ').map(call).collect();
-            Message::from_value(&serde_json::json!({"role": "assistant", "content": null, "tool_calls": calls})).unwrap()
+            Message::from_value(&serde_json::json!({"role": "assistant", "content": null, "tool_calls": calls}))
+                .unwrap()
         }
         (who, _) => {
             let (role, pictures) = who.split_once('+').unwrap_or_else(|| panic!("{line}"));
@@ -63,7 +64,7 @@ fn post(line: &str) -> Post {
 
 fn session(posts: &[Post], style: Style) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
-    let entries = [Entry::Created(Created { style, ..Created::default() })].into_iter();
+    let entries = [Entry::created(Created { style, ..Created::default() })].into_iter();
     // What is stored has its media taken out.
     let stored = posts.iter().map(|p| Post { message: p.message.detach().0, ..p.clone() });
     let entries = entries.chain(stored.map(Entry::Message));
@@ -159,7 +160,10 @@ mod properties {
 
     fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
         let post = (any_message(), prop::bool::weighted(0.1));
-        prop::collection::vec(post.prop_map(|(message, lead)| Post { run: None, lead: lead && message.role().instructs(), message }), 0..max)
+        prop::collection::vec(
+            post.prop_map(|(message, lead)| Post { run: None, lead: lead && message.role().instructs(), message }),
+            0..max,
+        )
     }
 
     fn any_style() -> impl Strategy<Value = Style> {
@@ -261,9 +265,13 @@ mod properties {
 
 #[test]
 fn messages_keep_every_byte_and_bad_ones_are_refused() {
-    let odd = r#"{ "x_trace":1.10, "role" : "user","content":"\u00e9\u0000","n":12345678901234567890123,"z":null,"a":[ ] }"#;
+    let odd =
+        r#"{ "x_trace":1.10, "role" : "user","content":"\u00e9\u0000","n":12345678901234567890123,"z":null,"a":[ ] }"#;
     assert_eq!(Message::parse(odd).unwrap().as_str(), odd);
-    assert_eq!(Message::parse("{\"role\":\"user\",\n\"content\":\"a\"}").unwrap().as_str(), r#"{"role":"user", "content":"a"}"#);
+    assert_eq!(
+        Message::parse("{\"role\":\"user\",\n\"content\":\"a\"}").unwrap().as_str(),
+        r#"{"role":"user", "content":"a"}"#
+    );
     let bad = [
         ("[]", "", "JSON object"),
         ("{\"role\":\"user\"}", "content", "needs content"),
@@ -273,7 +281,11 @@ fn messages_keep_every_byte_and_bad_ones_are_refused() {
         ("{\"role\":\"user\",\"content\":\"\\ud800\"}", "content", "hex escape"),
         ("{\"role\":\"tool\",\"content\":\"x\"}", "tool_call_id", "name the call"),
         ("{\"role\":\"assistant\"}", "content", "content or tool_calls"),
-        ("{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"\",\"function\":{\"name\":\"f\"}}]}", "tool_calls[0].id", "needs an id"),
+        (
+            "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"\",\"function\":{\"name\":\"f\"}}]}",
+            "tool_calls[0].id",
+            "needs an id",
+        ),
         ("{\"role\":\"user\",\"content\":\"x\"", "", "not a valid message"),
     ];
     for (text, param, why) in bad {

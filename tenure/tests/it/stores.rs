@@ -21,8 +21,6 @@ conformance!(postgres, postgres_schema::fixture);
 /// A schema of its own for each case, on the server that TENURE_TEST_POSTGRES names.
 #[cfg(feature = "postgres")]
 mod postgres_schema {
-    #![expect(clippy::disallowed_methods, reason = "where the server is, only the environment knows")]
-
     use super::{Fixture, opened};
     use tenure::SessionId;
     use tokio::task::JoinSet;

@@ -10,7 +10,10 @@ fn bad_lines_are_reported_with_file_and_line() {
     let said = [turn(1), vec![Message::parse(r#"{"role":"user","content":"é","odd":1.50}"#).unwrap()]].concat();
     JsonlTranscript::append(&file, &said[..2]).unwrap();
     JsonlTranscript::append(&file, &said[2..]).unwrap();
-    assert_eq!(read_transcript(&file).unwrap(), JsonlTranscript { path: file.clone(), messages: said.clone(), problems: vec![] });
+    assert_eq!(
+        read_transcript(&file).unwrap(),
+        JsonlTranscript { path: file.clone(), messages: said.clone(), problems: vec![] }
+    );
     let mut bytes = std::fs::read(&file).unwrap();
     bytes.extend(b"\n# a foreign line\n{\"type\":\"summary\"}\n\xff\xfe\n{\"role\":\"user\",\"content\":\"ok\"}\n{\"role\":\"assistant\",\"con");
     std::fs::write(&file, bytes).unwrap();

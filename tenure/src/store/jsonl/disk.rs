@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::head::Head;
 use crate::id::{Key, Seq, Tenant};
 use crate::media::{Blob, BlobId};
+use crate::message::Message;
 use crate::store::index::Index;
 use crate::store::{Commit, Direction, Item, MAX_PAGE_BYTES, Range, Shelf};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -95,7 +96,10 @@ impl Disk {
         self.tidy(place);
         if !commit.cut.is_empty() {
             let path = names::discarded_file(&self.root, &card.key());
-            if let Err(error) = append_copy(&path, commit.cut.iter().map(|m| m.as_str())) {
+            let blob = |id: &BlobId| self.blob(&card.tenant, *id).ok().flatten();
+            let whole = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
+            let cut: Vec<Message> = commit.cut.iter().map(whole).collect();
+            if let Err(error) = append_copy(&path, cut.iter().map(|m| m.as_str())) {
                 tracing::warn!(path = %path.display(), %error, "discarded messages are only in the log, not in their file");
             }
         }

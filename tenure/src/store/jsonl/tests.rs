@@ -49,7 +49,7 @@ fn begin(key: &Key, entries: &[Entry]) -> Commit {
 }
 
 fn begin_at(key: &Key, before: u64, created: Created, entries: &[Entry]) -> Commit {
-    let first = Record { seq: before + 1, at: at(before as i64), entry: Entry::Created(created) };
+    let first = Record { seq: before + 1, at: at(before as i64), entry: Entry::created(created) };
     let head = Head::begin(key, &first).unwrap();
     let mut commit = next(&head, entries);
     commit.base = None;

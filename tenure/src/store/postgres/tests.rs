@@ -99,7 +99,7 @@ impl Writer {
 
     async fn begin(store: &PostgresStore, session: &str, created: Created) -> Result<Self> {
         let seq = created.parent.as_ref().map_or(1, |p| p.seq + 1);
-        let record = Record { seq, at: at(seq as i64), entry: Entry::Created(created) };
+        let record = Record { seq, at: at(seq as i64), entry: Entry::created(created) };
         let head = Head::begin(&key(session), &record).unwrap();
         store.commit(&Commit::new(None, vec![record], head.clone())).await?;
         Ok(Self { head, skew: 0 })

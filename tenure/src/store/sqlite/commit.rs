@@ -61,15 +61,14 @@ impl Row {
     }
 }
 
-/// Changes the session if it ends at `base`, for the common case that only what was said and when is new: an index is
-/// written if one of its columns is named after SET, whether it has changed or not.
-const ADVANCE: &str = "
-    UPDATE head SET active_at = :active_at, seq = :seq, hash = :hash, card = :card
-    WHERE tenant = :tenant AND session = :session AND seq = :base
-        AND user = :user AND assistant IS :assistant AND thread IS :thread AND status = :status
-        AND created_at = :created_at AND due_at IS :due_at AND parent IS :parent AND lease_until IS :lease_until
-        AND title = :title AND labels = :labels
-    RETURNING id";
+/// What the writer must agree with, and what the common step leaves as it is.
+const STORED: &str = "
+    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels
+    FROM head WHERE tenant = ?1 AND session = ?2";
+
+/// The common step: only what was said and when is new. Other columns are not named, because an index is written if one of
+/// its columns is named after SET, whether it has changed or not.
+const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5 WHERE id = ?1";
 
 const CHANGE: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
@@ -141,38 +140,42 @@ impl Write {
 
     /// The head's new state, if it ends at `base`; its id.
     fn advance(&self, conn: &Connection, file: &File, base: Seq) -> Done<i64> {
-        let id = conn.prepare_cached(ADVANCE)?.query_row(
-            named_params! {
-                ":active_at": self.active_at, ":seq": self.seq as i64, ":hash": self.hash.0, ":card": self.card,
-                ":tenant": self.tenant.as_str(), ":session": self.session.as_str(), ":base": base as i64,
-                ":user": self.user.as_str(), ":assistant": self.assistant, ":thread": self.thread,
-                ":status": self.status.as_str(), ":created_at": self.created_at, ":due_at": self.due_at,
-                ":parent": self.parent(), ":lease_until": self.lease_until, ":title": self.title, ":labels": self.labels,
-            },
-            |r| r.get(0),
-        );
-        match id.optional()? {
-            Some(id) => Ok(id),
-            None => self.change(conn, file, base),
-        }
-    }
-
-    fn change(&self, conn: &Connection, file: &File, base: Seq) -> Done<i64> {
-        let sql = "SELECT id, seq, created_at, parent, card FROM head WHERE tenant = ?1 AND session = ?2";
-        let stored = conn.prepare_cached(sql)?.query_row([self.tenant.as_str(), self.session.as_str()], |r| {
-            let end = (r.get::<_, i64>(1)?, r.get::<_, i64>(2)?);
-            Ok((r.get::<_, i64>(0)?, end, r.get::<_, Option<String>>(3)?, r.get::<_, String>(4)?))
-        });
-        let Some((id, end, parent, card)) = stored.optional()? else {
+        let mut find = conn.prepare_cached(STORED)?;
+        let mut rows = find.query([self.tenant.as_str(), self.session.as_str()])?;
+        let Some(row) = rows.next()? else {
             return Err(Error::NotFound { session_id: self.session.clone() }.into());
         };
-        if end != (base as i64, self.created_at) {
+        let id = row.get(0)?;
+        if (row.get::<_, i64>(1)?, row.get::<_, i64>(2)?) != (base as i64, self.created_at) {
             return Err(Error::Conflict { session_id: self.session.clone(), expected: base }.into());
         }
+        let text = |column, want: Option<&str>| -> rusqlite::Result<bool> {
+            Ok(row.get_ref(column)?.as_str_or_null()? == want)
+        };
+        let moved = !text(3, self.parent())?;
+        let same = text(4, Some(self.user.as_str()))?
+            && text(5, self.assistant.as_deref())?
+            && text(6, self.thread.as_deref())?
+            && text(7, Some(self.status.as_str()))?
+            && row.get::<_, Option<i64>>(8)? == self.due_at
+            && row.get::<_, Option<i64>>(9)? == self.lease_until
+            && text(10, Some(&self.title))?
+            && text(11, Some(&self.labels))?;
+        drop(rows);
+        if same && !moved {
+            let mut advance = conn.prepare_cached(ADVANCE)?;
+            advance.execute(params![id, self.active_at, self.seq as i64, self.hash.0, self.card])?;
+            return Ok(id);
+        }
+        self.change(conn, file, id, moved)
+    }
+
+    fn change(&self, conn: &Connection, file: &File, id: i64, moved: bool) -> Done<i64> {
         // Which records are its own is the store's to say: a purge may have moved them since the writer read the head.
-        let moved = match parent.as_deref() == self.parent() {
-            true => None,
-            false => {
+        let card = match moved {
+            false => None,
+            true => {
+                let card: String = conn.query_row("SELECT card FROM head WHERE id = ?1", [id], |r| r.get(0))?;
                 let stored = cards::decode(file, &self.tenant, &self.session, &card)?;
                 let head: Head = cards::decode(file, &self.tenant, &self.session, &self.card)?;
                 Some(cards::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
@@ -182,7 +185,7 @@ impl Write {
             ":id": id, ":user": self.user.as_str(), ":assistant": self.assistant, ":thread": self.thread,
             ":status": self.status.as_str(), ":active_at": self.active_at, ":due_at": self.due_at,
             ":seq": self.seq as i64, ":hash": self.hash.0, ":lease_until": self.lease_until,
-            ":title": self.title, ":labels": self.labels, ":card": moved.as_ref().unwrap_or(&self.card),
+            ":title": self.title, ":labels": self.labels, ":card": card.as_ref().unwrap_or(&self.card),
         })?;
         Ok(id)
     }

@@ -11,8 +11,9 @@ use crate::store::{Direction, MAX_PAGE_BYTES, Range};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::sync::Arc;
 
-const FORWARD: &str = "SELECT k & 0xffffffff, at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k";
-const BACKWARD: &str = "SELECT k & 0xffffffff, at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
+// As a blob, SQLite gives the text where it lies; as text it would copy it first, to put a NUL behind it.
+const FORWARD: &str = "SELECT k, at, sum, CAST(entry AS BLOB) FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k";
+const BACKWARD: &str = "SELECT k, at, sum, CAST(entry AS BLOB) FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
 
 pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) -> Done<Vec<Record>> {
     // One moment for both statements, so that a hole is a hole.
@@ -41,7 +42,7 @@ pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) 
     let mut rows = find.query([record_key(id, after), record_key(id, upto)])?;
     while (records.len() as u64) < length && bytes < MAX_PAGE_BYTES {
         let Some(row) = rows.next()? else { return missing(want) };
-        let seq = row.get::<_, i64>(0)? as Seq;
+        let seq = (row.get::<_, i64>(0)? & 0xffff_ffff) as Seq;
         if seq != want {
             return missing(want);
         }
@@ -59,7 +60,7 @@ pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) 
 /// A record, and the length of its text.
 fn read(row: &Row<'_>, seq: Seq, place: impl Fn(Seq) -> String) -> Done<(Record, usize)> {
     let (at, sum) = (row.get(1)?, row.get(2)?);
-    let Ok(text) = row.get_ref(3)?.as_str() else {
+    let Some(text) = row.get_ref(3)?.as_blob().ok().and_then(|t| std::str::from_utf8(t).ok()) else {
         return Err(Error::corrupt(place(seq), "its text is not UTF-8").into());
     };
     Ok((Record::read(seq, at, sum, text, || place(seq))?, text.len()))

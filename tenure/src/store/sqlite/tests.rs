@@ -80,7 +80,7 @@ struct Log {
 impl Log {
     fn begin(session: &str, created: Created) -> Self {
         let seq = created.parent.as_ref().map_or(1, |p| p.seq + 1);
-        let record = Record { seq, at: at(seq), entry: Entry::Created(created) };
+        let record = Record { seq, at: at(seq), entry: Entry::created(created) };
         let head = Head::begin(&key(session), &record).unwrap();
         Self { head, base: None, new: vec![record] }
     }

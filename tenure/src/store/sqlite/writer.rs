@@ -14,6 +14,10 @@ const MAX_QUEUE: usize = 1024;
 /// At most so many jobs share a transaction.
 const MAX_BATCH: usize = 256;
 
+/// A transaction that changes more rows than that is followed by a fresh page cache: one that has grown beyond its bounds drops
+/// every page after use, and never recovers by itself (seen as ten reads per commit ever after).
+const MANY_ROWS: u64 = 1000;
+
 /// Sends jobs to the thread that writes. The thread ends, and the file is closed, when this is dropped.
 pub(super) struct Writer {
     jobs: Option<mpsc::Sender<Job>>,
@@ -236,9 +240,14 @@ impl Scribe {
     }
 
     fn attempt(&self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
+        let before = self.conn.total_changes();
         self.statement("BEGIN IMMEDIATE")?;
         let outcomes = batch.iter_mut().map(|step| self.run(&mut **step)).collect::<Outcome<_>>()?;
         self.statement("COMMIT")?;
+        if self.conn.total_changes() - before > MANY_ROWS {
+            // It is committed; what becomes of the cache changes nothing.
+            let _ = self.conn.release_memory();
+        }
         Ok(outcomes)
     }
 

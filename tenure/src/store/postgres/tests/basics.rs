@@ -158,7 +158,7 @@ async fn nul_survives_in_json() {
     let mut info = InfoChange { title: Some("t\0t".to_owned()).into(), ..InfoChange::default() };
     info.tags = Some(vec!["x\0y".to_owned()]).into();
     info.metadata.insert("k\0".to_owned(), "v\0".into());
-    w.add(store, [Entry::message(Message::parse(raw).unwrap()), Entry::Info(info)]).await.unwrap();
+    w.add(store, [Entry::message(Message::parse(raw).unwrap()), Entry::info(info)]).await.unwrap();
     let session = load(store, &key("a")).await;
     assert_eq!((session.messages[0].message.as_str(), session.head()), (raw, &w.head));
     assert_eq!(store.head(&key("a")).await.unwrap(), Some(w.head.clone()));

@@ -43,7 +43,7 @@ async fn fill(store: &PostgresStore) -> Vec<Head> {
         let more = InfoChange { title: Some("late".to_owned()).into(), ..InfoChange::default() };
         let mut step = w.step([say(&text), Entry::Status { to: status, reason: None }]);
         if dice.roll(4) == 0 {
-            step = w.step([say(&text), Entry::Info(more)]);
+            step = w.step([say(&text), Entry::info(more)]);
         }
         step.head.due_at = [None, Some(at(dice.roll(9) as i64))][dice.roll(2)];
         if dice.roll(2) == 0 {
