@@ -3,8 +3,8 @@
 //! For work outside of an agent loop. Changes are made in memory and saved in one step; if somebody else wrote meanwhile, saving
 //! is [`Error::Conflict`] and changes nothing.
 
-use crate::checkpoint::{fork_record, place, rewound};
-use crate::entry::{Checkpointed, Entry, Post, Record};
+use crate::checkpoint::{fork_record, place};
+use crate::entry::{Checkpointed, Entry, Post, Record, Rewound};
 use crate::error::{Error, Result};
 use crate::head::Head;
 use crate::id::{Key, Label, Principal, SessionId};
@@ -23,6 +23,11 @@ impl Session {
     /// Saves what was changed since it was loaded, in one step.
     pub async fn save(&mut self, tenure: &Tenure) -> Result<()> {
         let Some(first) = self.pending.first().cloned() else { return Ok(()) };
+        let speaks = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
+        match speaks {
+            true => tenure.check_active(self)?,
+            false => tenure.check_live(self)?,
+        }
         let (mut records, mut blobs) = (Vec::new(), Vec::new());
         for mut record in self.pending.iter().cloned() {
             if let Entry::Message(post) = &mut record.entry {
@@ -83,15 +88,7 @@ impl Session {
     /// Cuts off everything after a checkpoint (or another point). What is cut off stays in the log.
     pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
         let place = place(self, &point.into())?;
-        let (entry, _) = rewound(self, place.position);
-        let entry = match entry {
-            Entry::Rewound(mut r) => {
-                r.to = place.seq;
-                Entry::Rewound(r)
-            }
-            other => other,
-        };
-        self.add(entry, at);
+        self.add(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), at);
         Ok(())
     }
 }

@@ -125,7 +125,9 @@ fn turns(messages: &[Message]) -> Vec<Range<usize>> {
         if role == Role::User && last != Some(Role::User) {
             starts.push(if starts.is_empty() { 0 } else { i });
         }
-        last = Some(role);
+        if !role.instructs() {
+            last = Some(role);
+        }
     }
     if starts.is_empty() {
         starts.push(0);

@@ -143,23 +143,24 @@ impl Tenure {
         let hot = self.hot(&key);
         let mut state = hot.state.lock().await;
         let mut fresh = false;
-        for _ in 0..=self.limits().max_retries {
-            if state.head().is_none() {
+        // One round more, for looking again.
+        for _ in 0..=self.limits().max_retries + 1 {
+            // A session is only ever folded from a fresh card: an old one may name a parent that is another session by now.
+            if state.head().is_none() || (need == Need::Session && !matches!(*state, State::Whole(_))) {
                 self.catch_up(&key, &mut state).await?;
                 fresh = true;
             }
             self.warm(&key, &mut state, need).await?;
             let now = self.now();
             let draft = admit(who, id, &state).and_then(|()| step(&state, now));
-            let draft = match draft {
-                // What we know may be behind: look before saying no.
-                Err(_) if !fresh => {
-                    self.catch_up(&key, &mut state).await?;
-                    fresh = true;
-                    continue;
-                }
-                draft => draft?,
-            };
+            // What we know may be behind: look before saying no, or that there is nothing to do.
+            let idle = draft.as_ref().map_or(true, |d| d.entries.is_empty() && d.items.is_empty());
+            if idle && !fresh {
+                self.catch_up(&key, &mut state).await?;
+                fresh = true;
+                continue;
+            }
+            let draft = draft?;
             match self.commit(&mut state, draft, now).await {
                 Err(Error::Conflict { .. }) => {
                     self.catch_up(&key, &mut state).await?;
@@ -249,13 +250,15 @@ impl Tenure {
 
     /// The whole log of a session, its parent's part included, oldest first, in pages.
     pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
-        match self.lineage(head).await {
-            // A purge elsewhere may have moved records from one log to another just now: then our card has changed too.
-            Err(e @ Error::Corrupt { .. }) => match self.store().head(&head.key()).await? {
-                Some(moved) if (moved.first, &moved.parent) != (head.first, &head.parent) => self.lineage(&moved).await,
-                _ => Err(e),
-            },
-            log => log,
+        let log = self.lineage(head).await;
+        if log.is_ok() && head.parent.is_none() {
+            return log;
+        }
+        // A purge elsewhere may have moved records from one log to another while we read: then our card has changed too.
+        match self.store().head(&head.key()).await? {
+            Some(now) if (now.first, &now.parent) != (head.first, &head.parent) => self.lineage(&now).await,
+            Some(_) => log,
+            None => Err(Error::NotFound { session_id: head.info.session_id.clone() }),
         }
     }
 

@@ -170,7 +170,7 @@ pub enum Reach {
 pub struct Principal {
     /// Whose data.
     pub tenant: Tenant,
-    /// Who acts; the owner of what it creates.
+    /// Who acts; the owner of what it creates (a fork belongs to its source's owner).
     pub user: User,
     /// Whether it sees other users' sessions too.
     pub reach: Reach,

@@ -167,7 +167,7 @@ impl Message {
 
     /// The tool calls that an assistant message makes.
     pub fn tool_calls(&self) -> Vec<ToolCall> {
-        if !self.raw.contains("\"tool_calls\"") {
+        if !self.raw.contains("\"tool_calls\"") || self.role() != Role::Assistant {
             return Vec::new();
         }
         let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };

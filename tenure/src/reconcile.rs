@@ -58,6 +58,10 @@ pub fn reconcile(session: &Session, incoming: &[Message], mode: Mode) -> Plan {
     let current = &kept[lead(kept)];
     let changed = current.len() != system.len() || current.iter().zip(system).any(|(s, m)| !s.message.is_same(m));
     if !system.is_empty() && changed {
+        // One that nobody has spoken under yet is replaced, not followed.
+        let spoken = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
+        (plan.rewound, plan.keep) = (plan.rewound + plan.keep - spoken, spoken);
+        let kept = &stored[..plan.keep];
         let posts = system.iter().map(|m| Post { run: None, lead: !kept.is_empty(), message: m.clone() });
         plan.append.splice(0..0, posts);
     } else {

@@ -499,7 +499,8 @@ impl Head {
                 self.style = style.unwrap_or_default();
             }
             Entry::Status { to, .. } => {
-                active = *to == Status::Active && !self.status.is_live();
+                // Restored, or done waiting: its time to live begins anew.
+                active = *to == Status::Active && self.status != Status::Active;
                 (self.status, self.status_at) = (*to, at);
             }
             Entry::RunStarted { run, .. } => {

@@ -178,8 +178,8 @@ impl Tenure {
         }
     }
 
-    /// Erases a user: every session, memory and index entry. Forks that others made of the user's sessions keep their own
-    /// copy of what they share. Only the user or an administrator of the tenant may.
+    /// Erases a user: every session, memory and index entry. Forks that belong to somebody else keep what they
+    /// share. Only the user or an administrator of the tenant may.
     pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
         if who.reach != Reach::Tenant && who.user != *user {
             return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
-use crate::head::{Head, Status};
+use crate::head::{Head, Status, VisibleHash};
 use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
 use crate::id::{Key, Principal, Reach, RunId, Seq, SessionId, check_text};
 use crate::media::Blob;
@@ -124,6 +124,19 @@ pub struct Page {
     /// Where the next page begins, if there is one.
     pub next: Option<Cursor>,
 }
+
+/// Whether a request was done before.
+enum Before {
+    /// It was, with this answer.
+    Done(Appended),
+    /// It was not, as long as the log ends here.
+    NotAt(Seq),
+    /// It has no key.
+    NotAsked,
+}
+
+/// At most so many candidates are looked at when a session is found by content.
+const MATCHES: usize = 64;
 
 const IDEMPOTENCY: &str = "idempotency";
 /// How long an idempotency key is remembered.
@@ -364,8 +377,19 @@ impl Tenure {
         let (mut current, mut upto) = (head.clone(), head.seq);
         let mut tail: Vec<Said> = Vec::new();
         'log: while tail.len() < limit {
-            let range = Range { after: current.first - 1, ..Range::back_from(upto, (limit - tail.len()) * 2 + 8) };
-            for record in self.store().records(&current.key(), &range).await? {
+            let about = (limit - tail.len()).saturating_mul(2).saturating_add(8);
+            let range = Range { after: current.first - 1, ..Range::back_from(upto, about) };
+            let page = self.store().records(&current.key(), &range).await?;
+            if page.is_empty() && upto >= current.first {
+                // Purged while we read, or its records moved to another session: look again.
+                return match self.head(who, id).await? {
+                    moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
+                        Box::pin(self.tail(who, id, limit)).await
+                    }
+                    _ => Err(Error::corrupt(format!("session {}, record {upto}", current.key()), "it is missing")),
+                };
+            }
+            for record in page {
                 upto = record.seq - 1;
                 match &record.entry {
                     Entry::Rewound(r) => {
@@ -404,20 +428,17 @@ impl Tenure {
         let (stored, blobs) = self.detach(&append.messages)?;
         let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
         for _ in 0..=self.limits().max_retries {
-            if let Some(done) = self.done_before(who, id, &append, body.as_deref()).await? {
-                return Ok(done);
-            }
-            let mut tried = false;
+            let seen = match self.done_before(who, id, &append, body.as_deref()).await? {
+                Before::Done(done) => return Ok(done),
+                Before::NotAt(seq) => Some(seq),
+                Before::NotAsked => None,
+            };
             let written = self.write(who, id, Need::Head, |state, now| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.check_active(head)?;
-                // With a key, somebody who was first may have done this very request: ask again before trying again.
-                let moved = body.is_some() && std::mem::replace(&mut tried, true);
-                if moved || append.expect.is_some_and(|e| e != head.seq) {
-                    return Err(Error::Conflict {
-                        session_id: id.clone(),
-                        expected: append.expect.unwrap_or(head.seq),
-                    });
+                // With a key: whoever wrote since we asked may have done this very request. Ask again.
+                if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
+                    return Err(Error::Conflict { session_id: id.clone(), expected });
                 }
                 let post =
                     |m: &Message| Entry::Message(Post { run: append.run.clone(), lead: false, message: m.clone() });
@@ -449,18 +470,18 @@ impl Tenure {
         id: &SessionId,
         append: &Append,
         body: Option<&str>,
-    ) -> Result<Option<Appended>> {
-        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(None) };
-        self.head(who, id).await?;
+    ) -> Result<Before> {
+        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(Before::NotAsked) };
+        let seq = self.head(who, id).await?.seq;
         let shelf =
             Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
-        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(None) };
+        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(Before::NotAt(seq)) };
         if item.expires_at.is_some_and(|t| t < self.now()) {
-            return Ok(None);
+            return Ok(Before::NotAt(seq));
         }
         let (hash, done): (String, Appended) = serde_json::from_str(&item.value)
             .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
-        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Some(done)) }
+        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Before::Done(done)) }
     }
 
     /// Checks messages against the limits and takes their media out.
@@ -518,10 +539,16 @@ impl Tenure {
         if messages.len() < 2 || hashes.is_empty() {
             return Ok(None);
         }
-        let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), hashes.len().max(64));
-        query.status = vec![Status::Active, Status::Paused];
-        query.hashes = hashes.clone();
-        let mut heads = self.store().heads(&query).await?;
+        let mut heads = self.having(who, hashes.clone()).await?;
+        if heads.len() == MATCHES {
+            // So many that the longest may not be among them: ask for one length after the other.
+            for hash in &hashes {
+                heads = self.having(who, vec![*hash]).await?;
+                if heads.iter().any(|h| self.status_of(h).is_live()) {
+                    break;
+                }
+            }
+        }
         heads.retain(|h| self.status_of(h).is_live());
         // Newest first already; the sort is stable.
         heads.sort_by_key(|h| hashes.iter().position(|x| *x == h.mark.hash));
@@ -537,6 +564,14 @@ impl Tenure {
             }
         }
         Ok(None)
+    }
+
+    /// The principal's own sessions with one of these conversations, newest first.
+    async fn having(&self, who: &Principal, hashes: Vec<VisibleHash>) -> Result<Vec<Head>> {
+        let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), MATCHES);
+        query.status = vec![Status::Active, Status::Paused];
+        query.hashes = hashes;
+        self.store().heads(&query).await
     }
 
     /// Makes a client's view and ours one: cuts off what the client changed, adds what is new, and says what it did.
@@ -578,6 +613,11 @@ impl Tenure {
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.check_live(head)?;
+            if let Change::Set(model) = &change.model
+                && let Err(why) = check_text(model)
+            {
+                return Err(Error::invalid("model", format!("not a valid model: {why}")));
+            }
             let record = Record { seq: head.seq + 1, at: now, entry: Entry::info(change.clone()) };
             let mut after = head.clone();
             after.apply(&record);

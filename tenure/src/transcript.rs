@@ -171,7 +171,9 @@ fn fold(path: &Path, records: &[Record], problems: &mut Vec<Problem>) -> Result<
             read.line(i + 1, text, true);
         }
         read.records.retain(|r| r.seq <= parent.seq);
-        if read.records.last().is_none_or(|r| r.seq != parent.seq) {
+        problems.append(&mut read.problems);
+        let reaches = read.records.last().is_some_and(|r| r.seq == parent.seq);
+        if !reaches || read.records.first().is_none_or(|r| r.seq >= *seq) {
             let why = format!(
                 "it is a fork of {}, whose file is not beside it; only its own messages are here",
                 parent.session

@@ -59,6 +59,10 @@ on_every_store! {
             home.tenure.append(&who, &x, turn(n)).await.unwrap();
             assert_eq!(other.load(&who, &x).await.unwrap().messages.len(), 4 * (2 * n + 2));
         }
+        // Nor does it say that there is nothing to do when there is.
+        other.pause(&who, &x, None).await.unwrap();
+        assert_eq!(home.tenure.activate(&who, &x).await.unwrap().status, Status::Active);
+        assert_eq!(other.load(&who, &x).await.unwrap().status, Status::Active);
         other.rewind(&who, &x, Point::Turn(1)).await.unwrap();
         home.tenure.append(&who, &x, turn(9)).await.unwrap();
         let (a, b) = (home.tenure.load(&who, &x).await.unwrap(), other.load(&who, &x).await.unwrap());
@@ -99,8 +103,8 @@ on_every_store! {
         assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
         // The same request from many sides at once is done once.
         let mut tasks = Vec::new();
-        for _ in 0..8 {
-            let (tenure, who) = (home.beside(), who.clone());
+        for n in 0..16 {
+            let (tenure, who) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, who.clone());
             let append = Append { idempotency_key: Some("race".into()), ..turn(5).into() };
             tasks.push(tokio::spawn(async move { tenure.append(&who, &id("x"), append).await.unwrap() }));
         }

@@ -35,6 +35,9 @@ on_every_store! {
         home.reopen().await;
         assert_eq!(home.tenure.load(&who, &id("busy")).await.unwrap().messages.len(), 5);
         assert_eq!(home.tenure.load(&who, &id("waiting")).await.unwrap().status, Status::Paused, "who waits does not expire");
+        home.tenure.activate(&who, &id("waiting")).await.unwrap();
+        home.tenure.append(&who, &id("waiting"), turn(1)).await.unwrap();
+        home.tenure.pause(&who, &id("waiting"), None).await.unwrap();
         home.tenure.restore(&who, &id("idle")).await.unwrap();
         assert_eq!(texts(&home.tenure.load(&who, &id("idle")).await.unwrap()), raw(&[picture("see", "idle")]));
         home.pass(DAY * 8);

@@ -224,6 +224,31 @@ on_every_store! {
         assert_eq!(home.tenure.fork(&who, &p, Point::End, None).await.unwrap_err().code(), "not_found");
     }
 
+    /// A parent that was purged and made anew under its name is another session: its fork does not mistake it for its parent.
+    async fn a_fork_outlives_a_parent_of_the_same_name(home: &mut Home) {
+        let (t, who) = (&home.tenure, ada());
+        t.create(&who, named("p")).await.unwrap();
+        t.append(&who, &id("p"), turn(1)).await.unwrap();
+        t.fork(&who, &id("p"), Point::End, Some(id("f"))).await.unwrap();
+        t.append(&who, &id("f"), turn(2)).await.unwrap();
+        t.purge(&who, &id("p")).await.unwrap();
+        t.create(&who, named("p")).await.unwrap();
+        for n in 5..9 {
+            t.append(&who, &id("p"), turn(n)).await.unwrap();
+        }
+        t.rewind(&who, &id("f"), Point::Position(6)).await.unwrap();
+        assert_eq!(texts(&t.load(&who, &id("f")).await.unwrap()), raw(&[turn(1), turn(2)[..2].to_vec()].concat()));
+        assert_eq!(t.tail(&who, &id("f"), usize::MAX).await.unwrap().len(), 6);
+        // And a session in hand that was paused takes no messages either.
+        let mut s = t.load(&who, &id("f")).await.unwrap();
+        t.pause(&who, &id("f"), None).await.unwrap();
+        s.push(Message::user("late"), home.now());
+        assert_eq!(s.save(t).await.unwrap_err().code(), "conflict");
+        let mut s = t.load(&who, &id("f")).await.unwrap();
+        s.push(Message::user("late"), home.now());
+        assert_eq!(s.save(t).await.unwrap_err().code(), "paused");
+    }
+
     /// The session in hand: load, change, save; a save that comes too late changes nothing.
     async fn a_session_in_hand(home: &mut Home) {
         let t = &home.tenure;
@@ -366,6 +391,14 @@ on_every_store! {
         for stranger in [bob, other, admin()] {
             assert_eq!(t.find(&stranger, &ask(2)).await.unwrap(), None);
         }
+        // Many newer ones with a shorter conversation do not hide the longest.
+        for n in 0..70 {
+            home.pass(SignedDuration::from_secs(1));
+            t.create(&who, named(&format!("short{n}"))).await.unwrap();
+            t.append(&who, &id(&format!("short{n}")), turn(1)).await.unwrap();
+        }
+        assert_eq!(t.find(&who, &ask(2)).await.unwrap(), Some(id("long")));
+        assert_eq!(t.find(&who, &ask(1)).await.unwrap(), Some(id("short69")));
         assert_eq!(t.find(&who, &[Message::user("question 1")]).await.unwrap(), None, "one message is too little");
         assert_eq!(t.find(&who, &[Message::system("s"), Message::user("question 1")]).await.unwrap(), None);
         // Pictures tell conversations apart; a client that leaves them out is understood.
