@@ -1,7 +1,11 @@
 //! What every store promises, as tests: one list of cases, run on any store by one line.
 //!
-//! ```ignore
+//! ```
+//! use std::sync::Arc;
+//! use tenure::{conformance::Fixture, store::MemoryStore};
+//!
 //! tenure::conformance!(memory, || async { Fixture::new(Arc::new(MemoryStore::new())) });
+//! # fn main() {}
 //! ```
 //!
 //! The line becomes a module with one test for each case (`memory::log::a_stale_base_is_refused`). The second part makes a

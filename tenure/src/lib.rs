@@ -36,6 +36,7 @@
 //! * **the contract**: [`store::Store`], kept by four stores and checked by one suite (feature `conformance`);
 //! * **verbs**: the methods of [`Tenure`]. Each loads, asks a rule, and commits.
 
+mod append;
 mod cache;
 mod checkpoint;
 mod clock;
@@ -53,12 +54,14 @@ mod message;
 mod policy;
 mod reconcile;
 mod session;
+mod splice;
 pub mod store;
 mod sweep;
 mod tenure;
 mod transcript;
 mod transfer;
 
+pub use append::{Append, Appended, AutoCheckpoint};
 pub use cache::{Cached, cache_key};
 pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
@@ -78,7 +81,7 @@ pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
 pub use session::{Checkpoint, Place, Point, Review, Run, Said, Session, Summary};
 pub use store::{Query, Whose};
 pub use sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
-pub use tenure::{Append, Appended, AutoCheckpoint, New, Options, Page, Tenure};
+pub use tenure::{New, Options, Page, Tenure};
 pub use transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
 pub use transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};
 

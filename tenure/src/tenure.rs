@@ -3,18 +3,16 @@
 use crate::clock::Clock;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
-use crate::head::{Head, Status, VisibleHash};
+use crate::head::{Head, Status};
 use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
-use crate::id::{Key, Principal, Reach, RunId, Seq, SessionId, check_text};
+use crate::id::{Key, Principal, Reach, SessionId, check_text};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::{Limits, Policy};
-use crate::reconcile::{Mode, Plan, prefix_hashes, reconcile};
 use crate::session::{Said, Session};
-use crate::store::{self, Commit, Cursor, Item, Owner, Query, Range, Repair, Shelf, Store, Whose};
+use crate::store::{self, Commit, Cursor, Query, Range, Repair, Store, Whose};
 use crate::sweep::Hook;
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -74,48 +72,6 @@ pub struct New {
     pub metadata: Map<String, Value>,
 }
 
-/// Messages to add, and how.
-#[derive(Clone, Debug, Default)]
-pub struct Append {
-    /// What was said, in order.
-    pub messages: Vec<Message>,
-    /// The run that produced it.
-    pub run: Option<RunId>,
-    /// Refuse unless the log ends here.
-    pub expect: Option<Seq>,
-    /// The same key with the same messages is done once, and answered the same each time.
-    pub idempotency_key: Option<String>,
-    /// Whether to set an automatic checkpoint after them.
-    pub checkpoint: AutoCheckpoint,
-}
-
-/// Whether an append ends with a checkpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AutoCheckpoint {
-    /// One after an answer that ends a turn.
-    #[default]
-    Turn,
-    /// None.
-    Off,
-}
-
-impl From<Vec<Message>> for Append {
-    fn from(messages: Vec<Message>) -> Self {
-        Self { messages, ..Self::default() }
-    }
-}
-
-/// What an append did.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Appended {
-    /// The end of the log after it.
-    pub seq: Seq,
-    /// The position of the first new message.
-    pub position: usize,
-    /// The number of messages after it.
-    pub messages: usize,
-}
-
 /// A page of sessions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page {
@@ -124,23 +80,6 @@ pub struct Page {
     /// Where the next page begins, if there is one.
     pub next: Option<Cursor>,
 }
-
-/// Whether a request was done before.
-enum Before {
-    /// It was, with this answer.
-    Done(Appended),
-    /// It was not, as long as the log ends here.
-    NotAt(Seq),
-    /// It has no key.
-    NotAsked,
-}
-
-/// At most so many candidates are looked at when a session is found by content.
-const MATCHES: usize = 64;
-
-const IDEMPOTENCY: &str = "idempotency";
-/// How long an idempotency key is remembered.
-const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
 impl Tenure {
     /// Opens a house by its store's URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`.
@@ -422,68 +361,6 @@ impl Tenure {
         Ok(tail)
     }
 
-    /// Adds messages to a session, all or none, durable when it returns.
-    pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<Appended> {
-        let append: Append = append.into();
-        let (stored, blobs) = self.detach(&append.messages)?;
-        let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
-        for _ in 0..=self.limits().max_retries {
-            let seen = match self.done_before(who, id, &append, body.as_deref()).await? {
-                Before::Done(done) => return Ok(done),
-                Before::NotAt(seq) => Some(seq),
-                Before::NotAsked => None,
-            };
-            let written = self.write(who, id, Need::Head, |state, now| {
-                let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
-                self.check_active(head)?;
-                // With a key: whoever wrote since we asked may have done this very request. Ask again.
-                if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
-                    return Err(Error::Conflict { session_id: id.clone(), expected });
-                }
-                let post =
-                    |m: &Message| Entry::Message(Post { run: append.run.clone(), lead: false, message: m.clone() });
-                let mut entries: Vec<Entry> = stored.iter().map(post).collect();
-                let position = head.mark.messages;
-                if append.checkpoint == AutoCheckpoint::Turn {
-                    entries.extend(crate::checkpoint::automatic(head, &stored, append.run.as_ref()));
-                }
-                let seq = head.seq + entries.len() as Seq;
-                let appended = Appended { seq, position, messages: position + stored.len() };
-                let mut draft = Draft::new(entries, appended.clone());
-                draft.blobs = blobs.clone();
-                if let (Some(key), Some(body)) = (&append.idempotency_key, &body) {
-                    draft.items.push((IDEMPOTENCY.to_owned(), remembered(key, body, &appended, now)));
-                }
-                Ok(draft)
-            });
-            match written.await {
-                Err(Error::Conflict { .. }) if body.is_some() && append.expect.is_none() => {}
-                answer => return answer,
-            }
-        }
-        Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or_default() })
-    }
-
-    async fn done_before(
-        &self,
-        who: &Principal,
-        id: &SessionId,
-        append: &Append,
-        body: Option<&str>,
-    ) -> Result<Before> {
-        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(Before::NotAsked) };
-        let seq = self.head(who, id).await?.seq;
-        let shelf =
-            Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
-        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(Before::NotAt(seq)) };
-        if item.expires_at.is_some_and(|t| t < self.now()) {
-            return Ok(Before::NotAt(seq));
-        }
-        let (hash, done): (String, Appended) = serde_json::from_str(&item.value)
-            .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
-        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Before::Done(done)) }
-    }
-
     /// Checks messages against the limits and takes their media out.
     pub(crate) fn detach(&self, messages: &[Message]) -> Result<(Vec<Message>, Vec<Blob>)> {
         let limits = self.limits();
@@ -530,75 +407,6 @@ impl Tenure {
         // Some may have expired since the last sweep.
         heads.retain(|h| query.status.contains(&self.status_of(h)));
         Ok(Page { heads, next })
-    }
-
-    /// The session that these messages continue, found by content: the one whose whole visible conversation is the longest
-    /// beginning of theirs, and of equal ones the last used. Only among the principal's own.
-    pub async fn find(&self, who: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
-        let hashes = prefix_hashes(messages);
-        if messages.len() < 2 || hashes.is_empty() {
-            return Ok(None);
-        }
-        let mut heads = self.having(who, hashes.clone()).await?;
-        if heads.len() == MATCHES {
-            // So many that the longest may not be among them: ask for one length after the other.
-            for hash in &hashes {
-                heads = self.having(who, vec![*hash]).await?;
-                if heads.iter().any(|h| self.status_of(h).is_live()) {
-                    break;
-                }
-            }
-        }
-        heads.retain(|h| self.status_of(h).is_live());
-        // Newest first already; the sort is stable.
-        heads.sort_by_key(|h| hashes.iter().position(|x| *x == h.mark.hash));
-        if !messages.iter().any(|m| !m.meaning().media.is_empty()) {
-            return Ok(heads.first().map(|h| h.info.session_id.clone()));
-        }
-        // The hash knows texts only: conversations that differ in their pictures are told apart here.
-        for head in heads {
-            let session = self.fold(head).await?;
-            let plan = reconcile(&session, messages, Mode::Full);
-            if plan.rewound == 0 {
-                return Ok(Some(session.info.session_id.clone()));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The principal's own sessions with one of these conversations, newest first.
-    async fn having(&self, who: &Principal, hashes: Vec<VisibleHash>) -> Result<Vec<Head>> {
-        let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), MATCHES);
-        query.status = vec![Status::Active, Status::Paused];
-        query.hashes = hashes;
-        self.store().heads(&query).await
-    }
-
-    /// Makes a client's view and ours one: cuts off what the client changed, adds what is new, and says what it did.
-    pub async fn splice(&self, who: &Principal, id: &SessionId, messages: &[Message], mode: Mode) -> Result<Plan> {
-        let (incoming, blobs) = self.detach(messages)?;
-        self.write(who, id, Need::Session, |state, _| {
-            let session = self.whole_ref(state, id)?;
-            self.check_active(session)?;
-            let plan = reconcile(session, &incoming, mode);
-            let mut entries = Vec::new();
-            let mut cut = Vec::new();
-            if plan.rewound > 0 {
-                let (entry, messages) = crate::checkpoint::rewound(session, plan.keep);
-                entries.push(entry);
-                cut = messages;
-            }
-            entries.extend(plan.append.iter().cloned().map(Entry::Message));
-            if plan.style != session.style {
-                entries.push(Entry::info(InfoChange { style: Change::Set(plan.style), ..InfoChange::default() }));
-            }
-            let mut draft = Draft::new(entries, plan);
-            let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
-            draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
-            draft.cut = cut;
-            Ok(draft)
-        })
-        .await
     }
 
     pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
@@ -702,18 +510,4 @@ impl Tenure {
         self.forget(key);
         Ok(())
     }
-}
-
-fn body_hash(messages: &[Message]) -> String {
-    let mut hash = blake3::Hasher::new();
-    for message in messages {
-        hash.update(message.as_str().as_bytes()).update(b"\n");
-    }
-    hash.finalize().to_hex().to_string()
-}
-
-fn remembered(key: &str, body: &str, done: &Appended, now: Timestamp) -> Item {
-    let value = serde_json::to_string(&(body, done)).expect("plain data");
-    let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
-    Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
 }

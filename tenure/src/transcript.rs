@@ -3,7 +3,7 @@
 //! Files of the JSONL store can be read the same way; what was rewound is left out. A line that can not be read is never skipped
 //! in silence: it is reported with its file and number.
 
-use crate::entry::{Entry, Record};
+use crate::entry::{Entry, Parent, Record};
 use crate::error::{Error, Result};
 use crate::id::{Key, Seq, SessionId, Tenant};
 use crate::media::BlobId;
@@ -71,7 +71,7 @@ impl JsonlTranscript {
 /// Reads a transcript. Only a file that can not be read at all is an error; bad lines are in `problems`.
 pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
     let path = path.as_ref();
-    let mut read = Reader { path, messages: Vec::new(), records: Vec::new(), problems: Vec::new() };
+    let mut read = Reader::new(path);
     let file = File::open(path).map_err(|e| io_error(path, e))?;
     let mut lines = BufReader::new(file);
     let (mut bytes, mut number) = (Vec::new(), 0);
@@ -88,9 +88,9 @@ pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
             Err(_) => read.problem(number, "it is not UTF-8 text"),
         }
     }
-    let mut messages = read.messages;
+    let mut messages = std::mem::take(&mut read.messages);
     if !read.records.is_empty() {
-        messages.extend(fold(path, &read.records, &mut read.problems)?);
+        messages.extend(fold(path, &mut read)?);
     }
     Ok(JsonlTranscript { path: path.to_owned(), messages, problems: read.problems })
 }
@@ -123,7 +123,29 @@ struct Reader<'a> {
     path: &'a Path,
     messages: Vec<Message>,
     records: Vec<Record>,
+    /// The last card in the file: what the session leans on may have changed since it was created.
+    card: Option<Card>,
     problems: Vec<Problem>,
+}
+
+/// A line of the JSONL store that has a card.
+#[derive(Deserialize)]
+struct CardLine {
+    head: Card,
+}
+
+#[derive(Deserialize)]
+struct Card {
+    parent: Option<Parent>,
+}
+
+/// What the session with these records leans on.
+fn leans_on(records: &[Record], card: &Option<Card>) -> Option<Parent> {
+    match (card, records.first()) {
+        (Some(card), _) => card.parent.clone(),
+        (None, Some(Record { entry: Entry::Created(created), .. })) => created.parent.clone(),
+        _ => None,
+    }
 }
 
 /// A line of the JSONL store.
@@ -135,12 +157,19 @@ struct RecordLine<'a> {
     entry: &'a RawValue,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(path: &'a Path) -> Self {
+        Self { path, messages: Vec::new(), records: Vec::new(), card: None, problems: Vec::new() }
+    }
+
     fn problem(&mut self, line: usize, why: impl Into<String>) {
         self.problems.push(Problem { path: self.path.to_owned(), line, why: why.into() });
     }
 
     fn line(&mut self, number: usize, text: &str, whole: bool) {
+        if let Ok(line) = serde_json::from_str::<CardLine>(text) {
+            self.card = Some(line.head);
+        }
         if let Ok(line) = serde_json::from_str::<RecordLine<'_>>(text) {
             match Entry::decode(line.entry.get()) {
                 Ok(entry) => self.records.push(Record { seq: line.seq, at: line.at, entry }),
@@ -158,30 +187,29 @@ impl Reader<'_> {
     }
 }
 
-/// The messages of a session file of the JSONL store; the part that a fork shares is read from its parent's file beside it.
-fn fold(path: &Path, records: &[Record], problems: &mut Vec<Problem>) -> Result<Vec<Message>> {
+/// The messages of a session file of the JSONL store; the part that a fork shares is read from the file it leans on, beside it.
+fn fold(path: &Path, read: &mut Reader<'_>) -> Result<Vec<Message>> {
     let key = Key { tenant: Tenant::default(), session: SessionId::new("transcript")? };
-    let mut all = records.to_vec();
-    while let Some(Record { seq, entry: Entry::Created(created), .. }) = all.first()
-        && let Some(parent) = created.parent.clone().filter(|_| *seq > 1)
-    {
+    let mut all = std::mem::take(&mut read.records);
+    let mut leaning = leans_on(&all, &read.card);
+    while let Some(parent) = leaning {
         let beside = path.with_file_name(format!("{}.jsonl", parent.session));
-        let mut read = Reader { path: &beside, messages: Vec::new(), records: Vec::new(), problems: Vec::new() };
+        let mut other = Reader::new(&beside);
         for (i, text) in fs::read_to_string(&beside).unwrap_or_default().lines().enumerate() {
-            read.line(i + 1, text, true);
+            other.line(i + 1, text, true);
         }
-        read.records.retain(|r| r.seq <= parent.seq);
-        problems.append(&mut read.problems);
-        let reaches = read.records.last().is_some_and(|r| r.seq == parent.seq);
-        if !reaches || read.records.first().is_none_or(|r| r.seq >= *seq) {
-            let why = format!(
-                "it is a fork of {}, whose file is not beside it; only its own messages are here",
-                parent.session
-            );
-            problems.push(Problem { path: path.to_owned(), line: 1, why });
+        leaning = leans_on(&other.records, &other.card);
+        other.records.retain(|r| r.seq <= parent.seq);
+        read.problems.append(&mut other.problems);
+        let reaches = other.records.last().is_some_and(|r| r.seq == parent.seq);
+        // Each file begins before the one that leans on it; anything else would go round in circles.
+        if !reaches || other.records.first().map(|r| r.seq) >= all.first().map(|r| r.seq) {
+            let why =
+                format!("it leans on {}, whose file is not beside it; only its own messages are here", parent.session);
+            read.problem(1, why);
             break;
         }
-        all.splice(0..0, read.records);
+        all.splice(0..0, other.records);
     }
     let session =
         Session::replay(&key, all).ok_or_else(|| Error::corrupt(path.display(), "it does not begin with `created`"))?;

@@ -49,4 +49,14 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
         assert_eq!(name, want);
         assert_eq!(messages, texts(&t.load(&who, &x).await.unwrap()), "{name}");
     }
+    // When a parent is purged, one fork inherits and the others lean on it.
+    t.fork(&who, &id("b"), Point::Position(2), Some(id("c"))).await.unwrap();
+    t.append(&who, &id("c"), turn(7)).await.unwrap();
+    t.purge(&who, &id("a")).await.unwrap();
+    for transcript in iter_transcripts(home.dir.as_ref().unwrap().path()).unwrap() {
+        let (path, transcript) = transcript.unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        assert_eq!(transcript.problems, [], "{name}");
+        assert_eq!(raw(&transcript.messages), texts(&t.load(&who, &id(&name)).await.unwrap()), "{name}");
+    }
 }
