@@ -113,13 +113,9 @@ pub async fn content_match(report: &mut Report) {
     );
     let mb = |m: f64| format!("{m:.1} MB");
     let (small, large) = (memory[1], memory[2]);
-    report.row(
-        "memory of a house of 1,000,000 sessions, beside of 10,000",
-        mb(large),
-        mb(small),
-        (large + 8.0) / (small + 8.0),
-        Promise::AtMost(2.0),
-    );
+    // Only a hint: the sessions were written by this very process, and what it still holds can hide growth.
+    let what = "growth of resident memory on opening 1,000,000 sessions, beside 10,000";
+    report.row(what, mb(large), mb(small), large / small, Promise::None);
 }
 
 async fn find(tenure: &Tenure, n: usize) {
