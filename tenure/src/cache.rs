@@ -45,6 +45,7 @@ impl Tenure {
         tool: &str,
         parameters: &Value,
     ) -> Result<Option<Cached>> {
+        self.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
         self.check_live(&head)?;
         let now = self.now();
@@ -62,9 +63,10 @@ impl Tenure {
         parameters: &Value,
         result: &Value,
     ) -> Result<()> {
+        self.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
         self.check_live(&head)?;
-        let policy = self.policy(head.assistant.as_deref()).cache;
+        let policy = self.policy(&head.tenant, head.assistant.as_deref()).cache;
         let now = self.now();
         let value = serde_json::json!([tool, parameters, result]).to_string();
         let max = self.limits().max_item_bytes;

@@ -32,6 +32,20 @@ pub enum Error {
         session_id: SessionId,
     },
 
+    /// Another turn is on in the session, and this request does not want to wait.
+    #[error("session {session_id} is busy with another turn; wait for it, or use on_busy queue, interrupt or branch")]
+    Busy {
+        /// The id that was asked for.
+        session_id: SessionId,
+    },
+
+    /// While an answer was made, what it answers was taken back.
+    #[error("session {session_id} was rewound, replaced or ended while this turn was on; its answer was not kept")]
+    Superseded {
+        /// The session.
+        session_id: SessionId,
+    },
+
     /// A session with this id exists already.
     #[error("session {session_id} exists already; load it, or choose another id")]
     Exists {
@@ -134,6 +148,8 @@ impl Error {
             Error::NotFound { .. } => "not_found",
             Error::Gone { .. } => "gone",
             Error::Paused { .. } => "paused",
+            Error::Busy { .. } => "busy",
+            Error::Superseded { .. } => "superseded",
             Error::Exists { .. } => "exists",
             Error::Conflict { .. } => "conflict",
             Error::KeyReused { .. } => "idempotency_key_reused",

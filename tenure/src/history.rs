@@ -9,7 +9,8 @@
 
 use crate::message::{Message, Role};
 use crate::policy::Window;
-use crate::session::{Said, Session};
+use crate::session::{Said, Session, Summary};
+use std::borrow::Borrow;
 use std::ops::Range;
 
 /// What a picture, sound or file is estimated to cost.
@@ -20,30 +21,28 @@ pub const NO_RESULT: &str = "[no result: this call was interrupted before it fin
 
 /// The history of a session as a model may see it, within a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
-    let messages = &session.messages[..];
-    let lead = lead(messages);
-    let mut shown: Vec<Message> = messages[lead.clone()].iter().map(|m| m.message.clone()).collect();
-    let from = match &session.summary {
-        Some(summary) => {
-            shown.push(summary.message.clone());
-            summary.position
-        }
-        None => 0,
-    };
-    let opening = opening(messages);
-    let spoken = messages.iter().enumerate().skip(from);
-    let spoken = spoken.filter(|(i, m)| *i >= opening && !m.lead).map(|(_, m)| &m.message);
-    let mut spoken = repair(spoken);
-    let start = window_start(&spoken, window, shown.iter().map(tokens).sum());
-    shown.extend(spoken.drain(start..));
+    let messages: Vec<&Said> = session.messages.iter().collect();
+    shown(&messages, session.summary.as_ref(), window)
+}
+
+/// The same for a list of messages. Costs what the window shows, however long the list is.
+pub(crate) fn shown(messages: &[&Said], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
+    let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
+    let summary = summary.filter(|s| s.position <= messages.len());
+    shown.extend(summary.map(|s| s.message.clone()));
+    let from = summary.map_or(0, |s| s.position).max(opening(messages));
+    let spoken: Vec<&Message> = messages.iter().skip(from).filter(|m| !m.lead).map(|m| &m.message).collect();
+    let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());
+    shown.extend(repair(spoken[start..].iter().copied()));
     shown
 }
 
 /// The messages that give a model its instructions now: the newest group that replaced the opening, or the opening itself.
-pub fn lead(messages: &[Said]) -> Range<usize> {
-    match messages.iter().rposition(|m| m.lead) {
+pub fn lead<S: Borrow<Said>>(messages: &[S]) -> Range<usize> {
+    let is_lead = |m: &S| m.borrow().lead;
+    match messages.iter().rposition(is_lead) {
         Some(last) => {
-            let first = messages[..last].iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
+            let first = messages[..last].iter().rposition(|m| !is_lead(m)).map_or(0, |i| i + 1);
             first..last + 1
         }
         None => 0..opening(messages),
@@ -51,8 +50,8 @@ pub fn lead(messages: &[Said]) -> Range<usize> {
 }
 
 /// How many system messages the conversation began with.
-pub(crate) fn opening(messages: &[Said]) -> usize {
-    messages.iter().take_while(|m| m.message.role().instructs()).count()
+pub(crate) fn opening<S: Borrow<Said>>(messages: &[S]) -> usize {
+    messages.iter().map(Borrow::borrow).take_while(|m: &&Said| m.message.role().instructs()).count()
 }
 
 /// Whether a list of messages is one that every OpenAI-style server takes: every tool call is followed by exactly one result,
@@ -99,41 +98,40 @@ fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
     shown
 }
 
-fn window_start(messages: &[Message], window: &Window, mut used: usize) -> usize {
+/// Where the newest turns that fit begin.
+fn window_start(messages: &[&Message], window: &Window, lead: impl Fn() -> usize) -> usize {
     if window.max_turns.is_none() && window.max_tokens.is_none() {
         return 0;
     }
-    let mut start = messages.len();
-    for (seen, turn) in turns(messages).into_iter().rev().enumerate() {
-        used += messages[turn.clone()].iter().map(tokens).sum::<usize>();
-        let over = window.max_turns.is_some_and(|max| seen >= max) || window.max_tokens.is_some_and(|max| used > max);
+    let mut budget = window.max_tokens.map(|max| (lead(), max));
+    let (mut start, mut seen) = (messages.len(), 0);
+    while start > 0 {
+        let turn = last_turn(&messages[..start]);
+        if let Some((used, _)) = &mut budget {
+            *used += messages[turn..start].iter().map(|m| tokens(m)).sum::<usize>();
+        }
+        let over = window.max_turns.is_some_and(|max| seen >= max) || budget.is_some_and(|(used, max)| used > max);
         if over && seen > 0 {
             break;
         }
-        start = turn.start;
+        (start, seen) = (turn, seen + 1);
     }
     start
 }
 
-/// The turns of a history: each begins with a user message that does not follow another. What comes before the first one
-/// belongs to it.
-fn turns(messages: &[Message]) -> Vec<Range<usize>> {
-    let mut starts = Vec::new();
-    let mut last = None;
-    for (i, message) in messages.iter().enumerate() {
-        let role = message.role();
-        if role == Role::User && last != Some(Role::User) {
-            starts.push(if starts.is_empty() { 0 } else { i });
-        }
-        if !role.instructs() {
-            last = Some(role);
+/// Where the last turn begins: with a user message that does not follow another. What comes before the first turn belongs to it.
+fn last_turn(messages: &[&Message]) -> usize {
+    let said = |i: &usize| !messages[*i].role().instructs();
+    let is_user = |i: &usize| messages[*i].role() == Role::User;
+    let mut end = messages.len();
+    while let Some(user) = (0..end).rfind(is_user) {
+        match (0..user).rfind(said) {
+            Some(before) if is_user(&before) => end = user,
+            Some(_) if (0..user).any(|i| is_user(&i)) => return user,
+            _ => return 0,
         }
     }
-    if starts.is_empty() {
-        starts.push(0);
-    }
-    let ends = starts.iter().skip(1).copied().chain([messages.len()]).collect::<Vec<_>>();
-    starts.into_iter().zip(ends).map(|(a, b)| a..b).collect()
+    0
 }
 
 /// The estimated number of tokens of a message.

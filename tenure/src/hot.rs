@@ -121,6 +121,7 @@ impl Tenure {
         f: impl FnOnce(&State) -> Result<R>,
     ) -> Result<R> {
         let key = who.key(id);
+        self.know(&key.tenant).await?;
         let hot = self.hot(&key);
         let mut state = hot.state.lock().await;
         self.catch_up(&key, &mut state).await?;
@@ -140,6 +141,7 @@ impl Tenure {
         mut step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
     ) -> Result<R> {
         let key = who.key(id);
+        self.know(&key.tenant).await?;
         let hot = self.hot(&key);
         let mut state = hot.state.lock().await;
         let mut fresh = false;
@@ -152,7 +154,9 @@ impl Tenure {
             }
             self.warm(&key, &mut state, need).await?;
             let now = self.now();
-            let draft = admit(who, id, &state).and_then(|()| step(&state, now));
+            let admitted =
+                admit(who, id, &state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
+            let draft = admitted.and_then(|()| step(&state, now));
             // What we know may be behind: look before saying no, or that there is nothing to do.
             let idle = draft.as_ref().map_or(true, |d| d.entries.is_empty() && d.items.is_empty());
             if idle && !fresh {

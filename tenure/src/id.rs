@@ -143,6 +143,13 @@ impl SessionId {
     }
 }
 
+impl RunId {
+    /// A fresh, unique id that sorts by its time.
+    pub fn generate() -> Self {
+        Self(format!("run_{}", uuid::Uuid::now_v7().simple()).into())
+    }
+}
+
 impl Default for Tenant {
     fn default() -> Self {
         Self("default".into())

@@ -36,7 +36,10 @@
 //! * **the contract**: [`store::Store`], kept by four stores and checked by one suite (feature `conformance`);
 //! * **verbs**: the methods of [`Tenure`]. Each loads, asks a rule, and commits.
 
+mod answer;
 mod append;
+mod assistant;
+mod busy;
 mod cache;
 mod checkpoint;
 mod clock;
@@ -45,14 +48,17 @@ pub mod conformance;
 mod edit;
 mod entry;
 mod error;
+mod fields;
 mod head;
 mod history;
 mod hot;
 mod id;
 mod media;
 mod message;
+mod model;
 mod policy;
 mod reconcile;
+mod run;
 mod session;
 mod splice;
 pub mod store;
@@ -61,7 +67,10 @@ mod tenure;
 mod transcript;
 mod transfer;
 
+pub use answer::Answer;
 pub use append::{Append, Appended, AutoCheckpoint};
+pub use assistant::{Assistant, CacheSize, Lifetime, ShortTerm};
+pub use busy::OnBusy;
 pub use cache::{Cached, cache_key};
 pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
@@ -71,13 +80,16 @@ pub use entry::{
     ReviewOpened, Rewound,
 };
 pub use error::{Error, Result};
+pub use fields::Fields;
 pub use head::{Head, Lease, Mark, SessionInfo, Status, Style, VisibleHash};
 pub use history::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
 pub use id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
 pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
 pub use message::{MAX_DEPTH, Message, Role, ToolCall};
-pub use policy::{CachePolicy, Limits, Policy, Window};
+pub use model::{Model, ModelError, Piece, Pieces, Prompt};
+pub use policy::{CachePolicy, Limits, Period, Policy, Window};
 pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
+pub use run::{Answered, Ask, Begun, OnExpired, Spliced, Turn, TurnError};
 pub use session::{Checkpoint, Place, Point, Review, Run, Said, Session, Summary};
 pub use store::{Query, Whose};
 pub use sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};

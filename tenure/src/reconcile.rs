@@ -9,6 +9,7 @@ use crate::head::{Style, VisibleHash};
 use crate::history::{lead, opening};
 use crate::message::{Message, Role};
 use crate::session::{Said, Session};
+use std::ops::Range;
 
 /// How to read what a client sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,10 +107,17 @@ fn choose(session: &Session, rest: &[Message], mode: Mode) -> Way {
     if rest.iter().all(|m| m.role() == Role::Tool) {
         return Way::Tools;
     }
-    match mode {
-        Mode::Full => return Way::Walk,
-        Mode::Append => return Way::Add,
-        Mode::Auto => {}
+    if mode == Mode::Full {
+        return Way::Walk;
+    }
+    // Asked again before there was an answer: a retry, not a second question.
+    let again = |q: &Range<usize>| stored[q.clone()].iter().zip(rest).all(|(s, m)| s.message.is_same(m));
+    let question = last_question(stored).filter(|q| q.len() == rest.len()).filter(again);
+    if question.as_ref().is_some_and(|q| q.end == stored.len()) {
+        return Way::Again(stored.len());
+    }
+    if mode == Mode::Append {
+        return Way::Add;
     }
     if rest.iter().any(|m| m.role() == Role::Assistant) {
         return Way::Walk;
@@ -118,19 +126,12 @@ fn choose(session: &Session, rest: &[Message], mode: Mode) -> Way {
         Style::Append => Way::Add,
         Style::Full => Way::Walk,
         Style::Unknown if ours.message.is_same(first) => Way::Walk,
-        Style::Unknown => match last_question(stored) {
-            Some(q)
-                if q.len() == rest.len() && stored[q.clone()].iter().zip(rest).all(|(s, m)| s.message.is_same(m)) =>
-            {
-                Way::Again(q.end)
-            }
-            _ => Way::Add,
-        },
+        Style::Unknown => question.map_or(Way::Add, |q| Way::Again(q.end)),
     }
 }
 
 /// Where the user messages of the last turn are.
-fn last_question(stored: &[Said]) -> Option<std::ops::Range<usize>> {
+fn last_question(stored: &[Said]) -> Option<Range<usize>> {
     let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
     let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
     Some(start..end)
@@ -197,7 +198,7 @@ fn walk(stored: &[Said], rest: &[Message]) -> Plan {
     let keep = loop {
         let Some(theirs) = rest.get(j) else { break kept };
         let turn = turn_around(stored, i);
-        let find = |mut places: std::ops::Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
+        let find = |mut places: Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
         // Results may come in another order than ours.
         if theirs.role() == Role::Tool
             && let Some(k) = find(turn.start..end_of_tools(stored, i))
@@ -237,7 +238,7 @@ fn end_of_tools(stored: &[Said], i: usize) -> usize {
 }
 
 /// The stored messages of the turn at `i`, from its question to the next one.
-fn turn_around(stored: &[Said], i: usize) -> std::ops::Range<usize> {
+fn turn_around(stored: &[Said], i: usize) -> Range<usize> {
     let user = |m: &Said| m.message.role() == Role::User;
     let i = i.min(stored.len());
     let start = stored[..i].iter().rposition(user).map_or(0, |p| p + 1);

@@ -21,6 +21,7 @@ impl Tenure {
         if messages.len() < 2 || hashes.is_empty() {
             return Ok(None);
         }
+        self.know(&who.tenant).await?;
         let mut heads = self.having(who, hashes.clone()).await?;
         if heads.len() == MATCHES {
             // So many that the longest may not be among them: ask for one length after the other.

@@ -126,6 +126,7 @@ impl Tenure {
 
     async fn end_due(&self, head: Head, now: Timestamp, report: &mut Report) -> Result<()> {
         let key = head.key();
+        self.know(&key.tenant).await?;
         match self.due_at(&head) {
             // It was active since its card was marked.
             due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await,

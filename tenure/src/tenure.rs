@@ -1,11 +1,13 @@
 //! The front door: open a house, and the everyday verbs of its sessions. Each loads, asks a rule, and commits.
 
+use crate::assistant::Assistants;
+use crate::busy::Gates;
 use crate::clock::Clock;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
-use crate::id::{Key, Principal, Reach, SessionId, check_text};
+use crate::id::{Key, Principal, Reach, Seq, SessionId, check_text};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::{Limits, Policy};
@@ -41,15 +43,20 @@ impl Default for Options {
 
 /// A house of sessions. Cheap to clone; all clones are the same house.
 #[derive(Clone, Debug)]
-pub struct Tenure(Arc<House>);
+pub struct Tenure {
+    house: Arc<House>,
+    /// See [`Tenure::expecting`].
+    expect: Option<Seq>,
+}
 
 #[derive(Debug)]
 struct House {
     store: Arc<dyn Store>,
     options: Options,
-    policies: RwLock<HashMap<String, Policy>>,
+    assistants: Assistants,
     hot: HotSessions,
     hooks: RwLock<Vec<Hook>>,
+    gates: Gates,
     repairs: Vec<Repair>,
 }
 
@@ -103,61 +110,76 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let hot = hot_sessions(options.cache_bytes);
-        let (policies, hooks) = Default::default();
-        Self(Arc::new(House { store, options, policies, hot, hooks, repairs }))
+        let (assistants, hooks, gates) = Default::default();
+        Self { house: Arc::new(House { store, options, assistants, hot, hooks, gates, repairs }), expect: None }
     }
 
     /// The store, for what has no verb.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.0.store
+        &self.house.store
     }
 
     /// What was mended when the store was opened, such as a torn tail that was cut.
     pub fn repairs(&self) -> &[Repair] {
-        &self.0.repairs
+        &self.house.repairs
     }
 
     /// The limits in force.
     pub fn limits(&self) -> &Limits {
-        &self.0.options.limits
+        &self.house.options.limits
     }
 
     /// The time by this house's clock.
     pub fn now(&self) -> Timestamp {
-        self.0.options.clock.now()
+        self.house.options.clock.now()
     }
 
     pub(crate) fn clock(&self) -> &Clock {
-        &self.0.options.clock
+        &self.house.options.clock
     }
 
     pub(crate) fn max_sessions(&self) -> usize {
-        self.0.options.max_sessions
+        self.house.options.max_sessions
     }
 
     pub(crate) fn hot_sessions(&self) -> &HotSessions {
-        &self.0.hot
+        &self.house.hot
     }
 
     pub(crate) fn hooks(&self) -> &RwLock<Vec<Hook>> {
-        &self.0.hooks
+        &self.house.hooks
     }
 
-    /// Sets the policy of an assistant's sessions, from now on.
-    pub fn set_policy(&self, assistant: &str, policy: Policy) {
-        let mut policies = self.0.policies.write().unwrap_or_else(|e| e.into_inner());
-        policies.insert(assistant.to_owned(), policy);
+    pub(crate) fn assistants_known(&self) -> &Assistants {
+        &self.house.assistants
     }
 
-    /// The policy for the sessions of an assistant, or of none.
-    pub fn policy(&self, assistant: Option<&str>) -> Policy {
-        let policies = self.0.policies.read().unwrap_or_else(|e| e.into_inner());
-        assistant.and_then(|a| policies.get(a)).unwrap_or(&self.0.options.policy).clone()
+    pub(crate) fn house_policy(&self) -> &Policy {
+        &self.house.options.policy
+    }
+
+    pub(crate) fn gates(&self) -> &Gates {
+        &self.house.gates
+    }
+
+    /// The same house, but a verb that is called on this handle is refused with [`Error::Conflict`] unless the log of its session
+    /// ends at `seq`.
+    pub fn expecting(&self, seq: Seq) -> Self {
+        Self { house: self.house.clone(), expect: Some(seq) }
+    }
+
+    pub(crate) fn check_expected(&self, head: &Head) -> Result<()> {
+        match self.expect {
+            Some(expected) if expected != head.seq => {
+                Err(Error::Conflict { session_id: head.info.session_id.clone(), expected })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// When the sweep should look at a session.
     pub(crate) fn due_at(&self, head: &Head) -> Option<Timestamp> {
-        let policy = self.policy(head.assistant.as_deref());
+        let policy = self.policy(&head.tenant, head.assistant.as_deref());
         let (from, after) = match head.status {
             Status::Active => (head.active_at, policy.ttl?),
             Status::Paused => return None,
@@ -169,7 +191,8 @@ impl Tenure {
     /// Whether a session stands where its card says: an active one may have expired since.
     pub(crate) fn status_of(&self, head: &Head) -> Status {
         let idle = self.now().duration_since(head.active_at);
-        let ttl = self.policy(head.assistant.as_deref()).ttl.and_then(|t| SignedDuration::try_from(t).ok());
+        let ttl =
+            self.policy(&head.tenant, head.assistant.as_deref()).ttl.and_then(|t| SignedDuration::try_from(t).ok());
         match head.status {
             Status::Active if ttl.is_some_and(|ttl| idle > ttl) => Status::Expired,
             status => status,
@@ -214,6 +237,7 @@ impl Tenure {
         more: Vec<Record>,
         blobs: Vec<Blob>,
     ) -> Result<Head> {
+        self.know(&key.tenant).await?;
         let head = Head::begin(key, first);
         let mut head = head.ok_or_else(|| Error::invalid("session", "a log must begin with `created`"))?;
         more.iter().for_each(|r| head.apply(r));
@@ -311,6 +335,7 @@ impl Tenure {
 
     /// The last messages of a session, oldest first. Costs what it returns, however long the session is.
     pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<Said>> {
+        self.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
         self.check_live(&head)?;
         let (mut current, mut upto) = (head.clone(), head.seq);
@@ -383,6 +408,7 @@ impl Tenure {
 
     /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for.
     pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
+        self.know(&who.tenant).await?;
         query.whose = match (who.reach, query.whose) {
             (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
             (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user),

@@ -5,7 +5,6 @@ use crate::places::*;
 use jiff::SignedDuration;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tenure::*;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
@@ -56,8 +55,10 @@ on_every_store! {
     /// An assistant may have a time to live of its own; activity counts, reading does not.
     async fn ttl_per_assistant(home: &mut Home) {
         let who = ada();
-        home.tenure.set_policy("quick", Policy { ttl: Some(Duration::from_secs(60)), ..Policy::default() });
-        home.tenure.set_policy("ever", Policy { ttl: None, ..Policy::default() });
+        for (name, ttl) in [("quick", "60s"), ("ever", "never")] {
+            let sessions = Lifetime { ttl: Some(ttl.parse().unwrap()), retention: None };
+            home.tenure.declare(Assistant { name: name.into(), sessions, ..Assistant::default() });
+        }
         for name in ["quick", "ever"] {
             home.tenure.create(&who, New { assistant: Some(name.into()), ..named(name) }).await.unwrap();
         }

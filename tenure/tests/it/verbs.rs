@@ -333,8 +333,9 @@ on_every_store! {
 
     /// Tool results: an hour, the least recently used first, per session, over a restart.
     async fn tool_cache(home: &mut Home) {
-        let policy = Policy { cache: CachePolicy { max_entries: 2, ..CachePolicy::default() }, ..Policy::default() };
-        home.tenure.set_policy("small", policy.clone());
+        let cache = CacheSize { max_entries: Some(2), ..CacheSize::default() };
+        let small = Assistant { name: "small".into(), cache, ..Assistant::default() };
+        home.tenure.put_assistant(&Principal::tenant_wide("acme").unwrap(), small).await.unwrap();
         let (who, x) = (ada(), id("x"));
         home.tenure.create(&who, New { assistant: Some("small".into()), ..named("x") }).await.unwrap();
         home.tenure.create(&who, named("y")).await.unwrap();
@@ -358,7 +359,6 @@ on_every_store! {
         }
         put(&home.tenure, 3).await;
         home.reopen().await;
-        home.tenure.set_policy("small", policy);
         assert_eq!((get(&home.tenure, 1).await, get(&home.tenure, 2).await, get(&home.tenure, 3).await), (Some(1), None, Some(3)));
         assert_eq!(home.tenure.cache_get(&who, &x, "tool", &json!({"n": 1})).await.unwrap(), None, "null is a parameter");
         assert_eq!(home.tenure.cache_get(&who, &id("y"), "tool", &json!({"n": 1, "z": null})).await.unwrap(), None);

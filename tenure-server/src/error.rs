@@ -1,0 +1,166 @@
+//! What a client is told when something is wrong: one envelope on every route, OpenAI's.
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use tenure::{Error, ModelError, TurnError};
+use utoipa::ToSchema;
+
+/// The result of a handler.
+pub type ApiResult<T> = Result<T, ApiError>;
+
+/// An error on its way to a client.
+#[derive(Debug)]
+pub struct ApiError {
+    /// The HTTP status.
+    pub status: StatusCode,
+    code: &'static str,
+    message: String,
+    param: Option<String>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// The answer of a model's server, passed on as it is.
+    verbatim: Option<(String, String)>,
+}
+
+/// `{"error": {…}}`, on every route.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What went wrong.
+    pub error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorDetail {
+    /// What was wrong and what to do, for people.
+    pub message: String,
+    /// The family of the error.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// One stable word for programs.
+    pub code: &'static str,
+    /// The field or parameter that is wrong, as a path.
+    pub param: Option<String>,
+}
+
+impl ApiError {
+    /// An error with a code of its own.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), param: None, headers: Vec::new(), verbatim: None }
+    }
+
+    /// Bad input; `param` is the path of what is wrong.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid", message) }
+    }
+
+    /// Something that is not there.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
+    /// A named limit was passed.
+    pub fn too_large(limit: &'static str, message: impl Into<String>) -> Self {
+        Self { param: Some(limit.to_owned()), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message) }
+    }
+
+    /// With a header.
+    #[must_use]
+    pub fn with_header(mut self, name: HeaderName, value: &str) -> Self {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.headers.push((name, value));
+        }
+        self
+    }
+
+    /// The error as it stands in a stream.
+    pub fn body(&self) -> ErrorBody {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            429 => "rate_limit_error",
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        };
+        let (message, code, param) = (self.message.clone(), self.code, self.param.clone());
+        ErrorBody { error: ErrorDetail { message, kind, code, param } }
+    }
+
+    /// The stable word.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(e: Error) -> Self {
+        let status = match &e {
+            Error::NotFound { .. } | Error::NoSuchPoint { .. } => StatusCode::NOT_FOUND,
+            Error::Gone { .. } => StatusCode::GONE,
+            Error::Paused { .. }
+            | Error::Busy { .. }
+            | Error::Superseded { .. }
+            | Error::Exists { .. }
+            | Error::Conflict { .. } => StatusCode::CONFLICT,
+            Error::KeyReused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Error::Invalid { .. } | Error::NewerFormat { .. } => StatusCode::BAD_REQUEST,
+            Error::TooLarge { limit: "max_queue", .. } => StatusCode::TOO_MANY_REQUESTS,
+            Error::TooLarge { limit: "max_page", .. } => StatusCode::BAD_REQUEST,
+            Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Error::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
+            Error::Unavailable { .. } | Error::Locked { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        if status.is_server_error() {
+            tracing::error!(code = e.code(), error = %e, "the store failed");
+        }
+        let param = match &e {
+            Error::Invalid { param, .. } if !param.is_empty() => Some(param.clone()),
+            Error::TooLarge { limit, .. } => Some((*limit).to_owned()),
+            _ => None,
+        };
+        Self { param, ..Self::new(status, e.code(), e.to_string()) }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(e: ModelError) -> Self {
+        let code = e.code();
+        let status = match &e {
+            ModelError::Refused { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
+            ModelError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
+            ModelError::Unreachable { .. } | ModelError::Broken { .. } => StatusCode::BAD_GATEWAY,
+        };
+        let mut error = Self::new(status, code, e.to_string());
+        if let ModelError::Refused { content_type, body, retry_after, .. } = e {
+            if let Some(after) = retry_after {
+                error = error.with_header(header::RETRY_AFTER, &after);
+            }
+            error.verbatim = Some((content_type, body));
+        }
+        error
+    }
+}
+
+impl From<TurnError> for ApiError {
+    fn from(e: TurnError) -> Self {
+        match e {
+            TurnError::Store(e) => e.into(),
+            TurnError::Model(e) => e.into(),
+            TurnError::Stopped => Self::new(StatusCode::CONFLICT, "interrupted", e.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = match &self.verbatim {
+            Some((kind, body)) => (self.status, [(header::CONTENT_TYPE, kind.clone())], body.clone()).into_response(),
+            None => (self.status, axum::Json(self.body())).into_response(),
+        };
+        response
+            .headers_mut()
+            .extend(self.headers.into_iter().map(|(n, v)| (Some(n), v)).filter_map(|(n, v)| Some((n?, v))));
+        response
+    }
+}

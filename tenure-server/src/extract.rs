@@ -1,0 +1,136 @@
+//! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
+
+use crate::error::ApiError;
+use crate::server::Shared;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::{HeaderMap, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use tenure::{Seq, SessionId};
+
+/// A JSON body.
+#[derive(Debug)]
+pub struct Input<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Shared> for Input<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        let Raw(bytes) = Raw::from_request(request, app).await?;
+        parse(&bytes).map(Input)
+    }
+}
+
+/// The bytes of a JSON body.
+#[derive(Debug)]
+pub struct Raw(pub Bytes);
+
+impl FromRequest<Shared> for Raw {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        // Also keeps pages of other sites away: a browser asks before it sends JSON elsewhere.
+        if kind != "application/json" && !kind.ends_with("+json") {
+            let message = "the body must be JSON; send `Content-Type: application/json`";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+        }
+        let max = app.config.limits.max_body_bytes;
+        match Limited::new(request.into_body(), max).collect().await {
+            Ok(body) => Ok(Raw(body.to_bytes())),
+            Err(e) if e.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::too_large(
+                "max_body_bytes",
+                format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit"),
+            )),
+            Err(_) => Err(ApiError::invalid("body", "the body ended before it was complete")),
+        }
+    }
+}
+
+/// JSON, or an error that names the path of what is wrong.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        let path = e.path().to_string();
+        let param = if path == "." { "body".to_owned() } else { path };
+        ApiError::invalid(param, format!("not a valid body: {}", e.into_inner()))
+    })?;
+    json.end().map_err(|e| ApiError::invalid("body", format!("not a valid body: {e}")))?;
+    Ok(value)
+}
+
+/// The parameters of a query.
+#[derive(Debug)]
+pub struct Params<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Params(params)),
+            Err(e) => {
+                use std::error::Error;
+                let why = e.source().map_or_else(|| e.to_string(), ToString::to_string);
+                Err(ApiError::invalid("query", format!("not a valid query: {why}")))
+            }
+        }
+    }
+}
+
+/// The session that a path names.
+#[derive(Debug)]
+pub struct Id(pub SessionId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let params = Path::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        let params = params.map_err(|e| ApiError::invalid("id", e.body_text()))?;
+        let id = params.0.into_iter().find(|(name, _)| name == "id").map(|(_, id)| id).unwrap_or_default();
+        Ok(Id(SessionId::new(id)?))
+    }
+}
+
+/// `If-Match`: where the log must end for a write to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct IfMatch(pub Option<Seq>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let Some(tag) = header_text(&parts.headers, "if-match") else { return Ok(IfMatch(None)) };
+        if tag == "*" {
+            return Ok(IfMatch(None));
+        }
+        let seq = tag.trim_matches('"').parse().map_err(|_| {
+            ApiError::invalid("If-Match", "it must be the ETag that came with the session, such as \"12\"")
+        })?;
+        Ok(IfMatch(Some(seq)))
+    }
+}
+
+impl IfMatch {
+    /// The house, refusing what comes too late; and the error for that.
+    pub fn on(self, tenure: &tenure::Tenure) -> tenure::Tenure {
+        self.0.map_or_else(|| tenure.clone(), |seq| tenure.expecting(seq))
+    }
+
+    /// A conflict with `If-Match` is a failed precondition.
+    pub fn error(self, e: tenure::Error) -> ApiError {
+        let mut error = ApiError::from(e);
+        if self.0.is_some() && error.code() == "conflict" {
+            error.status = StatusCode::PRECONDITION_FAILED;
+        }
+        error
+    }
+}
+
+/// A header as text.
+pub fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|v| v.to_str().ok()).map(str::trim)
+}

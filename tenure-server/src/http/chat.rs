@@ -1,0 +1,392 @@
+//! `POST /v1/chat/completions`: OpenAI's endpoint, with a memory.
+
+use crate::auth::Caller;
+use crate::clock::Stopwatch;
+use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::extract::{Raw, header_text, parse};
+use crate::metrics;
+use crate::server::Shared;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tenure::{
+    Answered, Ask, Begun, Fields, Message, Mode, Model, OnBusy, Piece, Principal, Prompt, SessionId, Spliced,
+    TurnError, User,
+};
+use tokio::sync::{mpsc, oneshot};
+use tracing::Instrument;
+
+/// A request that was understood.
+struct Request {
+    ask: Ask,
+    who: Principal,
+    model: Arc<dyn Model>,
+    options: Fields,
+    stream: bool,
+    keep: bool,
+}
+
+/// What is known once a turn has begun.
+#[derive(Clone, Debug)]
+struct Started {
+    session_id: SessionId,
+    /// What was made of the messages; `None` for an answer that was given before.
+    spliced: Option<Spliced>,
+}
+
+type Ended = Result<Answered, TurnError>;
+
+/// Answer a conversation
+///
+/// OpenAI's chat completions. With `session_id`, or by the content of the messages, the stored history is spliced in; the answer is
+/// stored before it is reported as done. Fields that are not ours are passed on to the model's server.
+#[utoipa::path(
+    post, path = "/v1/chat/completions", tag = "openai", operation_id = "chat",
+    params(
+        ("X-Session-Id" = Option<String>, Header, description = "The session, if the body does not name it"),
+        ("X-Tenure-User" = Option<String>, Header, description = "The user, if the key does not fix one"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The same key with the same body gets the first answer again"),
+    ),
+    request_body(content = ChatRequest),
+    responses(
+        (status = 200, description = "The answer, or its chunks as server-sent events", content((Value = "application/json"), (String = "text/event-stream"))),
+        (status = 400, description = "Something in the request is wrong", body = ErrorBody),
+        (status = 401, description = "No key, or an unknown one", body = ErrorBody),
+        (status = 403, description = "The key does not allow it", body = ErrorBody),
+        (status = 404, description = "No such model", body = ErrorBody),
+        (status = 409, description = "The session is busy, paused, or was changed meanwhile", body = ErrorBody),
+        (status = 410, description = "The session has expired (`on_expired: reject`)", body = ErrorBody),
+        (status = 413, description = "Over a limit", body = ErrorBody),
+        (status = 415, description = "Not JSON", body = ErrorBody),
+        (status = 422, description = "The idempotency key came with another body before", body = ErrorBody),
+        (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
+        (status = 502, description = "The model's server can not be reached, or its answer is broken", body = ErrorBody),
+        (status = 503, description = "The store is not available", body = ErrorBody),
+        (status = 504, description = "The model's server took too long", body = ErrorBody),
+    )
+)]
+pub async fn complete(State(app): State<Shared>, caller: Caller, headers: HeaderMap, raw: Raw) -> ApiResult<Response> {
+    let request = understand(&app, &caller, &headers, &raw.0).await?;
+    if !request.keep {
+        return pass_on(&app, request).await;
+    }
+    let stream = request.stream;
+    let (begun, started) = oneshot::channel();
+    let (pieces, mut heard) = mpsc::channel(64);
+    let (end, ended) = oneshot::channel();
+    let task = take_turn(app.clone(), request, begun, pieces, end);
+    app.tasks.spawn(task.instrument(tracing::Span::current()));
+    let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
+    let started = started.await.map_err(|_| lost())??;
+    let span = tracing::Span::current();
+    span.record("session_id", started.session_id.as_str());
+    span.record("gen_ai.conversation.id", started.session_id.as_str());
+    // The status can be told only when the model has begun to answer.
+    let first = if stream { heard.recv().await } else { None };
+    let response = match first {
+        Some(first) => stream_out(started.clone(), first, heard, ended),
+        None => match ended.await.map_err(|_| lost())? {
+            Ok(answered) => whole(&app, &started, &answered, stream),
+            Err(e) => ApiError::from(e).into_response(),
+        },
+    };
+    Ok(with_session(response, &started.session_id))
+}
+
+async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &Bytes) -> ApiResult<Request> {
+    let mut body: Fields = parse(bytes)?;
+    let list: Vec<&RawValue> = match body.get("messages") {
+        Some(list) => {
+            serde_json::from_str(list).map_err(|_| ApiError::invalid("messages", "`messages` must be a list"))?
+        }
+        None => return Err(ApiError::invalid("messages", "`messages` is missing; send a list of messages")),
+    };
+    let mut messages = Vec::with_capacity(list.len());
+    for (i, raw) in list.into_iter().enumerate() {
+        messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
+    }
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages", "`messages` is empty; say something"));
+    }
+    let user: Option<String> = peek(&body, "user")?;
+    let user = user.map(User::new).transpose()?;
+    let who = caller.writes_as(user)?;
+    let stream = peek(&body, "stream")?.unwrap_or(false);
+    let session: Option<String> = take(&mut body, "session_id")?;
+    let session = session.or_else(|| header_text(headers, "x-session-id").map(str::to_owned));
+    let session = session.map(SessionId::new).transpose()?;
+    let mode = match take::<String>(&mut body, "history")?.as_deref() {
+        None | Some("auto") => Mode::Auto,
+        Some("full") => Mode::Full,
+        Some("append") => Mode::Append,
+        Some(other) => {
+            return Err(ApiError::invalid("history", format!("{other:.40?} is not auto, full or append")));
+        }
+    };
+    let on_busy: Option<OnBusy> = take(&mut body, "on_busy")?;
+    let keep = take(&mut body, "store")?.unwrap_or(true);
+    let key = header_text(headers, "idempotency-key").map(str::to_owned);
+    if key.as_ref().is_some_and(|k| k.is_empty() || k.len() > 256) {
+        return Err(ApiError::invalid("Idempotency-Key", "it must have 1 to 256 characters"));
+    }
+    let named: Option<String> = peek(&body, "model")?;
+    let assistant: Option<String> = take(&mut body, "assistant_id")?;
+    let (assistant, named) = match (assistant, named) {
+        (Some(name), named) => match app.tenure.assistant(&who, &name).await? {
+            Some(assistant) => (Some(assistant.clone()), assistant.model.clone().or(named)),
+            None => {
+                return Err(ApiError::not_found(format!("there is no assistant {name:?}; GET /assistants lists them")));
+            }
+        },
+        // An assistant can be asked for like a model.
+        (None, Some(name)) => match app.tenure.assistant(&who, &name).await? {
+            Some(assistant) => (Some(assistant.clone()), assistant.model.clone()),
+            None => (None, Some(name)),
+        },
+        (None, None) => (None, None),
+    };
+    let name = named.unwrap_or_else(|| app.models.default_name().to_owned());
+    let Some(model) = app.models.get(&name) else {
+        let known: Vec<_> = app.models.names().collect();
+        let message = format!("there is no model {name:?}; it can be one of: {}", known.join(", "));
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message));
+    };
+    tracing::Span::current().record("gen_ai.request.model", name.as_str());
+    body.set("model", &name);
+    let ask = Ask {
+        session,
+        messages,
+        mode,
+        assistant: assistant.map(|a| a.name.clone()),
+        model: Some(name),
+        content_matching: app.config.sessions.content_matching,
+        on_busy: on_busy.unwrap_or(app.config.sessions.on_busy),
+        on_expired: app.config.sessions.on_expired,
+        idempotency: key.map(|key| (key, blake3::hash(bytes).to_hex().to_string())),
+    };
+    Ok(Request { ask, who, model, options: body, stream, keep })
+}
+
+/// A field of ours, taken out; `null` is as good as none.
+fn take<T: DeserializeOwned>(body: &mut Fields, name: &str) -> ApiResult<Option<T>> {
+    let value = peek(body, name)?;
+    body.take(name);
+    Ok(value)
+}
+
+/// A field that stays.
+fn peek<T: DeserializeOwned>(body: &Fields, name: &str) -> ApiResult<Option<T>> {
+    let Some(text) = body.get(name) else { return Ok(None) };
+    serde_json::from_str(text).map_err(|e| ApiError::invalid(name, format!("`{name}` is not valid: {e}")))
+}
+
+/// The whole turn, in a task of its own: a client that goes away does not end it.
+async fn take_turn(
+    app: Shared,
+    request: Request,
+    begun: oneshot::Sender<ApiResult<Started>>,
+    pieces: mpsc::Sender<Piece>,
+    end: oneshot::Sender<Ended>,
+) {
+    let watch = Stopwatch::start();
+    let Request { ask, who, model, options, stream, .. } = request;
+    let (session_id, outcome) = match app.tenure.turn(&who, ask).await {
+        Err(e) => return drop(begun.send(Err(e.into()))),
+        Ok(Begun::Before { session_id, run, body }) => {
+            let _ = begun.send(Ok(Started { session_id: session_id.clone(), spliced: None }));
+            let mut answer = tenure::Answer::default();
+            let again = answer.take(&Piece::Whole(body));
+            let broken = |why| tenure::Error::corrupt(format!("the kept answer of {run}"), why);
+            (session_id, again.map(|()| Answered { answer, seq: 0 }).map_err(|why| broken(why).into()))
+        }
+        Ok(Begun::Turn(turn)) => {
+            let opened = watch.elapsed();
+            let session_id = turn.session_id.clone();
+            let started = Started { session_id: session_id.clone(), spliced: Some(turn.spliced.clone()) };
+            let _ = begun.send(Ok(started));
+            let asked = Stopwatch::start();
+            let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
+            let outcome = turn.run(&*timed, options, stream, stream.then_some(pieces)).await;
+            metrics::turn(opened, asked.elapsed(), &timed, &outcome);
+            (session_id, outcome)
+        }
+    };
+    let span = tracing::Span::current();
+    match &outcome {
+        Ok(Answered { answer, .. }) => {
+            span.record("gen_ai.operation.name", "chat");
+            span.record("gen_ai.response.model", answer.model.as_deref().unwrap_or_default());
+            span.record("gen_ai.response.finish_reasons", answer.finish_reason.as_deref().unwrap_or_default());
+            let tokens = |name: &str| answer.usage.as_ref().and_then(|u| u[name].as_u64());
+            if let (Some(input), Some(output)) = (tokens("prompt_tokens"), tokens("completion_tokens")) {
+                span.record("gen_ai.usage.input_tokens", input).record("gen_ai.usage.output_tokens", output);
+            }
+            tracing::debug!(%session_id, "a turn is done");
+        }
+        Err(e) => {
+            span.record("error.type", ApiErrorCode(e).to_string());
+            tracing::warn!(%session_id, code = %ApiErrorCode(e), "a turn failed");
+        }
+    }
+    let _ = end.send(outcome);
+}
+
+/// The stable word of a turn's error.
+struct ApiErrorCode<'a>(&'a TurnError);
+
+impl std::fmt::Display for ApiErrorCode<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            TurnError::Store(e) => e.code(),
+            TurnError::Model(e) => e.code(),
+            TurnError::Stopped => "interrupted",
+        })
+    }
+}
+
+/// Nothing is kept: the model sees what the session would show, and that is all.
+async fn pass_on(app: &Shared, request: Request) -> ApiResult<Response> {
+    let messages = app.tenure.preview(&request.who, &request.ask).await?;
+    let prompt = Prompt { messages, options: request.options, stream: request.stream };
+    let mut pieces = request.model.ask(prompt).await?;
+    use futures_util::StreamExt;
+    let Some(first) = pieces.next().await.transpose()? else {
+        return Err(tenure::ModelError::Broken { why: "it ended before anything was said".into() }.into());
+    };
+    if let Piece::Whole(body) = &first {
+        return Ok(json_response(body.clone()));
+    }
+    let rest = pieces.map(|piece| match piece {
+        Ok(Piece::Chunk(chunk) | Piece::Whole(chunk)) => event(&chunk),
+        Err(e) => event(&serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default()),
+    });
+    let Piece::Chunk(first) = first else { unreachable!("a whole answer was returned above") };
+    let all = stream::iter([event(&first)]).chain(rest).chain(stream::iter([event("[DONE]")]));
+    Ok(event_stream(Body::from_stream(all.map(Ok::<_, std::convert::Infallible>))))
+}
+
+fn event(data: &str) -> Bytes {
+    Bytes::from(format!("data: {data}\n\n"))
+}
+
+fn event_stream(body: Body) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, body).into_response()
+}
+
+fn json_response(body: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn with_session(mut response: Response, id: &SessionId) -> Response {
+    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+        response.headers_mut().insert("x-session-id", value);
+    }
+    response
+}
+
+/// A part of an answer with the session's id in it.
+fn marked(text: &str, started: &Started, report: bool) -> String {
+    let Ok(mut fields) = serde_json::from_str::<Fields>(text) else { return text.to_owned() };
+    fields.set("session_id", &started.session_id);
+    if report && let Some(spliced) = &started.spliced {
+        fields.set("session", spliced);
+    }
+    fields.to_string()
+}
+
+fn whole(app: &Shared, started: &Started, answered: &Answered, stream: bool) -> Response {
+    let body = answered.answer.body(started.session_id.as_str(), app.tenure.now());
+    if !stream {
+        return json_response(marked(&body, started, true));
+    }
+    // A stream was asked for, and the answer is there at once.
+    let chunk = marked(&as_chunk(&body), started, true);
+    let all = [event(&chunk), event("[DONE]")];
+    event_stream(Body::from_stream(stream::iter(all.map(Ok::<_, std::convert::Infallible>))))
+}
+
+/// A whole answer as the one chunk of a stream.
+fn as_chunk(body: &str) -> String {
+    let mut body: Value = serde_json::from_str(body).unwrap_or_default();
+    body["object"] = json!("chat.completion.chunk");
+    for choice in body["choices"].as_array_mut().into_iter().flatten() {
+        choice["delta"] = choice["message"].take();
+        for (i, call) in choice["delta"]["tool_calls"].as_array_mut().into_iter().flatten().enumerate() {
+            call["index"] = json!(i);
+        }
+        if let Value::Object(choice) = choice {
+            choice.remove("message");
+        }
+    }
+    body.to_string()
+}
+
+/// Chunks as they arrive. The end is told only when the answer is kept.
+fn stream_out(
+    started: Started,
+    first: Piece,
+    heard: mpsc::Receiver<Piece>,
+    ended: oneshot::Receiver<Ended>,
+) -> Response {
+    enum Next {
+        First(Piece),
+        More,
+        Done,
+    }
+    let state = (Next::First(first), heard, Some(ended), started);
+    let chunks = stream::unfold(state, |(next, mut heard, mut ended, started)| async move {
+        let (piece, report) = match next {
+            Next::Done => return None,
+            Next::First(piece) => (Some(piece), true),
+            Next::More => (heard.recv().await, false),
+        };
+        if let Some(piece) = piece {
+            let text = match &piece {
+                Piece::Chunk(chunk) => marked(chunk, &started, report),
+                Piece::Whole(body) => marked(&as_chunk(body), &started, report),
+            };
+            return Some((event(&text), (Next::More, heard, ended, started)));
+        }
+        let last = match ended.take()?.await {
+            Ok(Ok(_)) => event("[DONE]"),
+            Ok(Err(e)) => event(&serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default()),
+            Err(_) => return None,
+        };
+        Some((last, (Next::Done, heard, ended, started)))
+    });
+    use futures_util::StreamExt;
+    event_stream(Body::from_stream(chunks.map(Ok::<_, std::convert::Infallible>)))
+}
+
+/// OpenAI's request, and what is ours in it. Everything else is passed on untouched.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[expect(dead_code, reason = "it describes the body; what is in it is looked at field by field")]
+pub struct ChatRequest {
+    /// The conversation: all of it, or only what is new.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Value>,
+    /// A model or an assistant by name; the first model if none is named.
+    model: Option<String>,
+    /// Whether the answer should come in chunks.
+    stream: Option<bool>,
+    /// The session; an unknown id begins one.
+    session_id: Option<String>,
+    /// How to read the messages: `auto`, `full` or `append`.
+    history: Option<String>,
+    /// What to do if the session is busy: `queue`, `reject`, `interrupt` or `branch`.
+    on_busy: Option<String>,
+    /// `false`: nothing is kept.
+    store: Option<bool>,
+    /// The assistant that a new session belongs to.
+    assistant_id: Option<String>,
+    /// The user, if neither the key nor a header names one.
+    user: Option<String>,
+}

@@ -1,0 +1,100 @@
+//! For those who run the server: is it alive, is it ready, what does it do; and the routes in words.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::server::Shared;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// How it is.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Health {
+    status: &'static str,
+    version: &'static str,
+}
+
+const FINE: Health = Health { status: "ok", version: env!("CARGO_PKG_VERSION") };
+
+/// Is the process alive?
+#[utoipa::path(get, path = "/healthz", tag = "operations", operation_id = "healthz", responses((status = 200, body = Health)))]
+pub async fn healthz() -> Json<Health> {
+    Json(FINE)
+}
+
+/// Can the store be reached?
+#[utoipa::path(
+    get, path = "/readyz", tag = "operations", operation_id = "readyz",
+    responses((status = 200, body = Health), (status = 503, description = "It can not", body = ErrorBody))
+)]
+pub async fn readyz(State(app): State<Shared>) -> ApiResult<Json<Health>> {
+    let wait = std::time::Duration::from_secs(5);
+    match tokio::time::timeout(wait, app.keys.list()).await {
+        Ok(Ok(_)) => Ok(Json(FINE)),
+        Ok(Err(e)) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", e.to_string())),
+        Err(_) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the store does not answer")),
+    }
+}
+
+/// What the server does, for Prometheus
+#[utoipa::path(
+    get, path = "/metrics", tag = "operations", operation_id = "metrics",
+    responses(
+        (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
+        (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 503, body = ErrorBody),
+    )
+)]
+pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Response> {
+    caller.administers()?;
+    let text = crate::metrics::render(&app).await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
+}
+
+/// The OpenAPI document, and the same for people.
+pub fn pages(document: utoipa::openapi::OpenApi) -> Router<Shared> {
+    let json = document.to_pretty_json().unwrap_or_default();
+    let page = page(&document);
+    let document = move || async move { ([(header::CONTENT_TYPE, "application/json")], json) };
+    Router::new().route("/openapi.json", get(document)).route("/docs", get(move || async move { Html(page) }))
+}
+
+fn page(document: &utoipa::openapi::OpenApi) -> String {
+    let value = serde_json::to_value(document).unwrap_or_default();
+    let mut html = String::from(include_str!("docs.html"));
+    let mut rows = String::new();
+    for (path, methods) in value["paths"].as_object().into_iter().flatten() {
+        for (method, operation) in methods.as_object().into_iter().flatten() {
+            let text = |name: &str| escape(operation[name].as_str().unwrap_or_default());
+            let statuses: Vec<_> =
+                operation["responses"].as_object().into_iter().flatten().map(|(s, _)| s.as_str()).collect();
+            rows.push_str(&format!(
+                "<details><summary><b class=\"{method}\">{}</b> <code>{}</code> <span>{}</span></summary><p>{}</p>{}<p class=\"s\">{}</p></details>\n",
+                method.to_uppercase(), escape(path), text("summary"), text("description"), parameters(operation), statuses.join(" · "),
+            ));
+        }
+    }
+    html = html.replace("<!-- routes -->", &rows);
+    html
+}
+
+fn parameters(operation: &serde_json::Value) -> String {
+    let mut rows = String::new();
+    for p in operation["parameters"].as_array().into_iter().flatten() {
+        let text = |name: &str| escape(p[name].as_str().unwrap_or_default());
+        rows.push_str(&format!(
+            "<tr><td><code>{}</code></td><td>{}</td><td>{}</td></tr>",
+            text("name"),
+            text("in"),
+            text("description")
+        ));
+    }
+    if rows.is_empty() { rows } else { format!("<table>{rows}</table>") }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}

@@ -1,0 +1,18 @@
+//! The binary `tenure`: an OpenAI-compatible endpoint with a memory, in front of any model server, and its command line.
+//!
+//! The sessions themselves are the library [`tenure`]'s. Here are HTTP, configuration, models, and what people type.
+
+pub mod auth;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod extract;
+pub mod hooks;
+pub mod http;
+pub mod metrics;
+pub mod rehearsal;
+pub mod router;
+pub mod server;
+pub mod telemetry;
+pub mod upstream;

@@ -1,0 +1,134 @@
+//! The table of routes.
+
+use crate::error::ApiError;
+use crate::extract::header_text;
+use crate::http::{chat, models, operations};
+use crate::server::Shared;
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+use tracing::Instrument;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// What the OpenAPI document begins with.
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Tenure", description = "Sessions that last, for LLM agents: an OpenAI-compatible endpoint with a memory, and an agent server."),
+    components(schemas(crate::error::ErrorBody)),
+    modifiers(&Security)
+)]
+struct Document;
+
+struct Security;
+
+impl utoipa::Modify for Security {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+        let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
+        document.components.get_or_insert_default().add_security_scheme("key", bearer);
+    }
+}
+
+fn table() -> OpenApiRouter<Shared> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        // OpenAI's side
+        .routes(routes!(chat::complete))
+        .routes(routes!(models::list))
+        .routes(routes!(models::embeddings))
+        // operations
+        .routes(routes!(operations::healthz))
+        .routes(routes!(operations::readyz))
+        .routes(routes!(operations::metrics))
+}
+
+/// The OpenAPI document, as the code has it.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    table().split_for_parts().1
+}
+
+/// All routes.
+pub fn router(app: Shared) -> Router {
+    let (router, document) = table().split_for_parts();
+    let cors = cors(&app.config.cors.origins);
+    let mut router = router
+        .merge(operations::pages(document))
+        .fallback(|| async { ApiError::not_found("there is no such route; GET /openapi.json lists all of them") })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this route does not take that method")
+        })
+        .layer(middleware::from_fn_with_state(app.clone(), guard));
+    if let Some(cors) = cors {
+        router = router.layer(cors);
+    }
+    router.layer(middleware::from_fn(observe)).with_state(app)
+}
+
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let origins: Vec<HeaderValue> = origins.iter().filter_map(|o| o.parse().ok()).collect();
+    let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+    let named = ["x-session-id", "x-tenure-user", "idempotency-key", "if-match"].map(HeaderName::from_static);
+    let allowed = named.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    (!origins.is_empty()).then(|| {
+        CorsLayer::new()
+            .allow_origin(AllowOrigin::list(origins))
+            .allow_methods(methods)
+            .allow_headers(allowed.collect::<Vec<_>>())
+            .expose_headers([HeaderName::from_static("x-session-id"), header::ETAG])
+    })
+}
+
+/// Without keys only this machine may ask, under a name of its own: a page elsewhere could otherwise borrow the browser.
+async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    let host = header_text(request.headers(), "host").map(str::to_owned);
+    let host = host.or_else(|| request.uri().host().map(str::to_owned)).unwrap_or_default();
+    let name = match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let ours = name.is_empty()
+        || name == "localhost"
+        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+    match ours {
+        true => next.run(request).await,
+        false => match app.keys.are_there().await {
+            Ok(true) => next.run(request).await,
+            Ok(false) => {
+                let message = format!("the host {host:?} is not this machine; make a key first (`tenure keys add`)");
+                ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message).into_response()
+            }
+            Err(e) => ApiError::from(e).into_response(),
+        },
+    }
+}
+
+/// Counts, times and logs a request. Never what is in it.
+async fn observe(mut request: Request, next: Next) -> Response {
+    let watch = crate::clock::Stopwatch::start();
+    let given = header_text(request.headers(), "x-request-id").filter(|id| id.len() <= 128).map(str::to_owned);
+    let id = given.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        request.headers_mut().insert("x-request-id", value);
+    }
+    let route = request.extensions().get::<MatchedPath>().map_or("none", |p| p.as_str()).to_owned();
+    let method = request.method().clone();
+    let span = tracing::info_span!("request", request_id = %id, %method, route, session_id = tracing::field::Empty,
+        gen_ai.operation.name = tracing::field::Empty, gen_ai.conversation.id = tracing::field::Empty,
+        gen_ai.request.model = tracing::field::Empty, gen_ai.response.model = tracing::field::Empty,
+        gen_ai.usage.input_tokens = tracing::field::Empty, gen_ai.usage.output_tokens = tracing::field::Empty,
+        gen_ai.response.finish_reasons = tracing::field::Empty, error.type = tracing::field::Empty,
+        http.response.status_code = tracing::field::Empty);
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let (status, took) = (response.status().as_u16(), watch.elapsed());
+    span.record("http.response.status_code", status);
+    crate::metrics::request(&method, &route, status, took);
+    span.in_scope(|| tracing::info!(status, ms = took.as_secs_f64() * 1000.0, "{method} {route}"));
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert("x-request-id", value);
+    }
+    response
+}

@@ -1,0 +1,262 @@
+//! The server: what it holds, how it listens, how it stops. The only place that spawns tasks.
+#![expect(clippy::disallowed_methods, reason = "this is the one place that spawns tasks")]
+
+use crate::auth::Keys;
+use crate::config::Config;
+use crate::metrics;
+use crate::rehearsal::Rehearsal;
+use crate::upstream::Upstream;
+use anyhow::{Context, bail};
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tenure::{Model, Tenure};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+
+/// What every handler has in hand.
+pub type Shared = Arc<App>;
+
+/// The server's parts.
+pub struct App {
+    /// The sessions.
+    pub tenure: Tenure,
+    /// How it is set up.
+    pub config: Config,
+    /// Who may ask.
+    pub keys: Keys,
+    /// The models by name, in the order of the configuration.
+    pub models: Models,
+    /// Work that outlives its request.
+    pub tasks: Tasks,
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("App")
+    }
+}
+
+impl App {
+    /// Opens the store and sets everything up.
+    pub async fn open(config: Config) -> anyhow::Result<Shared> {
+        let tenure = Tenure::open_with(&config.store, config.options()).await?;
+        Self::on(tenure, config)
+    }
+
+    /// The same on a house that is open already.
+    pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<Shared> {
+        config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
+        let models = Models::new(&config)?;
+        let keys = Keys::of(tenure.clone());
+        crate::hooks::install(&tenure, &config)?;
+        Ok(Arc::new(Self { tenure, config, keys, models, tasks: Tasks::default() }))
+    }
+}
+
+/// The models that can be asked.
+pub struct Models {
+    order: Vec<String>,
+    by_name: BTreeMap<String, Arc<Upstream>>,
+}
+
+impl Models {
+    fn new(config: &Config) -> anyhow::Result<Self> {
+        let mut by_name = BTreeMap::new();
+        for model in &config.models {
+            by_name.insert(model.name.clone(), Arc::new(Upstream::new(model)?));
+        }
+        Ok(Self { order: config.models.iter().map(|m| m.name.clone()).collect(), by_name })
+    }
+
+    /// The names, in the order of the configuration; the built-in model last.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.order.iter().map(String::as_str).chain([crate::rehearsal::NAME])
+    }
+
+    /// The model that is meant if none is named.
+    pub fn default_name(&self) -> &str {
+        self.order.first().map_or(crate::rehearsal::NAME, String::as_str)
+    }
+
+    /// A model by name. With one model server only, it gets requests for any name: it knows its own models.
+    pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
+        if name == crate::rehearsal::NAME || self.order.is_empty() {
+            return Some(Arc::new(Rehearsal));
+        }
+        self.upstream(name).map(|u| u as Arc<dyn Model>)
+    }
+
+    /// A model server by the name of its model.
+    pub fn upstream(&self, name: &str) -> Option<Arc<Upstream>> {
+        match (self.by_name.get(name), &self.order[..]) {
+            (Some(upstream), _) => Some(upstream.clone()),
+            (None, [only]) => self.by_name.get(only).cloned(),
+            _ => None,
+        }
+    }
+}
+
+/// Work that outlives its request: a turn is finished although its client has gone away.
+#[derive(Debug)]
+pub struct Tasks {
+    /// Each running task holds a clone.
+    running: Arc<()>,
+    stopping: watch::Sender<bool>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self { running: Arc::default(), stopping: watch::channel(false).0 }
+    }
+}
+
+impl Tasks {
+    /// Starts a task that the server waits for before it stops.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let running = self.running.clone();
+        tokio::spawn(async move {
+            task.await;
+            drop(running);
+        });
+    }
+
+    /// Ends when the server is stopping: for tasks that go on until then.
+    pub async fn stopping(&self) {
+        let mut stopping = self.stopping.subscribe();
+        if stopping.wait_for(|s| *s).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Tells tasks to stop and waits until all have ended; whether they did in time.
+    async fn drain(&self, time: Duration) -> bool {
+        self.stopping.send_replace(true);
+        let wait = async {
+            while Arc::strong_count(&self.running) > 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(time, wait).await.is_ok()
+    }
+}
+
+/// Binds the address, if it may be: other than loopback only with keys.
+pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
+    let address = &app.config.listen;
+    let listener = TcpListener::bind(address).await.with_context(|| {
+        format!("can not listen on {address}; is another server running there? choose another with --listen")
+    })?;
+    let ip = listener.local_addr()?.ip();
+    if !is_loopback(ip) && !app.keys.are_there().await? {
+        bail!(
+            "refusing to listen on {ip} without keys: anybody there could read everything. Make one with `tenure keys add`, or listen on 127.0.0.1"
+        );
+    }
+    Ok(listener)
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Serves until `stop` ends, then drains: requests and turns in progress are finished.
+pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let router = crate::router::router(app.clone());
+    let sweeper = app.clone();
+    app.tasks.spawn(async move { crate::hooks::sweep_for_ever(&sweeper).await });
+    let limits = &app.config.limits;
+    let connections = Arc::new(Semaphore::new(limits.max_connections));
+    let graceful = GracefulShutdown::new();
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let (timer, header_timeout) = (TokioTimer::new(), limits.header_timeout.duration());
+    builder.http1().timer(timer.clone()).header_read_timeout(header_timeout).keep_alive(true);
+    builder.http2().timer(timer).keep_alive_interval(Some(Duration::from_secs(30)));
+    tokio::pin!(stop);
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(e) => {
+                    // Out of file descriptors, most likely: others will be freed.
+                    tracing::warn!(error = %e, "can not accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            },
+            () = &mut stop => break,
+        };
+        let Ok(permit) = connections.clone().try_acquire_owned() else {
+            tokio::spawn(refuse(stream, limits.max_connections));
+            continue;
+        };
+        metrics::connection_opened();
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(e) = connection.await {
+                tracing::debug!(error = %e, "a connection ended badly");
+            }
+            metrics::connection_closed();
+            drop(permit);
+        });
+    }
+    drop(listener);
+    let time = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
+    tracing::info!("stopping: finishing what is in progress");
+    let closed = tokio::time::timeout(time, graceful.shutdown()).await.is_ok();
+    if !(app.tasks.drain(time).await && closed) {
+        tracing::warn!(limit = "drain_timeout", "some work was not finished in time; what was acknowledged is safe");
+    }
+    Ok(())
+}
+
+/// Tells a client that there are too many.
+async fn refuse(mut stream: TcpStream, max: usize) {
+    let error = format!("over the limit `max_connections` of {max}; try again in a moment");
+    let body = serde_json::json!({"error": {"message": error, "type": "server_error", "code": "too_many_connections", "param": "max_connections"}});
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: 1\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    let write = async {
+        stream.write_all((head + &body).as_bytes()).await?;
+        stream.shutdown().await
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
+}
+
+/// Ends with Ctrl-C or SIGTERM.
+pub async fn interrupted() {
+    let ctrl_c = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let terminate = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = ctrl_c => {}
+        () = terminate => {}
+    }
+}
+
+/// The routes without a socket, for the command line and for tests.
+pub fn in_process(app: &Shared) -> Router {
+    crate::router::router(app.clone())
+}

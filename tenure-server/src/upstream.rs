@@ -1,0 +1,272 @@
+//! A model behind an OpenAI-compatible server. Requests and answers are passed on as they are.
+
+use crate::config::ModelConfig;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
+use reqwest::{Client, Response};
+use serde_json::value::RawValue;
+use std::time::Duration;
+use tenure::{Fields, Message, Model, ModelError, Piece, Pieces, Prompt};
+
+/// Bytes of an answer that is not streamed, and of one chunk of one that is.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Bytes of an error's body that are passed on.
+const MAX_ERROR_BYTES: usize = 1 << 20;
+
+/// A model behind a server.
+#[derive(Debug)]
+pub struct Upstream {
+    client: Client,
+    url: String,
+    /// What the server calls it; `None`: what the request calls it.
+    model: Option<String>,
+    key: Option<String>,
+    idle: Duration,
+    retries: u32,
+}
+
+impl Upstream {
+    /// A model as it is configured.
+    pub fn new(config: &ModelConfig) -> anyhow::Result<Self> {
+        let forever = Duration::from_secs(24 * 60 * 60);
+        let client = Client::builder()
+            .connect_timeout(config.connect_timeout.duration().unwrap_or(forever))
+            .redirect(reqwest::redirect::Policy::none())
+            .tcp_nodelay(true)
+            .build()?;
+        Ok(Self {
+            client,
+            url: config.base_url.trim_end_matches('/').to_owned(),
+            model: config.model.clone(),
+            key: config.key()?,
+            idle: config.idle_timeout.duration().unwrap_or(forever),
+            retries: config.retries,
+        })
+    }
+
+    /// Sends a body to a route of the server, again if it could not be reached or is not ready: nothing was answered then.
+    pub async fn post(&self, route: &str, body: String) -> Result<Response, ModelError> {
+        let body = Bytes::from(body);
+        let mut tries = 0;
+        loop {
+            let outcome = self.post_once(route, body.clone()).await;
+            let again = match &outcome {
+                Err(ModelError::Unreachable { .. }) => true,
+                Err(ModelError::Refused { status, .. }) => [502, 503, 504].contains(status),
+                _ => false,
+            };
+            if !again || tries >= self.retries {
+                return outcome;
+            }
+            tries += 1;
+            tracing::warn!(tries, route, "the model's server was not ready; trying again");
+            tokio::time::sleep(Duration::from_millis(100) * 2u32.pow(tries.min(6))).await;
+        }
+    }
+
+    async fn post_once(&self, route: &str, body: Bytes) -> Result<Response, ModelError> {
+        let mut request = self.client.post(format!("{}/{route}", self.url)).header(CONTENT_TYPE, "application/json");
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        let response = tokio::time::timeout(self.idle, request.body(body).send()).await;
+        let response = response.map_err(|_| self.silent())?.map_err(|e| unreachable_or_broken(&e))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let (content_type, retry_after) = (header(CONTENT_TYPE), header(RETRY_AFTER));
+        let status = response.status().as_u16();
+        let body = self.read(response, MAX_ERROR_BYTES).await.unwrap_or_default();
+        let content_type = content_type.unwrap_or_else(|| "text/plain".to_owned());
+        // What is neither success nor error, such as a redirect, is of no use to our client.
+        let status = if status < 400 { 502 } else { status };
+        Err(ModelError::Refused { status, content_type, body, retry_after })
+    }
+
+    /// Passes a request for embeddings on; the answer's type and body.
+    pub async fn embed(&self, mut body: Fields) -> Result<(String, String), ModelError> {
+        if let Some(model) = &self.model {
+            body.set("model", model);
+        }
+        let response = self.post("embeddings", body.to_string()).await?;
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
+        let kind = kind.to_owned();
+        Ok((kind, self.read(response, MAX_ANSWER_BYTES).await?))
+    }
+
+    fn silent(&self) -> ModelError {
+        ModelError::TimedOut { why: format!("it said nothing for {:?} (`idle_timeout`)", self.idle) }
+    }
+
+    async fn read(&self, response: Response, max: usize) -> Result<String, ModelError> {
+        let (mut body, mut bytes) = (Vec::new(), response.bytes_stream());
+        while let Some(part) = tokio::time::timeout(self.idle, bytes.next()).await.map_err(|_| self.silent())? {
+            body.extend_from_slice(&part.map_err(|e| broken(format!("the answer broke off: {}", chain(&e))))?);
+            if body.len() > max {
+                return Err(broken(format!("the answer is over {max} bytes")));
+            }
+        }
+        String::from_utf8(body).map_err(|_| broken("it is not UTF-8 text"))
+    }
+
+    fn stream(&self, response: Response) -> impl Stream<Item = Result<Piece, ModelError>> + Send + use<> {
+        let (idle, silent) = (self.idle, self.silent());
+        let bytes = response.bytes_stream();
+        let state = (Box::pin(bytes), Events::default(), false);
+        stream::unfold(Some(state), move |state| {
+            let silent = silent.clone();
+            async move {
+                let (mut bytes, mut events, mut finished) = state?;
+                loop {
+                    match events.next() {
+                        Some(data) if data == "[DONE]" => return None,
+                        Some(data) => {
+                            finished |= data.contains("\"finish_reason\":\"") || data.contains("\"finish_reason\": \"");
+                            return Some((Ok(Piece::Chunk(data)), Some((bytes, events, finished))));
+                        }
+                        None => {}
+                    }
+                    let part = match tokio::time::timeout(idle, bytes.next()).await {
+                        Err(_) => return Some((Err(silent), None)),
+                        Ok(Some(Ok(part))) => part,
+                        Ok(Some(Err(e))) => {
+                            return Some((Err(broken(format!("the stream broke off: {}", chain(&e)))), None));
+                        }
+                        // Some servers end without a word once they have said why they stopped.
+                        Ok(None) if finished => return None,
+                        Ok(None) => return Some((Err(broken("the stream ended before the answer did")), None)),
+                    };
+                    if let Err(why) = events.push(&part) {
+                        return Some((Err(broken(why)), None));
+                    }
+                }
+            }
+        })
+    }
+}
+
+#[async_trait]
+impl Model for Upstream {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        let mut body = prompt.options;
+        if let Some(model) = &self.model {
+            body.set("model", model);
+        }
+        let list = RawValue::from_string(list(&prompt.messages)).map_err(|e| broken(e.to_string()))?;
+        body.set("messages", list);
+        let response = self.post("chat/completions", body.to_string()).await?;
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        if prompt.stream && kind.starts_with("text/event-stream") {
+            return Ok(Box::pin(self.stream(response)));
+        }
+        let whole = self.read(response, MAX_ANSWER_BYTES).await?;
+        Ok(Box::pin(stream::iter([Ok(Piece::Whole(whole))])))
+    }
+}
+
+/// Messages as one JSON list.
+fn list(messages: &[Message]) -> String {
+    let mut json = String::with_capacity(messages.iter().map(|m| m.as_str().len() + 1).sum::<usize>() + 2);
+    json.push('[');
+    for message in messages {
+        if json.len() > 1 {
+            json.push(',');
+        }
+        json.push_str(message.as_str());
+    }
+    json.push(']');
+    json
+}
+
+fn broken(why: impl Into<String>) -> ModelError {
+    ModelError::Broken { why: why.into() }
+}
+
+fn unreachable_or_broken(e: &reqwest::Error) -> ModelError {
+    match e.is_timeout() || e.is_connect() {
+        true => ModelError::Unreachable { why: chain(e) },
+        false => broken(chain(e)),
+    }
+}
+
+/// An error with its causes, and without the URL, which may hold a secret.
+fn chain(e: &reqwest::Error) -> String {
+    use std::error::Error;
+    let mut causes = Vec::new();
+    let mut next = e.source();
+    while let Some(cause) = next {
+        causes.push(cause.to_string());
+        next = cause.source();
+    }
+    if causes.is_empty() { "the connection failed".to_owned() } else { causes.join(": ") }
+}
+
+/// Server-sent events as they arrive in parts.
+#[derive(Debug, Default)]
+struct Events {
+    bytes: Vec<u8>,
+    /// Up to here there is no line end.
+    looked: usize,
+    data: Option<String>,
+    ready: std::collections::VecDeque<String>,
+}
+
+impl Events {
+    fn push(&mut self, part: &[u8]) -> Result<(), String> {
+        self.bytes.extend_from_slice(part);
+        let mut start = 0;
+        while let Some(end) = self.bytes[self.looked.max(start)..].iter().position(|b| *b == b'\n') {
+            let end = end + self.looked.max(start);
+            let line = self.bytes[start..end].strip_suffix(b"\r").unwrap_or(&self.bytes[start..end]);
+            let line = std::str::from_utf8(line).map_err(|_| "the stream is not UTF-8 text")?;
+            if line.is_empty() {
+                self.ready.extend(self.data.take());
+            } else if let Some(data) = line.strip_prefix("data:") {
+                let data = data.strip_prefix(' ').unwrap_or(data);
+                match &mut self.data {
+                    Some(all) => {
+                        all.push('\n');
+                        all.push_str(data);
+                    }
+                    None => self.data = Some(data.to_owned()),
+                }
+            }
+            start = end + 1;
+            self.looked = start;
+        }
+        self.bytes.drain(..start);
+        self.looked = self.bytes.len();
+        if self.bytes.len() + self.data.as_ref().map_or(0, String::len) > MAX_ANSWER_BYTES {
+            return Err(format!("a chunk is over {MAX_ANSWER_BYTES} bytes"));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<String> {
+        self.ready.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_in_any_parts() {
+        let text = "data: one\n\n: a comment\r\ndata: two\r\n\r\nevent: x\ndata:three\ndata: four\n\ndata: [DONE]\n\ndata: cut";
+        for size in 1..text.len() {
+            let mut events = Events::default();
+            let mut all = Vec::new();
+            for part in text.as_bytes().chunks(size) {
+                events.push(part).unwrap();
+                while let Some(event) = events.next() {
+                    all.push(event);
+                }
+            }
+            assert_eq!(all, ["one", "two", "three\nfour", "[DONE]"], "in parts of {size}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! One turn at a time: what a second request does while a session is busy.
+//!
+//! A gate is held for a whole turn, the model's time included. It orders the requests of one process; what several processes
+//! write is ordered by the commits themselves.
+
+use crate::error::{Error, Result};
+use crate::id::Key;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// What a request does that finds its session busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnBusy {
+    /// It waits until the turns before it are done.
+    #[default]
+    Queue,
+    /// It is refused.
+    Reject,
+    /// It stops the turn that is on, which keeps what it has, and goes next.
+    Interrupt,
+    /// It goes on in a fork, from where the session was before the turn that is on.
+    Branch,
+}
+
+/// The gates of the sessions that have a turn on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gates(Arc<Mutex<HashMap<Key, Gate>>>);
+
+#[derive(Debug)]
+struct Gate {
+    turn: Arc<Semaphore>,
+    stop: watch::Sender<bool>,
+    /// Messages before the turn that is on.
+    before: Option<usize>,
+    /// How many hold it or wait for it.
+    interested: usize,
+}
+
+/// The right to take a turn in a session. Dropping it lets the next one in.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    gates: Gates,
+    key: Key,
+    stop: watch::Receiver<bool>,
+    _turn: OwnedSemaphorePermit,
+}
+
+/// What the gate says.
+#[derive(Debug)]
+pub(crate) enum Entered {
+    /// Come in.
+    Pass(Pass),
+    /// Take a fork after so many messages.
+    Branch(usize),
+}
+
+/// Somebody who waits at a gate, and stops waiting when dropped.
+struct Waiting<'a>(Option<(&'a Gates, &'a Key)>);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some((gates, key)) = self.0 {
+            gates.leave(key);
+        }
+    }
+}
+
+impl Gates {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Gate>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn leave(&self, key: &Key) {
+        let mut all = self.lock();
+        if let Some(gate) = all.get_mut(key) {
+            gate.interested -= 1;
+            if gate.interested == 0 {
+                all.remove(key);
+            }
+        }
+    }
+
+    /// Waits for the right to take a turn. At most `max` wait.
+    pub async fn enter(&self, key: &Key, busy: OnBusy, max: usize) -> Result<Entered> {
+        let (turn, stop) = {
+            let mut all = self.lock();
+            let gate = all.entry(key.clone()).or_insert_with(|| Gate {
+                turn: Arc::new(Semaphore::new(1)),
+                stop: watch::channel(false).0,
+                before: None,
+                interested: 0,
+            });
+            if gate.interested > 0 {
+                match (busy, gate.before) {
+                    (OnBusy::Reject, _) => return Err(Error::Busy { session_id: key.session.clone() }),
+                    (OnBusy::Branch, Some(before)) => return Ok(Entered::Branch(before)),
+                    (OnBusy::Interrupt, _) => drop(gate.stop.send_replace(true)),
+                    _ => {}
+                }
+                if gate.interested > max {
+                    let what = format!("the queue of session {}", key.session);
+                    return Err(Error::TooLarge { what, limit: "max_queue", max: max as u64 });
+                }
+            }
+            gate.interested += 1;
+            (gate.turn.clone(), gate.stop.subscribe())
+        };
+        let mut waiting = Waiting(Some((self, key)));
+        let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the gate was closed"))?;
+        waiting.0 = None;
+        if let Some(gate) = self.lock().get_mut(key) {
+            gate.before = None;
+            gate.stop.send_replace(false);
+        }
+        Ok(Entered::Pass(Pass { gates: self.clone(), key: key.clone(), stop, _turn: permit }))
+    }
+}
+
+impl Pass {
+    /// Says how many messages there were before this turn, for those who want to branch off.
+    pub fn began(&self, before: usize) {
+        if let Some(gate) = self.gates.lock().get_mut(&self.key) {
+            gate.before = Some(before);
+        }
+    }
+
+    /// Ends when somebody wants this turn to stop.
+    pub async fn stopped(&mut self) {
+        if self.stop.wait_for(|stop| *stop).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.gates.leave(&self.key);
+    }
+}

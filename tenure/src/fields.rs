@@ -1,0 +1,78 @@
+//! A JSON object as it was written: its fields in their order, each value as the text it came as.
+
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap};
+use serde_json::value::{RawValue, to_raw_value};
+use std::fmt;
+
+/// An object whose values nobody has looked at. What is passed on is what came.
+#[derive(Clone, Debug, Default)]
+pub struct Fields(Vec<(String, Box<RawValue>)>);
+
+impl Fields {
+    /// The text of a field's value.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v.get())
+    }
+
+    /// Takes a field out.
+    pub fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
+        let mut taken = None;
+        self.0.retain_mut(|(n, v)| {
+            let this = n == name;
+            if this {
+                taken = Some(std::mem::take(v));
+            }
+            !this
+        });
+        taken
+    }
+
+    /// Sets a field: in its place if it is there, else at the end.
+    pub fn set(&mut self, name: &str, value: impl Serialize) {
+        let Ok(value) = to_raw_value(&value) else { return };
+        match self.0.iter_mut().find(|(n, _)| n == name) {
+            Some((_, old)) => *old = value,
+            None => self.0.push((name.to_owned(), value)),
+        }
+    }
+
+    /// The fields' names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(n, _)| n.as_str())
+    }
+}
+
+impl fmt::Display for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl Serialize for Fields {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let mut map = s.serialize_map(Some(self.0.len()))?;
+        self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Fields;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let mut fields = Vec::with_capacity(map.size_hint().unwrap_or(16));
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+        d.deserialize_map(InOrder)
+    }
+}
