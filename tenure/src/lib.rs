@@ -34,7 +34,8 @@
 //! * **rules**, pure and total: [`Session::fold`] says what a log means, [`reconcile()`] brings a client's view and ours together,
 //!   [`history()`] says what a model may be shown;
 //! * **the contract**: [`store::Store`], kept by four stores and checked by one suite (feature `conformance`);
-//! * **verbs**: the methods of [`Tenure`]. Each loads, asks a rule, and commits.
+//! * **verbs**: the methods of [`Tenure`]. Each loads, asks a rule, and commits;
+//! * **[`foreign`]**: other people's sessions become an [`Export`].
 
 mod answer;
 mod append;
@@ -49,6 +50,7 @@ mod edit;
 mod entry;
 mod error;
 mod fields;
+pub mod foreign;
 mod head;
 mod history;
 mod hot;

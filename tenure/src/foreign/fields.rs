@@ -1,0 +1,83 @@
+//! A JSON object as its fields in their order, each value as the text it was written in: what is not looked at stays as it is.
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fields<'a>(pub Vec<(String, &'a str)>);
+
+impl<'a> Fields<'a> {
+    /// The fields of an object; `None` if it is not one.
+    pub fn of(raw: &'a str) -> Option<Self> {
+        serde_json::from_str(raw).ok()
+    }
+
+    /// A field's text. One that is `null` is not there.
+    pub fn get(&self, name: &str) -> Option<&'a str> {
+        self.0.iter().rev().find(|(k, v)| k == name && *v != "null").map(|(_, v)| *v)
+    }
+
+    /// A field that is a string.
+    pub fn text(&self, name: &str) -> Option<String> {
+        self.get(name).and_then(string)
+    }
+
+    /// A field that is an object.
+    pub fn object(&self, name: &str) -> Option<Fields<'a>> {
+        self.get(name).and_then(Fields::of)
+    }
+
+    pub fn is_true(&self, name: &str) -> bool {
+        self.get(name) == Some("true")
+    }
+}
+
+/// A JSON string's value.
+pub(super) fn string(raw: &str) -> Option<String> {
+    serde_json::from_str(raw).ok()
+}
+
+/// The elements of a JSON list; `None` if it is not one.
+pub(super) fn items(raw: &str) -> Option<Vec<&str>> {
+    let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
+    Some(items.into_iter().map(RawValue::get).collect())
+}
+
+/// A text as JSON.
+pub(super) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// An object from its fields.
+pub(super) fn object<'t>(fields: impl IntoIterator<Item = (&'t str, Cow<'t, str>)>) -> String {
+    let fields: Vec<String> = fields.into_iter().map(|(k, v)| format!("{}:{v}", quoted(k))).collect();
+    format!("{{{}}}", fields.join(","))
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct InOrder;
+
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Vec::new();
+                while let Some((key, value)) = map.next_entry::<String, &'de RawValue>()? {
+                    fields.push((key, value.get()));
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        d.deserialize_map(InOrder)
+    }
+}
