@@ -6,6 +6,7 @@
 )]
 
 mod crash;
+mod foreign;
 mod formats;
 mod invariants;
 mod lifecycle;

@@ -1,0 +1,272 @@
+//! Other people's sessions, by example: each fixture is a file as somebody else wrote it, with what it becomes in `NAME.want`. A new case is a
+//! new file; the failure shows what to put into its `.want`.
+
+use crate::places::{ada, id, raw};
+use serde_json::json;
+use std::fmt::Write;
+use std::path::PathBuf;
+use tenure::foreign::{Foreign, Format, LeftOut, read, read_agents_db, to_mistralrs};
+use tenure::*;
+
+fn fixtures() -> Vec<PathBuf> {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/foreign");
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
+    files.retain(|f| f.extension().is_some_and(|e| e != "want"));
+    files.sort();
+    assert!(files.len() > 20, "the fixtures are there");
+    files
+}
+
+fn texts() -> Vec<String> {
+    let files = fixtures().into_iter().filter(|f| f.extension().is_some_and(|e| e != "db"));
+    files.map(|f| std::fs::read_to_string(f).unwrap()).collect()
+}
+
+fn wrong(e: &Error) -> String {
+    match e {
+        Error::Invalid { param, message } => format!("error at `{param}`: {message}\n"),
+        other => format!("error: {other}\n"),
+    }
+}
+
+/// A session in words.
+fn told(foreign: &Foreign) -> String {
+    let mut text = format!("{}\n", foreign.format);
+    let info = serde_json::to_value(Export { messages: Vec::new(), ..foreign.export.clone() }).unwrap();
+    for (name, value) in info.as_object().unwrap() {
+        if name != "messages" && (name != "tenure" || value != 0) {
+            writeln!(text, "  {name}: {value}").unwrap();
+        }
+    }
+    foreign.export.messages.iter().for_each(|m| writeln!(text, "  {}", m.as_str()).unwrap());
+    foreign.left_out.iter().for_each(|LeftOut { place, why }| writeln!(text, "  left out: {place}: {why}").unwrap());
+    text
+}
+
+#[test]
+fn fixtures_become_what_is_wanted() {
+    for file in fixtures() {
+        let found = match file.extension().is_some_and(|e| e == "db") {
+            true => read_agents_db(&file),
+            false => read(&std::fs::read_to_string(&file).unwrap(), None),
+        };
+        let got = match found {
+            Err(e) => wrong(&e),
+            Ok(sessions) => {
+                let each = |(i, s): (usize, &Result<Foreign>)| {
+                    format!("session {}: {}", i + 1, s.as_ref().map_or_else(wrong, told))
+                };
+                sessions.iter().enumerate().map(each).collect()
+            }
+        };
+        let want = std::fs::read_to_string(file.with_extension("want")).unwrap_or_default();
+        assert!(got == want, "{} became\n{got}", file.display());
+    }
+}
+
+/// What was read can be imported, and shown to a model.
+#[tokio::test]
+async fn what_was_read_can_be_imported() {
+    let tenure = Tenure::open("memory:").await.unwrap();
+    let files = texts().into_iter().filter_map(|t| read(&t, None).ok()).flatten();
+    for (i, foreign) in files.flatten().enumerate() {
+        let x = id(&format!("s{i}"));
+        tenure.import(&ada(), &x, foreign.export.clone()).await.unwrap();
+        let session = tenure.load(&ada(), &x).await.unwrap();
+        assert_eq!(crate::places::texts(&session), raw(&foreign.export.messages));
+        assert!(is_valid(&history(&session, &Window::default())));
+    }
+}
+
+#[test]
+fn a_hint_decides() {
+    let text = r#"{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}]}"#;
+    let read = |hint| read(text, hint).unwrap().remove(0).unwrap();
+    assert_eq!(read(None).format, Format::OpenAi);
+    assert_eq!(read(None).left_out, []);
+    assert_eq!(read(Some(Format::MistralRs)).left_out[0].place, "messages[0].content[0]");
+    assert_eq!("claude-code".parse::<Format>().unwrap(), Format::ClaudeCode);
+    assert!("word".parse::<Format>().unwrap_err().to_string().contains("tenure, openai, mistralrs"));
+}
+
+/// A database that is not one, and one that is in use: its newest rows are in the log beside it.
+#[test]
+fn databases_of_the_agents_sdk() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("text"), "hello ".repeat(1000)).unwrap();
+    rusqlite::Connection::open(path("other.db")).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
+    for (name, code) in [("text", "invalid"), ("other.db", "invalid"), ("none.db", "unavailable")] {
+        assert_eq!(read_agents_db(path(name)).unwrap_err().code(), code, "{name}");
+    }
+    let odd = path("a%20b?c#d.db");
+    let db = fixtures().into_iter().find(|f| f.extension().is_some_and(|e| e == "db")).unwrap();
+    std::fs::copy(&db, &odd).unwrap();
+    let writer = rusqlite::Connection::open(&odd).unwrap();
+    writer.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
+    let item = r#"{"role": "user", "content": "newest"}"#;
+    let sql = "INSERT INTO agent_messages (session_id, message_data) VALUES ('trip-to-rome', ?1), ('no row', ?1)";
+    writer.execute(sql, [item]).unwrap();
+    let sessions = read_agents_db(&odd).unwrap();
+    let last = |i: usize| sessions[i].as_ref().unwrap().export.messages.last().unwrap().text();
+    assert_eq!((sessions.len(), last(0), last(3)), (4, "newest".to_owned(), "newest".to_owned()));
+    let sql = "CREATE TABLE message_structure (message_id, branch_id);
+               INSERT INTO message_structure SELECT max(id), 'b2' FROM agent_messages WHERE session_id = 'trip-to-rome'";
+    writer.execute_batch(sql).unwrap();
+    let branched = read_agents_db(&odd).unwrap().remove(0).unwrap();
+    assert_eq!(branched.export.messages.last().unwrap().text(), "The Colosseum.");
+    assert_eq!(branched.left_out.last().unwrap().place, "message_structure");
+}
+
+mod properties {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HINTS: [Option<Format>; 6] = [
+        None,
+        Some(Format::Tenure),
+        Some(Format::OpenAi),
+        Some(Format::MistralRs),
+        Some(Format::ClaudeCode),
+        Some(Format::Responses),
+    ];
+
+    fn read_every_way(text: &str) {
+        for hint in HINTS {
+            for foreign in read(text, hint).into_iter().flatten().flatten() {
+                to_mistralrs(&foreign.export).unwrap();
+            }
+        }
+    }
+
+    fn any_data() -> impl Strategy<Value = String> {
+        use base64::Engine;
+        let bytes = prop_oneof![prop::collection::vec(any::<u8>(), 0..12), prop::collection::vec(0u8..3, 900..1200)];
+        bytes.prop_map(|b| base64::engine::general_purpose::STANDARD.encode(b))
+    }
+
+    fn any_part() -> impl Strategy<Value = serde_json::Value> {
+        let url = |kind: &'static str| any_data().prop_map(move |d| format!("data:{kind};base64,{d}"));
+        prop_oneof![
+            ".{0,12}".prop_map(|t| json!({"type": "text", "text": t})),
+            url("image/png").prop_map(|u| json!({"type": "image_url", "image_url": {"url": u}})),
+            url("image/webp").prop_map(|u| json!({"type": "image_url", "image_url": u})),
+            url("video/mp4").prop_map(|u| json!({"type": "video_url", "video_url": {"url": u}})),
+            any_data().prop_map(|d| json!({"type": "input_audio", "input_audio": {"data": d, "format": "wav"}})),
+            any_data().prop_map(|d| json!({"type": "file", "file": {"filename": "a", "file_data": d}})),
+            Just(json!({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}})),
+        ]
+    }
+
+    /// What only our own exports keep as it is.
+    fn any_odd_part() -> impl Strategy<Value = serde_json::Value> {
+        let odd = [json!({"type": "image"}), json!({"type": "video"}), json!({"type": "own", "Left": {"Right": []}})];
+        prop::sample::select(odd.to_vec())
+    }
+
+    fn any_message(odd: bool) -> impl Strategy<Value = Message> {
+        let part = if odd { prop_oneof![3 => any_part(), 1 => any_odd_part()].boxed() } else { any_part().boxed() };
+        let said = (prop::sample::select(vec!["user", "assistant", "system"]), prop::collection::vec(part, 0..4));
+        let message = |v| Message::from_value(&v).unwrap();
+        prop_oneof![
+            ".{0,20}".prop_map(|t| Message::user(&t)),
+            said.prop_map(move |(role, parts)| message(json!({"role": role, "content": parts}))),
+            ("[a-c]", ".{0,9}").prop_map(move |(id, args)| {
+                let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": args}});
+                message(json!({"role": "assistant", "content": null, "tool_calls": [call]}))
+            }),
+            ("[a-c]", ".{0,9}").prop_map(|(id, text)| Message::tool(&id, &text)),
+            Just(
+                Message::parse(
+                    r#"{ "n":1.10, "role" : "user","content":"\u00e9\u0000","big":12345678901234567890123,"z":null }"#
+                )
+                .unwrap()
+            ),
+        ]
+    }
+
+    fn any_export(odd: bool) -> impl Strategy<Value = Export> {
+        let words = (prop::option::of("[a-z]{1,9}"), prop::option::of(".{1,9}"), prop::collection::vec(".{0,5}", 0..3));
+        let lists = (prop::collection::vec(any_message(odd), 0..9), prop::collection::vec(0usize..9, 0..3));
+        (words, lists, 0u32..=EXPORT_FORMAT).prop_map(|((id, title, tags), (messages, places), tenure)| {
+            let at = |p: &usize| (*p).min(messages.len());
+            let checkpoint = |p| ExportedCheckpoint {
+                label: Label::new(format!("at {}", at(p))).unwrap(),
+                position: at(p),
+                auto: at(p) % 2 == 0,
+                created_at: "2026-01-01T00:00:00.000001Z".parse().ok(),
+                state: json!({"n": at(p)}).as_object().unwrap().clone(),
+            };
+            Export {
+                tenure,
+                session_id: id.map(|i| SessionId::new(i).unwrap()),
+                created_at: "2026-01-01T00:00:00Z".parse().ok(),
+                model: title.clone(),
+                title,
+                metadata: tags.iter().map(|t| (t.clone(), json!([t]))).collect(),
+                tags,
+                style: Style::Full,
+                lead: places.clone(),
+                checkpoints: places.iter().map(checkpoint).collect(),
+                messages,
+                ..Export::default()
+            }
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// What is written for mistral.rs is read again as it was, byte for byte.
+        #[test]
+        fn what_is_written_is_read_again(export in any_export(true)) {
+            let json = to_mistralrs(&export).unwrap();
+            let value: serde_json::Value = serde_json::from_str(json.get()).unwrap();
+            for list in ["messages", "images", "videos", "files"] {
+                prop_assert!(value[list].is_array());
+            }
+            let plain = serde_json::to_string(&export).unwrap();
+            for text in [json.get(), &plain] {
+                let mut read = read(text, None).unwrap();
+                prop_assert_eq!(read.len(), 1);
+                let foreign = read.remove(0).unwrap();
+                prop_assert_eq!(&foreign.left_out, &[]);
+                prop_assert_eq!(&foreign.export, &export);
+            }
+        }
+
+        /// Media that are listed and in a message as well are not doubled.
+        #[test]
+        fn media_are_not_doubled(export in any_export(false)) {
+            let text = to_mistralrs(&export).unwrap();
+            let text = text.get().replacen(r#"{"tenure":0,"#, "{", 1).replacen(r#"{"tenure":1,"#, "{", 1);
+            let foreign = read(&text, None).unwrap().remove(0).unwrap();
+            prop_assert_eq!(foreign.format, Format::MistralRs);
+            prop_assert_eq!(&foreign.left_out, &[]);
+            prop_assert_eq!(&foreign.export.messages, &export.messages);
+        }
+
+        #[test]
+        fn no_text_is_too_odd(text in any::<String>(), json in r#"[\[\]{}",:\\ \n0-9a-z]{0,80}"#) {
+            read_every_way(&text);
+            read_every_way(&json);
+        }
+
+        /// Fixtures with a piece cut out, doubled, or replaced.
+        #[test]
+        fn no_damage_is_too_odd(
+            which in any::<prop::sample::Index>(),
+            cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..40, any::<prop::sample::Index>()), 1..4),
+        ) {
+            let new = ["", "null", "{}", "[]", "\"x\"", "-1e999", "{\"Left\":1}", "\\ud800", "}", ",", "\n", "[[", "\u{feff}", "messages", "type"];
+            let all = texts();
+            let mut text: Vec<char> = which.get(&all).chars().collect();
+            for (from, len, with) in cuts {
+                let from = from.index(text.len() + 1);
+                let to = (from + len).min(text.len());
+                text.splice(from..to, with.get(&new).chars());
+            }
+            read_every_way(&text.iter().collect::<String>());
+        }
+    }
+}
