@@ -64,6 +64,18 @@ impl ApiError {
         Self { param: Some(limit.to_owned()), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message) }
     }
 
+    /// With the path of what is wrong.
+    #[must_use]
+    pub fn with_param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// The same, unless it has one.
+    #[must_use]
+    pub fn or_param(self, param: &str) -> Self {
+        Self { param: self.param.or_else(|| Some(param.to_owned())), ..self }
+    }
+
     /// With a header.
     #[must_use]
     pub fn with_header(mut self, name: HeaderName, value: &str) -> Self {
@@ -119,7 +131,13 @@ impl From<Error> for ApiError {
             Error::TooLarge { limit, .. } => Some((*limit).to_owned()),
             _ => None,
         };
-        Self { param, ..Self::new(status, e.code(), e.to_string()) }
+        let message = match &e {
+            Error::Gone { session_id, status } => {
+                format!("session {session_id} is {status}; POST /sessions/{session_id}/restore brings it back")
+            }
+            _ => e.to_string(),
+        };
+        Self { param, ..Self::new(status, e.code(), message) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
 
 use crate::error::ApiError;
+use crate::query::check_name;
 use crate::server::Shared;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -30,22 +31,54 @@ impl FromRequest<Shared> for Raw {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
-        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         // Also keeps pages of other sites away: a browser asks before it sends JSON elsewhere.
+        let kind = media_type(request.headers());
         if kind != "application/json" && !kind.ends_with("+json") {
-            let message = "the body must be JSON; send `Content-Type: application/json`";
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+            return Err(not_json("the body must be JSON; send `Content-Type: application/json`"));
         }
-        let max = app.config.limits.max_body_bytes;
-        match Limited::new(request.into_body(), max).collect().await {
-            Ok(body) => Ok(Raw(body.to_bytes())),
-            Err(e) if e.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::too_large(
-                "max_body_bytes",
-                format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit"),
-            )),
-            Err(_) => Err(ApiError::invalid("body", "the body ended before it was complete")),
+        collect(request, app).await.map(Raw)
+    }
+}
+
+/// The text of a body of JSON, or of JSON lines.
+#[derive(Debug)]
+pub struct Lines(pub String);
+
+impl FromRequest<Shared> for Lines {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        let kind = media_type(request.headers());
+        let lines = ["application/json", "application/jsonl", "application/x-ndjson", "application/x-jsonlines"];
+        if !lines.contains(&&*kind) && !kind.ends_with("+json") {
+            let message =
+                "the body must be JSON or JSON lines; send `Content-Type: application/json` or `application/jsonl`";
+            return Err(not_json(message));
         }
+        let bytes = collect(request, app).await?;
+        let text = String::from_utf8(bytes.into());
+        text.map(Lines).map_err(|_| ApiError::invalid("body", "the body is not UTF-8 text"))
+    }
+}
+
+fn not_json(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+}
+
+fn media_type(headers: &HeaderMap) -> String {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+async fn collect(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
+    let max = app.config.limits.max_body_bytes;
+    match Limited::new(request.into_body(), max).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(e) if e.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::too_large(
+            "max_body_bytes",
+            format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit"),
+        )),
+        Err(_) => Err(ApiError::invalid("body", "the body ended before it was complete")),
     }
 }
 
@@ -80,6 +113,28 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     }
 }
 
+/// What a path names.
+#[derive(Debug)]
+pub struct Named(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let params = Path::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        params.map(|Path(params)| Self(params)).map_err(|e| ApiError::invalid("path", e.body_text()))
+    }
+}
+
+impl Named {
+    /// A part of the path by its name: not empty, not too long, no control characters.
+    pub fn get(&self, name: &str) -> Result<&str, ApiError> {
+        let value = self.0.iter().find(|(n, _)| n == name).map_or("", |(_, v)| v);
+        check_name(name, value)?;
+        Ok(value)
+    }
+}
+
 /// The session that a path names.
 #[derive(Debug)]
 pub struct Id(pub SessionId);
@@ -88,10 +143,18 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let params = Path::<Vec<(String, String)>>::from_request_parts(parts, state).await;
-        let params = params.map_err(|e| ApiError::invalid("id", e.body_text()))?;
-        let id = params.0.into_iter().find(|(name, _)| name == "id").map(|(_, id)| id).unwrap_or_default();
+        let Named(params) = Named::from_request_parts(parts, state).await?;
+        let id = params.into_iter().find(|(name, _)| name == "id").map(|(_, id)| id).unwrap_or_default();
         Ok(Id(SessionId::new(id)?))
+    }
+}
+
+/// `Idempotency-Key`: the same request is done once.
+pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    match value.to_str().map(str::trim) {
+        Ok(key) if !key.is_empty() && key.len() <= 256 => Ok(Some(key.to_owned())),
+        _ => Err(ApiError::invalid("Idempotency-Key", "it must have 1 to 256 characters, plain ASCII")),
     }
 }
 

@@ -1,5 +1,14 @@
 //! Handlers, one file for each kind of thing: extract, one call, respond.
 
+pub mod assistants;
 pub mod chat;
+pub mod checkpoints;
+pub mod messages;
 pub mod models;
 pub mod operations;
+pub mod sessions;
+pub mod sessions_v1;
+pub mod threads;
+pub mod transfer;
+pub mod users;
+pub mod view;

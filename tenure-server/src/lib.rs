@@ -11,6 +11,7 @@ pub mod extract;
 pub mod hooks;
 pub mod http;
 pub mod metrics;
+pub mod query;
 pub mod rehearsal;
 pub mod router;
 pub mod server;

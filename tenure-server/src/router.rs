@@ -2,7 +2,9 @@
 
 use crate::error::ApiError;
 use crate::extract::header_text;
-use crate::http::{chat, models, operations};
+use crate::http::{
+    assistants, chat, checkpoints, messages, models, operations, sessions, sessions_v1, threads, transfer, users,
+};
 use crate::server::Shared;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -40,6 +42,26 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(chat::complete))
         .routes(routes!(models::list))
         .routes(routes!(models::embeddings))
+        .routes(routes!(sessions_v1::list))
+        .routes(routes!(sessions_v1::get, sessions_v1::put, sessions_v1::delete))
+        .routes(routes!(sessions_v1::fork))
+        // assistants
+        .routes(routes!(assistants::list, assistants::create))
+        .routes(routes!(assistants::get, assistants::put, assistants::delete))
+        // sessions
+        .routes(routes!(sessions::list, sessions::create))
+        .routes(routes!(sessions::get, sessions::patch, sessions::delete))
+        .routes(routes!(sessions::restore))
+        .routes(routes!(messages::list, messages::append))
+        .routes(routes!(messages::discarded))
+        .routes(routes!(checkpoints::list, checkpoints::create))
+        .routes(routes!(checkpoints::get))
+        .routes(routes!(checkpoints::rewind))
+        .routes(routes!(checkpoints::fork))
+        .routes(routes!(transfer::export))
+        .routes(routes!(transfer::import))
+        .routes(routes!(threads::session))
+        .routes(routes!(users::erase))
         // operations
         .routes(routes!(operations::healthz))
         .routes(routes!(operations::readyz))

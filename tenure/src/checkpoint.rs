@@ -29,6 +29,8 @@ pub struct Discarded {
     pub seq: Seq,
     /// When.
     pub at: Timestamp,
+    /// The number of messages that were left.
+    pub position: usize,
     /// What was cut off.
     pub messages: Vec<Said>,
 }
@@ -97,7 +99,8 @@ impl Tenure {
                 said.message = self.attach_message(&head.tenant, &said.message).await?;
             }
             if !messages.is_empty() {
-                all.push(Discarded { seq: record.seq, at: record.at, messages });
+                let position = session.messages.len();
+                all.push(Discarded { seq: record.seq, at: record.at, position, messages });
             }
         }
         Ok(all)
@@ -117,6 +120,7 @@ impl Tenure {
             .read(who, id, need, |state| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.check_live(head)?;
+                self.check_expected(head)?;
                 let end = Place { seq: head.seq, position: head.mark.messages, mark: head.mark.clone() };
                 let place = if need == Need::Head { end } else { place(self.whole_ref(state, id)?, &at)? };
                 Ok((head.clone(), place))

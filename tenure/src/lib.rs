@@ -55,6 +55,7 @@ mod head;
 mod history;
 mod hot;
 mod id;
+mod look;
 mod media;
 mod message;
 mod model;

@@ -168,6 +168,14 @@ impl Tenure {
         Self { house: self.house.clone(), expect: Some(seq) }
     }
 
+    /// A session that does not exist ends nowhere.
+    pub(crate) fn check_expected_none(&self, id: &SessionId) -> Result<()> {
+        match self.expect {
+            Some(expected) => Err(Error::Conflict { session_id: id.clone(), expected }),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn check_expected(&self, head: &Head) -> Result<()> {
         match self.expect {
             Some(expected) if expected != head.seq => {
@@ -333,11 +341,10 @@ impl Tenure {
         }
     }
 
-    /// The last messages of a session, oldest first. Costs what it returns, however long the session is.
-    pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<Said>> {
-        self.know(&who.tenant).await?;
-        let head = self.head(who, id).await?;
-        self.check_live(&head)?;
+    /// The last messages of a session, oldest first, with the card they belong to. Costs what it returns, however long the session
+    /// is.
+    pub async fn last_messages(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<(Head, Vec<Said>)> {
+        let head = self.live(who, id).await?;
         let (mut current, mut upto) = (head.clone(), head.seq);
         let mut tail: Vec<Said> = Vec::new();
         'log: while tail.len() < limit {
@@ -348,7 +355,7 @@ impl Tenure {
                 // Purged while we read, or its records moved to another session: look again.
                 return match self.head(who, id).await? {
                     moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
-                        Box::pin(self.tail(who, id, limit)).await
+                        Box::pin(self.last_messages(who, id, limit)).await
                     }
                     _ => Err(Error::corrupt(format!("session {}, record {upto}", current.key()), "it is missing")),
                 };
@@ -383,7 +390,7 @@ impl Tenure {
             })?;
         }
         tail.reverse();
-        Ok(tail)
+        Ok((head, tail))
     }
 
     /// Checks messages against the limits and takes their media out.
@@ -444,6 +451,20 @@ impl Tenure {
 
     /// Changes title, tags, metadata or model.
     pub async fn update(&self, who: &Principal, id: &SessionId, change: InfoChange) -> Result<Head> {
+        self.patch(who, id, change, None).await
+    }
+
+    /// The same, and makes it wait or go on ([`Status::Paused`], [`Status::Active`]), in one step.
+    pub async fn patch(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        change: InfoChange,
+        status: Option<Status>,
+    ) -> Result<Head> {
+        if status.is_some_and(|s| !s.is_live()) {
+            return Err(Error::invalid("status", "it can be set to active or paused; delete a session to end it"));
+        }
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.check_live(head)?;
@@ -452,11 +473,19 @@ impl Tenure {
             {
                 return Err(Error::invalid("model", format!("not a valid model: {why}")));
             }
-            let record = Record { seq: head.seq + 1, at: now, entry: Entry::info(change.clone()) };
+            let mut entries = Vec::new();
+            if change != InfoChange::default() {
+                entries.push(Entry::info(change.clone()));
+            }
+            if let Some(to) = status.filter(|s| *s != head.status) {
+                entries.push(Entry::Status { to, reason: None });
+            }
             let mut after = head.clone();
-            after.apply(&record);
+            for (seq, entry) in (head.seq + 1..).zip(&entries) {
+                after.apply(&Record { seq, at: now, entry: entry.clone() });
+            }
             self.check_info_size(serde_json::to_string(&after.info).map_or(0, |t| t.len()))?;
-            Ok(Draft::new(vec![record.entry], after))
+            Ok(Draft::new(entries, after))
         })
         .await
     }
@@ -523,6 +552,7 @@ impl Tenure {
     pub async fn purge(&self, who: &Principal, id: &SessionId) -> Result<bool> {
         match self.head(who, id).await {
             Ok(head) => {
+                self.check_expected(&head)?;
                 self.purge_key(&head.key()).await?;
                 Ok(true)
             }

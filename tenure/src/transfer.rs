@@ -5,11 +5,14 @@ use crate::error::{Error, Result};
 use crate::head::{Head, Mark, Status, Style};
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, SessionId};
+use crate::media::Blob;
 use crate::message::Message;
+use crate::session::Session;
 use crate::tenure::Tenure;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 
 /// The newest form of an export.
 pub const EXPORT_FORMAT: u32 = 1;
@@ -81,43 +84,13 @@ pub struct ExportedCheckpoint {
 impl Tenure {
     /// A session as it travels.
     pub async fn export(&self, who: &Principal, id: &SessionId) -> Result<Export> {
-        let session = self.load(who, id).await?;
-        let (head, info) = (session.head().clone(), session.info.clone());
-        let checkpoints = session.checkpoints.iter().map(|c| ExportedCheckpoint {
-            label: c.label.clone(),
-            position: c.position,
-            auto: c.auto,
-            created_at: Some(c.created_at),
-            state: c.state.clone(),
-        });
-        Ok(Export {
-            tenure: EXPORT_FORMAT,
-            session_id: Some(info.session_id),
-            created_at: Some(info.created_at),
-            updated_at: Some(info.updated_at),
-            assistant: head.assistant,
-            thread: head.thread,
-            model: info.model,
-            title: info.title,
-            tags: info.tags,
-            metadata: info.metadata,
-            style: head.style,
-            lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
-            checkpoints: checkpoints.collect(),
-            messages: session.messages.into_iter().map(|m| m.message).collect(),
-        })
+        Ok(self.load(who, id).await?.into())
     }
 
     /// Puts a session under an id, in place of what is there: one step, wholly in or wholly out. What it replaces is rewound, not
     /// destroyed.
     pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
-        if export.tenure > EXPORT_FORMAT {
-            let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
-            return Err(Error::NewerFormat { place, found, known });
-        }
-        self.check_info(&created(who, &export))?;
-        let (stored, blobs) = self.detach(&export.messages)?;
-        let entries = imported(&export, &stored)?;
+        let (entries, blobs) = self.prepare(who, &export)?;
         for _ in 0..=self.limits().max_retries {
             let replaced = self.write(who, id, Need::Session, |state, now| {
                 let session = self.whole_ref(state, id)?;
@@ -145,11 +118,8 @@ impl Tenure {
                 Err(Error::NotFound { .. }) => {}
                 answer => return answer,
             }
-            let records = (1..).zip([Entry::created(created(who, &export))].into_iter().chain(entries.iter().cloned()));
-            let now = self.now();
-            let mut records: Vec<Record> = records.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
-            let more = records.split_off(1);
-            match self.begin_with(&who.key(id), &records[0], more, blobs.clone()).await {
+            self.check_expected_none(id)?;
+            match self.begin_import(who, id, &export, &entries, blobs.clone()).await {
                 // Either somebody just made it, or it is somebody else's: the next look tells.
                 Err(Error::Exists { session_id }) => {
                     self.head(who, &session_id).await.map_err(|_| Error::Exists { session_id })?;
@@ -158,6 +128,71 @@ impl Tenure {
             }
         }
         Err(Error::Conflict { session_id: id.clone(), expected: 0 })
+    }
+
+    /// Puts a session under an id that is free; else it is [`Error::Exists`].
+    pub async fn import_new(&self, who: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
+        let (entries, blobs) = self.prepare(who, export)?;
+        self.begin_import(who, id, export, &entries, blobs).await
+    }
+
+    /// Whether an export could be imported; nothing is written.
+    pub fn check_export(&self, who: &Principal, export: &Export) -> Result<()> {
+        self.prepare(who, export).map(drop)
+    }
+
+    fn prepare(&self, who: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
+        if export.tenure > EXPORT_FORMAT {
+            let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
+            return Err(Error::NewerFormat { place, found, known });
+        }
+        self.check_info(&created(who, export))?;
+        let (stored, blobs) = self.detach(&export.messages)?;
+        Ok((imported(export, &stored)?, blobs))
+    }
+
+    async fn begin_import(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        export: &Export,
+        entries: &[Entry],
+        blobs: Vec<Blob>,
+    ) -> Result<Head> {
+        let records = (1..).zip([Entry::created(created(who, export))].into_iter().chain(entries.iter().cloned()));
+        let now = self.now();
+        let mut records: Vec<Record> = records.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
+        let more = records.split_off(1);
+        self.begin_with(&who.key(id), &records[0], more, blobs).await
+    }
+}
+
+impl From<Session> for Export {
+    fn from(session: Session) -> Export {
+        let (head, info) = (session.head().clone(), session.info.clone());
+        let checkpoints = session.checkpoints.iter().map(|c| ExportedCheckpoint {
+            label: c.label.clone(),
+            position: c.position,
+            auto: c.auto,
+            created_at: Some(c.created_at),
+            state: c.state.clone(),
+        });
+        Export {
+            tenure: EXPORT_FORMAT,
+            session_id: Some(info.session_id),
+            created_at: Some(info.created_at),
+            updated_at: Some(info.updated_at),
+            assistant: head.assistant,
+            thread: head.thread,
+            model: info.model,
+            title: info.title,
+            tags: info.tags,
+            metadata: info.metadata,
+            style: head.style,
+            lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
+            checkpoints: checkpoints.collect(),
+            messages: session.messages.into_iter().map(|m| m.message).collect(),
+        }
     }
 }
 
@@ -172,13 +207,18 @@ fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     if let Some(i) = export.checkpoints.iter().position(|c| c.position > stored.len()) {
         return Err(Error::invalid(format!("checkpoints[{i}].position"), "there are fewer messages than that"));
     }
+    // Stable, so that those at one place stay in their order.
+    let mut checkpoints: Vec<&ExportedCheckpoint> = export.checkpoints.iter().collect();
+    checkpoints.sort_by_key(|c| c.position);
+    let mut checkpoints = checkpoints.into_iter().peekable();
+    let lead: HashSet<usize> = export.lead.iter().copied().collect();
     for position in 0..=stored.len() {
-        for c in export.checkpoints.iter().filter(|c| c.position == position) {
+        while let Some(c) = checkpoints.next_if(|c| c.position == position) {
             let (label, auto, state) = (c.label.clone(), c.auto, c.state.clone());
             entries.push(Entry::Checkpoint(Checkpointed { label, auto, run: None, step: None, state }));
         }
         if let Some(message) = stored.get(position) {
-            let lead = export.lead.contains(&position);
+            let lead = lead.contains(&position);
             entries.push(Entry::Message(Post { run: None, lead, message: message.clone() }));
         }
     }

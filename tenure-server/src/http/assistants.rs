@@ -1,0 +1,220 @@
+//! `/assistants`: what sessions can belong to. Those of `tenure.yaml` stand for every tenant and are changed there.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{Named, Raw, parse};
+use crate::http::view::{Asking, Ending, Finding, Making};
+use crate::server::{App, Shared};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tenure::{Assistant, Fields};
+use utoipa::ToSchema;
+
+/// An assistant to be. What it does not say is as the server has it. Times are written `90s`, `30m`, `2h`, `7d` or `never`.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "it describes the body; the library reads it")]
+pub struct AssistantBody {
+    /// Its name, which is its id too.
+    name: String,
+    /// The model it talks to.
+    model: Option<String>,
+    /// What the model is told before anything else.
+    instructions: Option<String>,
+    /// How long its sessions last.
+    sessions: Option<LifetimeBody>,
+    /// What the model is shown of them.
+    short_term: Option<ShortTermBody>,
+    /// Their tool results.
+    cache: Option<CacheBody>,
+    /// Anything else.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Map<String, Value>>,
+}
+
+/// How long an assistant's sessions last.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "it describes the body; the library reads it")]
+pub struct LifetimeBody {
+    /// Idle for longer, a session expires.
+    ttl: Option<String>,
+    /// Expired or deleted for longer, it is purged.
+    retention: Option<String>,
+}
+
+/// What an assistant's model is shown.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "it describes the body; the library reads it")]
+pub struct ShortTermBody {
+    /// At most so many turns; 0: all.
+    max_history_turns: Option<usize>,
+    /// At most so many tokens, estimated; 0: all.
+    max_tokens: Option<usize>,
+}
+
+/// How much an assistant's sessions keep of tool results.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "it describes the body; the library reads it")]
+pub struct CacheBody {
+    /// How long a result is good for.
+    ttl: Option<String>,
+    /// How many a session keeps.
+    max_entries: Option<usize>,
+}
+
+/// An assistant.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AssistantView {
+    /// Its name.
+    id: String,
+    /// `assistant`.
+    object: &'static str,
+    /// Whether it is declared in the configuration, and so can not be changed here.
+    declared: bool,
+    /// What it is.
+    #[serde(flatten)]
+    #[schema(value_type = AssistantBody)]
+    assistant: Assistant,
+}
+
+/// All assistants, by name.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AssistantList {
+    object: &'static str,
+    data: Vec<AssistantView>,
+    /// Always `null`: they come all at once.
+    next_cursor: Option<String>,
+}
+
+/// What became of an assistant.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AssistantDeleted {
+    id: String,
+    object: &'static str,
+    deleted: bool,
+}
+
+fn view(app: &App, assistant: Assistant) -> AssistantView {
+    let (id, declared) = (assistant.name.clone(), app.tenure.is_declared(&assistant.name));
+    AssistantView { id, object: "assistant", declared, assistant }
+}
+
+fn unknown(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no assistant {name:?}; GET /assistants lists them"))
+}
+
+fn refuse_declared(app: &App, name: &str) -> ApiResult<()> {
+    match app.tenure.is_declared(name) {
+        false => Ok(()),
+        true => {
+            let message = format!("assistant {name:?} is declared in the server's configuration; change it there");
+            Err(ApiError::new(StatusCode::CONFLICT, "declared", message).with_param("name"))
+        }
+    }
+}
+
+/// List assistants
+#[utoipa::path(
+    get, path = "/assistants", tag = "assistants", operation_id = "list_assistants",
+    responses((status = 200, description = "All of them", body = AssistantList), Asking)
+)]
+pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<AssistantList>> {
+    let all = app.tenure.assistants(&caller.reads()?).await?;
+    let data = all.iter().map(|a| view(&app, Assistant::clone(a))).collect();
+    Ok(Json(AssistantList { object: "list", data, next_cursor: None }))
+}
+
+/// Make an assistant
+///
+/// Needs the right `admin`.
+#[utoipa::path(
+    post, path = "/assistants", tag = "assistants", operation_id = "create_assistant",
+    request_body(content = AssistantBody),
+    responses((status = 201, description = "It is there", body = AssistantView), Making)
+)]
+pub async fn create(
+    State(app): State<Shared>,
+    caller: Caller,
+    Raw(body): Raw,
+) -> ApiResult<(StatusCode, Json<AssistantView>)> {
+    let who = caller.administers()?;
+    let assistant: Assistant = parse(&body)?;
+    refuse_declared(&app, &assistant.name)?;
+    if app.tenure.assistant(&who, &assistant.name).await?.is_some() {
+        let message = format!("assistant {:?} exists already; PUT replaces it", assistant.name);
+        return Err(ApiError::new(StatusCode::CONFLICT, "exists", message).with_param("name"));
+    }
+    app.tenure.put_assistant(&who, assistant.clone()).await?;
+    Ok((StatusCode::CREATED, Json(view(&app, assistant))))
+}
+
+/// Look at an assistant
+#[utoipa::path(
+    get, path = "/assistants/{name}", tag = "assistants", operation_id = "get_assistant",
+    params(("name" = String, Path, description = "The assistant")),
+    responses((status = 200, description = "The assistant", body = AssistantView), Finding)
+)]
+pub async fn get(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<AssistantView>> {
+    let (who, name) = (caller.reads()?, named.get("name")?);
+    match app.tenure.assistant(&who, name).await? {
+        Some(assistant) => Ok(Json(view(&app, Assistant::clone(&assistant)))),
+        None => Err(unknown(name)),
+    }
+}
+
+/// Replace an assistant, or make it
+///
+/// Its sessions follow it from then on. Needs the right `admin`. The body's `name` can be left out.
+#[utoipa::path(
+    put, path = "/assistants/{name}", tag = "assistants", operation_id = "put_assistant",
+    params(("name" = String, Path, description = "The assistant")),
+    request_body(content = AssistantBody),
+    responses(
+        (status = 200, description = "It was replaced", body = AssistantView),
+        (status = 201, description = "It is new", body = AssistantView),
+        Making,
+    )
+)]
+pub async fn put(
+    State(app): State<Shared>,
+    caller: Caller,
+    named: Named,
+    Raw(body): Raw,
+) -> ApiResult<(StatusCode, Json<AssistantView>)> {
+    let (who, name) = (caller.administers()?, named.get("name")?);
+    let mut fields: Fields = parse(&body)?;
+    if fields.get("name").is_none() {
+        fields.set("name", name);
+    }
+    let assistant: Assistant = parse(fields.to_string().as_bytes())?;
+    if assistant.name != name {
+        return Err(ApiError::invalid(
+            "name",
+            format!("the path says {name:?}; leave `name` out, or make it the same"),
+        ));
+    }
+    refuse_declared(&app, name)?;
+    let new = app.tenure.assistant(&who, name).await?.is_none();
+    app.tenure.put_assistant(&who, assistant.clone()).await?;
+    let status = if new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(view(&app, assistant))))
+}
+
+/// Remove an assistant
+///
+/// Its sessions stay, and are kept as those of no assistant. Needs the right `admin`.
+#[utoipa::path(
+    delete, path = "/assistants/{name}", tag = "assistants", operation_id = "delete_assistant",
+    params(("name" = String, Path, description = "The assistant")),
+    responses((status = 200, description = "It is gone", body = AssistantDeleted), Ending)
+)]
+pub async fn delete(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<AssistantDeleted>> {
+    let (who, name) = (caller.administers()?, named.get("name")?);
+    refuse_declared(&app, name)?;
+    match app.tenure.remove_assistant(&who, name).await? {
+        true => Ok(Json(AssistantDeleted { id: name.to_owned(), object: "assistant.deleted", deleted: true })),
+        false => Err(unknown(name)),
+    }
+}

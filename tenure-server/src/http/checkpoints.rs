@@ -1,0 +1,186 @@
+//! `/sessions/{id}/checkpoints`, `rewind` and `fork`: points to come back to, and ways to come back.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{Id, IfMatch, Input, Named};
+use crate::http::view::{
+    self, CheckpointList, CheckpointView, CheckpointWhole, PlaceBody, Reading, SessionView, Writing,
+};
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use tenure::{Error, Label, Point, Seq, SessionId};
+use utoipa::ToSchema;
+
+/// A checkpoint to be.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewCheckpoint {
+    /// Its name; without one it is named after its record. Digits alone are a position, not a name.
+    #[serde(default)]
+    label: Option<String>,
+}
+
+/// Where to fork.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkBody {
+    /// The new session's id; generated if there is none.
+    #[serde(default, alias = "session_id")]
+    id: Option<String>,
+    /// After the newest checkpoint with this label.
+    #[serde(default)]
+    label: Option<String>,
+    /// After so many messages.
+    #[serde(default)]
+    position: Option<usize>,
+    /// After so many turns.
+    #[serde(default)]
+    turn: Option<usize>,
+}
+
+/// What a rewind did.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RewindView {
+    /// The end of the log after it; the `ETag`.
+    seq: Seq,
+    /// The number of messages that are left.
+    position: usize,
+    /// The number of messages that were cut off.
+    discarded: usize,
+}
+
+/// The point that is meant, if one is.
+fn point(place: PlaceBody) -> ApiResult<Option<Point>> {
+    let label = place.label.map(Point::Label);
+    let given = [label, place.position.map(Point::Position), place.turn.map(Point::Turn)];
+    let mut given = given.into_iter().flatten();
+    match (given.next(), given.next()) {
+        (point, None) => Ok(point),
+        _ => Err(ApiError::invalid("body", "name one place only: `label`, `position` or `turn`")),
+    }
+}
+
+/// List checkpoints
+#[utoipa::path(
+    get, path = "/sessions/{id}/checkpoints", tag = "checkpoints", operation_id = "list_checkpoints",
+    params(("id" = String, Path, description = "The session")),
+    responses((status = 200, description = "All of them", body = CheckpointList), Reading)
+)]
+pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<CheckpointList>> {
+    let all = app.tenure.checkpoints(&caller.reads()?, &id).await?;
+    let data = all.iter().map(CheckpointView::from).collect();
+    Ok(Json(CheckpointList { object: "list", data, next_cursor: None }))
+}
+
+/// Set a checkpoint at the end of a session
+#[utoipa::path(
+    post, path = "/sessions/{id}/checkpoints", tag = "checkpoints", operation_id = "create_checkpoint",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+    ),
+    request_body(content = NewCheckpoint),
+    responses((status = 201, description = "It is set", body = CheckpointView), Writing)
+)]
+pub async fn create(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    if_match: IfMatch,
+    Input(body): Input<NewCheckpoint>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let label = body.label.map(Label::new).transpose()?;
+    let made = if_match.on(&app.tenure).checkpoint(&who, &id, label).await.map_err(|e| if_match.error(e))?;
+    Ok(view::json(StatusCode::CREATED, Some(made.seq), view::text(&CheckpointView::from(&made))))
+}
+
+/// A checkpoint with the messages up to it
+#[utoipa::path(
+    get, path = "/sessions/{id}/checkpoints/{place}", tag = "checkpoints", operation_id = "get_checkpoint",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("place" = String, Path, description = "Its label, or its position if it is a number; of several, the newest"),
+    ),
+    responses((status = 200, description = "The checkpoint", body = CheckpointWhole), Reading)
+)]
+pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: Named) -> ApiResult<Response> {
+    let who = caller.reads()?;
+    let place = named.get("place")?;
+    let position = place.bytes().all(|b| b.is_ascii_digit()).then(|| place.parse().unwrap_or(usize::MAX));
+    let found = app.tenure.view(&who, &id, |session| {
+        let is = |c: &&tenure::Checkpoint| match position {
+            Some(position) => c.position == position,
+            None => c.label.as_str() == place,
+        };
+        let checkpoint = session.checkpoints.iter().rev().find(is)?;
+        let messages = view::messages(session.messages.get(..checkpoint.position)?, 0);
+        Some((session.seq, view::with(view::text(&CheckpointView::from(checkpoint)), &[("messages", &messages)])))
+    });
+    match found.await? {
+        Some((seq, body)) => Ok(view::json(StatusCode::OK, Some(seq), body)),
+        None => {
+            let what = format!("checkpoint {place:.128?}");
+            Err(Error::NoSuchPoint { session_id: id, what }.into())
+        }
+    }
+}
+
+/// Go back to a place
+///
+/// What came after it is cut off, and stays readable as discarded.
+#[utoipa::path(
+    post, path = "/sessions/{id}/rewind", tag = "checkpoints", operation_id = "rewind_session",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+    ),
+    request_body(content = PlaceBody),
+    responses((status = 200, description = "It is there", body = RewindView), Writing)
+)]
+pub async fn rewind(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    if_match: IfMatch,
+    Input(body): Input<PlaceBody>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let Some(to) = point(body)? else {
+        return Err(ApiError::invalid("body", "say where to: `label`, `position` or `turn`"));
+    };
+    let done = if_match.on(&app.tenure).rewind(&who, &id, to).await.map_err(|e| if_match.error(e))?;
+    let view = RewindView { seq: done.seq, position: done.position, discarded: done.discarded };
+    Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
+}
+
+/// Branch off a new session
+///
+/// At a place, or at the end. Nothing is copied, however long it is; neither can change the other.
+#[utoipa::path(
+    post, path = "/sessions/{id}/fork", tag = "checkpoints", operation_id = "fork_session",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+    ),
+    request_body(content = ForkBody),
+    responses((status = 201, description = "The new session", body = SessionView), Writing)
+)]
+pub async fn fork(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    if_match: IfMatch,
+    Input(body): Input<ForkBody>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let ForkBody { id: new, label, position, turn } = body;
+    let at = point(PlaceBody { label, position, turn })?.unwrap_or(Point::End);
+    let new = new.map(SessionId::new).transpose()?;
+    let head = if_match.on(&app.tenure).fork(&who, &id, at, new).await.map_err(|e| if_match.error(e))?;
+    Ok(view::session(StatusCode::CREATED, &head))
+}

@@ -1,0 +1,177 @@
+//! `/v1/sessions`: sessions for clients of mistral.rs, and the short way to move one.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{Id, IfMatch, Input, Lines};
+use crate::http::transfer::{self, LeftOutView};
+use crate::http::view::{self, Asking, Finding, Making, SessionList, SessionView};
+use crate::query::Pairs;
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tenure::{Error, Point, Seq, SessionId};
+use utoipa::ToSchema;
+
+/// List sessions
+///
+/// The same as `GET /sessions`.
+#[utoipa::path(
+    get, path = "/v1/sessions", tag = "v1", operation_id = "list_sessions_v1",
+    params(
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
+        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+        ("offset" = Option<u32>, Query, description = "Leaves out so many; instead of `cursor`"),
+    ),
+    responses((status = 200, description = "A page", body = SessionList), Asking)
+)]
+pub async fn list(State(app): State<Shared>, caller: Caller, pairs: Pairs) -> ApiResult<Json<SessionList>> {
+    let who = caller.reads()?;
+    let query = pairs.sessions(&who, app.config.limits.max_page)?;
+    Ok(Json(app.tenure.list(&who, query).await?.into()))
+}
+
+/// Here a session that has expired or was deleted is not there.
+fn not_there(e: Error) -> Error {
+    match e {
+        Error::Gone { session_id, .. } => Error::NotFound { session_id },
+        other => other,
+    }
+}
+
+/// A session as it travels.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ExportView {
+    /// The form of the export.
+    tenure: u32,
+    /// Its id.
+    session_id: String,
+    /// What was said, media included, each message as it was given.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Value>,
+    /// The pictures that are in the messages, base64.
+    images: Vec<String>,
+    /// The videos that are in the messages, base64.
+    videos: Vec<String>,
+    /// The files that are in the messages.
+    #[schema(value_type = Vec<Object>)]
+    files: Vec<Value>,
+}
+
+/// Export a session
+#[utoipa::path(
+    get, path = "/v1/sessions/{id}", tag = "v1", operation_id = "export_session_v1",
+    params(("id" = String, Path, description = "The session")),
+    responses((status = 200, description = "The session", body = ExportView), Finding)
+)]
+pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Response> {
+    let session = app.tenure.load(&caller.reads()?, &id).await.map_err(not_there)?;
+    let seq = session.seq;
+    Ok(view::json(StatusCode::OK, Some(seq), transfer::mistralrs(&session.into())?))
+}
+
+/// What came of a PUT.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReplacedView {
+    /// The session.
+    session_id: String,
+    /// The end of its log; the `ETag`.
+    seq: Seq,
+    /// How many messages it has now.
+    message_count: usize,
+    /// What a session has no place for.
+    left_out: Vec<LeftOutView>,
+}
+
+/// Import a session, or replace it
+///
+/// Our own export, plain messages (`{"messages": […]}` or the list alone), or an export of mistral.rs. What it replaces is rewound.
+#[utoipa::path(
+    put, path = "/v1/sessions/{id}", tag = "v1", operation_id = "import_session_v1",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+    ),
+    request_body(content((Object = "application/json"), (String = "application/jsonl"))),
+    responses((status = 200, description = "It is there", body = ReplacedView), Making)
+)]
+pub async fn put(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    if_match: IfMatch,
+    Lines(text): Lines,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let mut found = transfer::read(&text, None)?;
+    let (Some(one), true) = (found.pop(), found.is_empty()) else {
+        return Err(ApiError::invalid("body", "there must be one session in it; POST /sessions/import takes many"));
+    };
+    let left_out = transfer::left_out(&id, &one);
+    let head = if_match.on(&app.tenure).import(&who, &id, one.export).await.map_err(|e| if_match.error(e))?;
+    let (session_id, seq, message_count) = (id.to_string(), head.seq, head.mark.messages);
+    let body = view::text(&ReplacedView { session_id, seq, message_count, left_out });
+    Ok(view::json(StatusCode::OK, Some(seq), body))
+}
+
+/// Whether a session was there.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeletedView {
+    /// The session.
+    session_id: String,
+    /// Whether it was there.
+    deleted: bool,
+}
+
+/// Delete a session
+///
+/// 200 whether or not it was there. It can be restored until its retention ends.
+#[utoipa::path(
+    delete, path = "/v1/sessions/{id}", tag = "v1", operation_id = "delete_session_v1",
+    params(("id" = String, Path, description = "The session")),
+    responses((status = 200, description = "It is not there any more", body = DeletedView), Asking)
+)]
+pub async fn delete(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<DeletedView>> {
+    let who = caller.writes()?;
+    let deleted = match app.tenure.live(&who, &id).await {
+        Ok(_) => app.tenure.delete(&who, &id).await?,
+        Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
+        Err(e) => return Err(e.into()),
+    };
+    Ok(Json(DeletedView { session_id: id.to_string(), deleted }))
+}
+
+/// Where to fork.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkTurns {
+    /// The new session's id; generated if there is none.
+    #[serde(default)]
+    session_id: Option<String>,
+    /// After so many turns; all of them if not given.
+    #[serde(default)]
+    turns: Option<usize>,
+}
+
+/// Branch off a new session after so many turns
+#[utoipa::path(
+    post, path = "/v1/sessions/{id}/fork", tag = "v1", operation_id = "fork_session_v1",
+    params(("id" = String, Path, description = "The session")),
+    request_body(content = ForkTurns),
+    responses((status = 201, description = "The new session", body = SessionView), Making)
+)]
+pub async fn fork(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    Input(body): Input<ForkTurns>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let new = body.session_id.map(SessionId::new).transpose()?;
+    let at = body.turns.map_or(Point::End, Point::Turn);
+    let head = app.tenure.fork(&who, &id, at, new).await.map_err(not_there)?;
+    Ok(view::session(StatusCode::CREATED, &head))
+}

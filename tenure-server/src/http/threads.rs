@@ -1,0 +1,122 @@
+//! `/threads/{id}/session`: the session behind a chat thread of some other program.
+
+use crate::auth::Caller;
+use crate::error::ApiResult;
+use crate::extract::{Input, Named};
+use crate::http::sessions::{NewSession, begin};
+use crate::http::view::{self, Making, SessionView};
+use crate::server::{App, Shared};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tenure::{Head, Principal, Query, Status, Whose};
+use utoipa::ToSchema;
+
+/// What the session should be, if there is none yet.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ThreadBody {
+    /// The assistant it belongs to; one of another assistant is another session.
+    #[serde(default)]
+    assistant_id: Option<String>,
+    /// Whether to begin a new one in any case.
+    #[serde(default)]
+    fresh: Option<bool>,
+    /// The model of a new one.
+    #[serde(default)]
+    model: Option<String>,
+    /// The title of a new one.
+    #[serde(default)]
+    title: Option<String>,
+    /// The tags of a new one.
+    #[serde(default)]
+    tags: Option<Vec<String>>,
+    /// The metadata of a new one.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Map<String, Value>>,
+}
+
+/// The session of a chat thread
+///
+/// The one that was last active, or a new one when there is none in use: 200 or 201.
+#[utoipa::path(
+    post, path = "/threads/{id}/session", tag = "threads", operation_id = "thread_session",
+    params(("id" = String, Path, description = "The thread, as the other program calls it")),
+    request_body(content = ThreadBody),
+    responses(
+        (status = 200, description = "The one in use", body = SessionView),
+        (status = 201, description = "A new one", body = SessionView),
+        Making,
+    )
+)]
+pub async fn session(
+    State(app): State<Shared>,
+    caller: Caller,
+    named: Named,
+    Input(body): Input<ThreadBody>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let thread = named.get("id")?;
+    if body.fresh == Some(true) {
+        let made = begin(&app, &who, new(thread, &body, None)).await?;
+        return Ok(view::session(StatusCode::CREATED, made.head()));
+    }
+    if let Some(head) = newest(&app, &who, thread, &body, &LIVE).await? {
+        return Ok(view::session(StatusCode::OK, &head));
+    }
+    // Two who ask at once want one session, not two: both try the same id, which follows from what was there before.
+    let before = newest(&app, &who, thread, &body, &ANY).await?;
+    let id = next_id(&who, thread, body.assistant_id.as_deref(), before.as_ref());
+    match begin(&app, &who, new(thread, &body, Some(id))).await {
+        Err(e) if e.code() == "exists" => {
+            if let Some(head) = newest(&app, &who, thread, &body, &LIVE).await? {
+                return Ok(view::session(StatusCode::OK, &head));
+            }
+            let made = begin(&app, &who, new(thread, &body, None)).await?;
+            Ok(view::session(StatusCode::CREATED, made.head()))
+        }
+        made => Ok(view::session(StatusCode::CREATED, made?.head())),
+    }
+}
+
+const LIVE: [Status; 2] = [Status::Active, Status::Paused];
+const ANY: [Status; 4] = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+
+fn new(thread: &str, body: &ThreadBody, id: Option<String>) -> NewSession {
+    let ThreadBody { assistant_id, model, title, tags, metadata, .. } = body.clone();
+    NewSession { id, assistant_id, thread_id: Some(thread.to_owned()), model, title, tags, metadata }
+}
+
+/// The session of the thread that was last active. One that has expired since the last sweep is not in use any more.
+async fn newest(
+    app: &App,
+    who: &Principal,
+    thread: &str,
+    body: &ThreadBody,
+    status: &[Status],
+) -> ApiResult<Option<Head>> {
+    let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), app.config.limits.max_page.min(20));
+    query.thread = Some(thread.to_owned());
+    query.assistant = body.assistant_id.clone();
+    query.status = status.to_vec();
+    loop {
+        let page = app.tenure.list(who, query.clone()).await?;
+        match (page.heads.into_iter().next(), page.next) {
+            (Some(head), _) => return Ok(Some(head)),
+            (None, None) => return Ok(None),
+            (None, next) => query.cursor = next,
+        }
+    }
+}
+
+fn next_id(who: &Principal, thread: &str, assistant: Option<&str>, before: Option<&Head>) -> String {
+    let before = before.map_or("", |h| h.info.session_id.as_str());
+    let mut hash = blake3::Hasher::new();
+    for part in [who.user.as_str(), thread, assistant.unwrap_or_default(), before] {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    format!("thread_{}", &hash.finalize().to_hex()[..32])
+}

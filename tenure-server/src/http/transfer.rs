@@ -1,0 +1,174 @@
+//! Sessions as they travel: `/sessions/{id}/export` and `/sessions/import`.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{Id, Lines};
+use crate::http::view::{self, Making, Reading, SessionView};
+use crate::query::Pairs;
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tenure::foreign::{self, Foreign, Format};
+use tenure::{Error, Export, Fields, SessionId};
+use utoipa::ToSchema;
+
+/// Export a session
+///
+/// `tenure`: everything, for another Tenure. `openai`: `{"messages": […]}`. `mistralrs`: as `GET /v1/sessions/{id}` answers.
+/// `jsonl`: one message per line.
+#[utoipa::path(
+    get, path = "/sessions/{id}/export", tag = "transfer", operation_id = "export_session",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("format" = Option<String>, Query, description = "`tenure` (if not given), `openai`, `mistralrs` or `jsonl`"),
+    ),
+    responses(
+        (status = 200, description = "The session", content((Object = "application/json"), (String = "application/jsonl"))),
+        Reading,
+    )
+)]
+pub async fn export(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pairs: Pairs) -> ApiResult<Response> {
+    let who = caller.reads()?;
+    let format = pairs.one("format")?;
+    pairs.end()?;
+    let (seq, body) = match format.as_deref().unwrap_or("tenure") {
+        "tenure" => {
+            let session = app.tenure.load(&who, &id).await?;
+            (session.seq, view::text(&Export::from(session)))
+        }
+        "openai" => {
+            let list = |s: &tenure::Session| (s.seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
+            app.tenure.view(&who, &id, list).await?
+        }
+        "mistralrs" => {
+            let session = app.tenure.load(&who, &id).await?;
+            (session.seq, mistralrs(&session.into())?)
+        }
+        "jsonl" => {
+            let lines = app.tenure.view(&who, &id, |s| {
+                let lines: String = s.messages.iter().flat_map(|m| [m.message.as_str(), "\n"]).collect();
+                (s.seq, lines)
+            });
+            let (seq, lines) = lines.await?;
+            let mut response = view::json(StatusCode::OK, Some(seq), lines);
+            response
+                .headers_mut()
+                .insert(header::CONTENT_TYPE, axum::http::HeaderValue::from_static("application/jsonl"));
+            return Ok(response);
+        }
+        other => {
+            let message = format!("{other:.40?} is not tenure, openai, mistralrs or jsonl");
+            return Err(ApiError::invalid("format", message));
+        }
+    };
+    Ok(view::json(StatusCode::OK, Some(seq), body))
+}
+
+/// An export as mistral.rs answers it.
+pub(super) fn mistralrs(export: &Export) -> ApiResult<String> {
+    let raw: Box<RawValue> = foreign::to_mistralrs(export)?;
+    Ok(String::from(Box::<str>::from(raw)))
+}
+
+/// The sessions in a text. If one is wrong, nothing is taken.
+pub(super) fn read(text: &str, format: Option<Format>) -> ApiResult<Vec<Foreign>> {
+    let found = foreign::read(text, format).map_err(|e| ApiError::from(e).or_param("body"))?;
+    let found: Result<Vec<Foreign>, Error> = found.into_iter().collect();
+    found.map_err(|e| ApiError::from(e).or_param("body"))
+}
+
+/// What came of an import.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ImportedView {
+    /// The new sessions, in the order in which they came.
+    sessions: Vec<SessionView>,
+    /// What a session has no place for.
+    left_out: Vec<LeftOutView>,
+}
+
+/// Something that a session has no place for.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LeftOutView {
+    /// The session that it was left out of.
+    pub session_id: String,
+    /// Where it is.
+    pub place: String,
+    /// What it is, and why it is not in the session.
+    pub why: String,
+}
+
+/// What a session had no place for.
+pub(super) fn left_out(id: &SessionId, found: &Foreign) -> Vec<LeftOutView> {
+    let view =
+        |l: &foreign::LeftOut| LeftOutView { session_id: id.to_string(), place: l.place.clone(), why: l.why.clone() };
+    found.left_out.iter().map(view).collect()
+}
+
+/// Import sessions
+///
+/// Our exports, plain OpenAI messages, exports of mistral.rs, transcripts of Claude Code, items of OpenAI's Responses API; JSON, or JSON
+/// lines. The form is recognised if it is not named. A session comes under the `id` in the query or the body, else under its own if that is
+/// free, else under a new one.
+#[utoipa::path(
+    post, path = "/sessions/import", tag = "transfer", operation_id = "import_sessions",
+    params(
+        ("id" = Option<String>, Query, description = "The id it gets, if it is one session"),
+        ("format" = Option<String>, Query, description = "`tenure`, `openai`, `mistralrs`, `claude-code` or `responses`"),
+    ),
+    request_body(content((Object = "application/json"), (String = "application/jsonl"))),
+    responses((status = 201, description = "They are there", body = ImportedView), Making)
+)]
+pub async fn import(
+    State(app): State<Shared>,
+    caller: Caller,
+    mut pairs: Pairs,
+    Lines(text): Lines,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let format = pairs.one("format")?.map(|f| f.parse::<Format>()).transpose()?;
+    let mut id = pairs.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;
+    pairs.end()?;
+    let (text, named) = without_id(text)?;
+    id = id.or(named);
+    let all = read(&text, format)?;
+    if all.is_empty() {
+        return Err(ApiError::invalid("body", "there is no session in it"));
+    }
+    if all.len() > 1 && id.is_some() {
+        return Err(ApiError::invalid("id", format!("there are {} sessions, and one id", all.len())));
+    }
+    for one in &all {
+        app.tenure.check_export(&who, &one.export)?;
+    }
+    let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new() };
+    for one in all {
+        let own = one.export.session_id.clone();
+        let first = id.clone().or(own).unwrap_or_else(SessionId::generate);
+        let head = match app.tenure.import_new(&who, &first, &one.export).await {
+            // Its own id is taken, maybe by itself.
+            Err(Error::Exists { .. }) if id.is_none() => {
+                app.tenure.import_new(&who, &SessionId::generate(), &one.export).await?
+            }
+            done => done?,
+        };
+        view.left_out.extend(left_out(&head.info.session_id, &one));
+        view.sessions.push(SessionView::from(&head));
+    }
+    Ok((StatusCode::CREATED, Json(view)).into_response())
+}
+
+/// The body's `id`, taken out: it says what the session is to be called and is no part of it.
+fn without_id(text: String) -> ApiResult<(String, Option<SessionId>)> {
+    let Ok(mut fields) = serde_json::from_str::<Fields>(&text) else { return Ok((text, None)) };
+    let Some(id) = fields.take("id") else { return Ok((text, None)) };
+    let wrong = |why: String| ApiError::invalid("id", why);
+    match serde_json::from_str::<Option<String>>(id.get()) {
+        Ok(Some(id)) => Ok((fields.to_string(), Some(SessionId::new(id).map_err(|e| wrong(e.to_string()))?))),
+        Ok(None) => Ok((fields.to_string(), None)),
+        Err(_) => Err(wrong("`id` must be text".to_owned())),
+    }
+}

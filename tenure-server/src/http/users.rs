@@ -1,0 +1,39 @@
+//! `/users/{id}`: the right to be forgotten.
+
+use crate::auth::Caller;
+use crate::error::ApiResult;
+use crate::extract::Named;
+use crate::http::view::Ending;
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use tenure::User;
+use utoipa::ToSchema;
+
+/// Proof of an erasure.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReceiptView {
+    /// Who was erased.
+    user: String,
+    /// How many sessions were destroyed.
+    sessions: usize,
+    /// When it was done.
+    #[schema(format = DateTime)]
+    at: String,
+}
+
+/// Erase all of a user
+///
+/// Every session of theirs, for good. Needs the right `admin`. A user of whom nothing is known is erased too: with 0 sessions.
+#[utoipa::path(
+    delete, path = "/users/{id}", tag = "users", operation_id = "erase_user",
+    params(("id" = String, Path, description = "The user")),
+    responses((status = 200, description = "Nothing of them is left", body = ReceiptView), Ending)
+)]
+pub async fn erase(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<ReceiptView>> {
+    let who = caller.administers()?;
+    let receipt = app.tenure.erase(&who, &User::new(named.get("id")?)?).await?;
+    let (user, at) = (receipt.user.to_string(), receipt.at.to_string());
+    Ok(Json(ReceiptView { user, sessions: receipt.sessions, at }))
+}

@@ -1,0 +1,164 @@
+//! The parameters of a query, taken one by one: each that is wrong, given twice or not known is named.
+
+use crate::error::{ApiError, ApiResult};
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
+use jiff::Timestamp;
+use serde_json::Value;
+use std::str::FromStr;
+use tenure::store::Cursor;
+use tenure::{Principal, Reach, Status, User, Whose};
+
+/// What a route gives when no `limit` is asked for.
+const DEFAULT_LIMIT: usize = 20;
+
+/// The parameters that nobody has taken yet.
+#[derive(Debug, Default)]
+pub struct Pairs(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Pairs {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        match Query::<Vec<(String, String)>>::try_from_uri(&parts.uri) {
+            Ok(Query(pairs)) => Ok(Self(pairs)),
+            Err(_) => Err(ApiError::invalid("query", "not a valid query: write NAME=VALUE&NAME=VALUE")),
+        }
+    }
+}
+
+impl Pairs {
+    /// All values of a parameter that can be repeated.
+    pub fn all(&mut self, name: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        self.0.retain_mut(|(n, v)| {
+            let this = n == name;
+            if this {
+                found.push(std::mem::take(v));
+            }
+            !this
+        });
+        found
+    }
+
+    /// A parameter that can be given once.
+    pub fn one(&mut self, name: &str) -> ApiResult<Option<String>> {
+        let mut found = self.all(name);
+        match found.len() {
+            0 | 1 => Ok(found.pop()),
+            _ => Err(ApiError::invalid(name, format!("`{name}` is given more than once"))),
+        }
+    }
+
+    /// The same, read; `what` says what it should be.
+    pub fn read<T: FromStr>(&mut self, name: &str, what: &str) -> ApiResult<Option<T>> {
+        let Some(text) = self.one(name)? else { return Ok(None) };
+        let wrong = |_| ApiError::invalid(name, format!("`{name}` must be {what}, and is {text:.40?}"));
+        text.parse().map(Some).map_err(wrong)
+    }
+
+    /// A name: not empty, not too long, no control characters.
+    pub fn name(&mut self, name: &str) -> ApiResult<Option<String>> {
+        let Some(text) = self.one(name)? else { return Ok(None) };
+        check_name(name, &text)?;
+        Ok(Some(text))
+    }
+
+    /// How many of something, within the limit `max_page`.
+    pub fn count(&mut self, name: &str, max: usize) -> ApiResult<Option<usize>> {
+        let count: Option<usize> = self.read(name, &format!("a number from 1 to {max}"))?;
+        match count {
+            Some(n) if n > max => {
+                let message = format!("`{name}` is over the limit `max_page` of {max}; ask for less, and page on");
+                Err(ApiError::invalid(name, message))
+            }
+            Some(0) => Err(ApiError::invalid(name, format!("`{name}` must be a number from 1 to {max}"))),
+            count => Ok(count),
+        }
+    }
+
+    /// The size of a page.
+    pub fn limit(&mut self, max: usize) -> ApiResult<usize> {
+        Ok(self.count("limit", max)?.unwrap_or(DEFAULT_LIMIT.min(max)))
+    }
+
+    /// Nothing else may be there.
+    pub fn end(self) -> ApiResult<()> {
+        match self.0.first() {
+            None => Ok(()),
+            Some((name, _)) => Err(ApiError::invalid(
+                name.chars().take(128).collect::<String>(),
+                format!("{name:.40?} is not a parameter of this route; GET /docs lists them"),
+            )),
+        }
+    }
+
+    /// Which sessions are meant.
+    pub fn sessions(mut self, who: &Principal, max: usize) -> ApiResult<tenure::Query> {
+        let mut query = tenure::Query::new(Whose::Tenant(who.tenant.clone()), self.limit(max)?);
+        query.cursor = match self.one("cursor")? {
+            Some(cursor) => Some(cursor.parse::<Cursor>()?),
+            None => None,
+        };
+        // More than anybody can page through by hand, and every store can count so far.
+        let offset: Option<u32> = self.read("offset", "a number of sessions to leave out")?;
+        if offset.is_some() && query.cursor.is_some() {
+            return Err(ApiError::invalid("offset", "use `cursor` or `offset`, not both"));
+        }
+        query.offset = offset.unwrap_or(0) as usize;
+        query.assistant = self.name("assistant_id")?;
+        query.thread = self.name("thread_id")?;
+        if let Some(user) = self.one("user")? {
+            let user = User::new(user)?;
+            if who.reach != Reach::Tenant && user != who.user {
+                let message = "only a key with the right `admin` that names no user sees the sessions of others";
+                return Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "forbidden", message));
+            }
+            query.whose = Whose::User(who.tenant.clone(), user);
+        }
+        for words in self.all("status") {
+            for word in words.split(',') {
+                query.status.push(status(word)?);
+            }
+        }
+        let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
+        query.created_after = self.read::<Timestamp>("created_after", time)?;
+        query.created_before = self.read::<Timestamp>("created_before", time)?;
+        query.tags = self.all("tag");
+        query.title = self.one("title")?;
+        let mut fields = Vec::new();
+        self.0.retain(|(name, value)| match name.strip_prefix("metadata.") {
+            Some(key) => {
+                fields.push((key.to_owned(), value.clone()));
+                false
+            }
+            None => true,
+        });
+        for (key, text) in fields {
+            let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
+            if value.is_object() || value.is_array() {
+                let message = "only plain values can be looked for: text, a number, true, false or null";
+                return Err(ApiError::invalid(format!("metadata.{key}"), message));
+            }
+            query.metadata.push((key, value));
+        }
+        self.end()?;
+        Ok(query)
+    }
+}
+
+fn status(word: &str) -> ApiResult<Status> {
+    let all = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+    all.into_iter()
+        .find(|s| s.as_str() == word)
+        .ok_or_else(|| ApiError::invalid("status", format!("{word:.40?} is not active, paused, expired or deleted")))
+}
+
+/// Refuses what can not be the name of anything.
+pub fn check_name(param: &str, text: &str) -> ApiResult<()> {
+    let fits = !text.is_empty() && text.len() <= tenure::MAX_NAME_BYTES && !text.chars().any(char::is_control);
+    match fits {
+        true => Ok(()),
+        false => Err(ApiError::invalid(param, format!("`{param}` must have 1 to 128 bytes and no control characters"))),
+    }
+}

@@ -1,0 +1,71 @@
+//! Looking at sessions: parts of them, without copying the rest.
+
+use crate::error::Result;
+use crate::head::Head;
+use crate::hot::Need;
+use crate::id::{Principal, SessionId};
+use crate::session::{Said, Session};
+use crate::tenure::Tenure;
+
+/// What came of a look at a session in the cache.
+enum Seen<R> {
+    Done(R),
+    /// Media must be put back first.
+    Detached(Box<Session>),
+}
+
+impl Tenure {
+    /// A session's index card, if it is in use. One that has expired or was deleted is [`crate::Error::Gone`].
+    pub async fn live(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        self.know(&who.tenant).await?;
+        let head = self.head(who, id).await?;
+        self.check_live(&head)?;
+        Ok(head)
+    }
+
+    /// What `look` makes of a session. Nothing is copied unless there are media to put back; nobody else gets at the session
+    /// meanwhile, so `look` should be quick.
+    pub async fn view<R>(&self, who: &Principal, id: &SessionId, look: impl FnOnce(&Session) -> R) -> Result<R> {
+        let mut look = Some(look);
+        let seen = self.read(who, id, Need::Session, |state| {
+            let session = self.whole_ref(state, id)?;
+            self.check_live(session)?;
+            let whole = session.messages.iter().all(|m| m.message.cuts().is_empty());
+            Ok(match look.take() {
+                Some(look) if whole => (Seen::Done(look(session)), None),
+                look => (Seen::Detached(Box::new(session.clone())), look),
+            })
+        });
+        match seen.await? {
+            (Seen::Detached(session), Some(look)) => Ok(look(&self.attach(*session).await?)),
+            (Seen::Done(answer), _) => Ok(answer),
+            (Seen::Detached(_), None) => Err(crate::Error::unavailable("the session was looked at twice")),
+        }
+    }
+
+    /// A session's messages from a position on, at most so many, with the card they belong to.
+    pub async fn messages_from(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        position: usize,
+        limit: usize,
+    ) -> Result<(Head, Vec<Said>)> {
+        let seen = self.read(who, id, Need::Session, |state| {
+            let session = self.whole_ref(state, id)?;
+            self.check_live(session)?;
+            let page = session.messages.iter().skip(position).take(limit).cloned().collect();
+            Ok((session.head().clone(), page))
+        });
+        let (head, mut page): (Head, Vec<Said>) = seen.await?;
+        for said in page.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+            said.message = self.attach_message(&head.tenant, &said.message).await?;
+        }
+        Ok((head, page))
+    }
+
+    /// The last messages of a session, oldest first. Costs what it returns, however long the session is.
+    pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<Said>> {
+        Ok(self.last_messages(who, id, limit).await?.1)
+    }
+}
