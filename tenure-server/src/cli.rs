@@ -1,49 +1,113 @@
 //! What people type.
 
+mod care;
+mod chat;
+mod client;
+mod keys;
+mod search;
+mod sessions;
+mod show;
+mod terminal;
+mod transfer;
+
 use crate::config::Config;
 use crate::server::{self, App};
-use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use anyhow::bail;
+use clap::{CommandFactory, Parser, Subcommand};
+use client::At;
+use std::process::ExitCode;
+
+/// The example configuration, which is also the default one.
+const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
 
 /// Sessions that last, for LLM agents.
 #[derive(Debug, Parser)]
 #[command(name = "tenure", version, about)]
 pub struct Cli {
-    /// The configuration file (default: tenure.yaml, if there is one)
-    #[arg(long, global = true, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// The store: memory: | jsonl:DIR | sqlite:FILE | postgres://…
-    #[arg(long, global = true, value_name = "URL")]
-    pub store: Option<String>,
+    #[command(flatten)]
+    at: At,
     /// What to do; `serve` if nothing is said.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    command: Option<Command>,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+enum Command {
     /// Start the server
     Serve {
         /// The address to listen on
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<String>,
     },
+    /// Look at sessions, change them, move them
+    Sessions {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: sessions::Sessions,
+    },
+    /// Talk in a session
+    Chat(chat::Chat),
+    /// Expire and purge what is due, once (a running server does it by itself)
+    Sweep {
+        /// JSON, for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make, list and revoke the keys that a server asks for
+    Keys {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: keys::Keys,
+    },
+    /// Print the configuration in force, with secrets hidden
+    Config {
+        /// Print everything that can be set, with its default
+        #[arg(long)]
+        example: bool,
+    },
+    /// Bring the store to the newest format (opening it does the same)
+    Migrate {
+        /// JSON, for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a script that completes commands: `source <(tenure completions bash)`
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 impl Cli {
-    fn load(&self, more: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
-        let flags = [("store", self.store.clone())].into_iter().chain(more.iter().cloned());
-        let flags: Vec<(&str, String)> = flags.filter_map(|(at, value)| Some((at, value?))).collect();
-        Config::load(self.config.as_deref(), &flags)
-    }
-
     /// Does what was asked.
-    pub async fn run(self) -> anyhow::Result<()> {
-        match &self.command {
-            None => serve(self.load(&[])?).await,
-            Some(Command::Serve { listen }) => serve(self.load(&[("listen", listen.clone())])?).await,
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
+        let at = self.at;
+        match self.command.unwrap_or(Command::Serve { listen: None }) {
+            Command::Serve { listen } => {
+                if at.server.is_some() {
+                    bail!("`tenure serve` is the server; leave --server out, or name a command");
+                }
+                serve(at.load(&[("listen", listen)])?).await?;
+            }
+            Command::Sessions { command, json } => return command.run(&at, json).await,
+            Command::Chat(chat) => chat.run(&at).await?,
+            Command::Sweep { json } => return care::sweep(&at, json).await,
+            Command::Keys { command, json } => command.run(&at, json).await?,
+            Command::Config { example: true } => show::print(EXAMPLE)?,
+            Command::Config { example: false } => show::print(at.load(&[])?.shown()?)?,
+            Command::Migrate { json } => care::migrate(&at, json).await?,
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "tenure", &mut script);
+                show::print(String::from_utf8_lossy(&script))?;
+            }
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -60,4 +124,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     println!("all routes: http://{address}/docs");
     server::run(app, listener, server::interrupted()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_are_sound() {
+        Cli::command().debug_assert();
+    }
 }

@@ -9,7 +9,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[tokio::main]
 async fn main() -> ExitCode {
     match tenure_server::cli::Cli::parse().run().await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
+        // Whoever read our output has seen enough: `tenure … | head`.
+        Err(e) if e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) => {
+            ExitCode::SUCCESS
+        }
         Err(e) => {
             eprintln!("error: {e:#}");
             ExitCode::FAILURE

@@ -206,7 +206,7 @@ fn chain(e: &reqwest::Error) -> String {
 
 /// Server-sent events as they arrive in parts.
 #[derive(Debug, Default)]
-struct Events {
+pub(crate) struct Events {
     bytes: Vec<u8>,
     /// Up to here there is no line end.
     looked: usize,
@@ -215,7 +215,8 @@ struct Events {
 }
 
 impl Events {
-    fn push(&mut self, part: &[u8]) -> Result<(), String> {
+    /// Takes a part in, wherever it was cut.
+    pub(crate) fn push(&mut self, part: &[u8]) -> Result<(), String> {
         self.bytes.extend_from_slice(part);
         let mut start = 0;
         while let Some(end) = self.bytes[self.looked.max(start)..].iter().position(|b| *b == b'\n') {
@@ -245,7 +246,8 @@ impl Events {
         Ok(())
     }
 
-    fn next(&mut self) -> Option<String> {
+    /// The data of the next whole event.
+    pub(crate) fn next(&mut self) -> Option<String> {
         self.ready.pop_front()
     }
 }

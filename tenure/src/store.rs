@@ -444,6 +444,19 @@ pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
     }
 }
 
+/// The format of what is stored at a URL, which is not changed; `None` if nothing is there yet.
+pub async fn format(url: &str) -> Result<Option<u32>> {
+    match url.split_once(':') {
+        Some(("jsonl", dir)) if !dir.is_empty() => JsonlStore::format(dir),
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", file)) if !file.is_empty() => SqliteStore::format(file).await,
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => PostgresStore::format(url).await,
+        // Nothing lasts there; or it is no store, which opening it says better.
+        _ => Ok(None),
+    }
+}
+
 /// A URL without its password.
 pub(crate) fn redacted(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {

@@ -64,6 +64,11 @@ impl JsonlStore {
         Ok((Self { disk: Arc::new(disk), gates: Gates::default(), leaning: Arc::default() }, repairs))
     }
 
+    /// The format of a directory, which is only read; `None` if it is no store yet.
+    pub fn format(dir: &str) -> Result<Option<u32>> {
+        open::found(&PathBuf::from(dir))
+    }
+
     /// Works on a file while nobody else does.
     async fn in_turn<T: Send + 'static>(
         &self,

@@ -52,6 +52,13 @@ impl PostgresStore {
         migrate::migrate(&link, &place).await?;
         Ok(Self { link, statements: commit::Statements::new(), place })
     }
+
+    /// The format of a database, which is only read; `None` if nothing is there yet.
+    pub async fn format(url: &str) -> Result<Option<u32>> {
+        let settings = url::Settings::parse(url)?;
+        let place = settings.place();
+        migrate::found(&Link::new(settings)?, &place).await
+    }
 }
 
 impl fmt::Debug for PostgresStore {

@@ -67,6 +67,12 @@ impl SqliteStore {
         .await
     }
 
+    /// The format of a file, which is only read; `None` if there is none yet.
+    pub async fn format(file: &str) -> Result<Option<u32>> {
+        let file = File::new(file)?;
+        blocking(move || file.found()).await
+    }
+
     /// Reads on a connection of its own.
     async fn read<T: Send + 'static>(
         &self,

@@ -51,6 +51,19 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
     }
 }
 
+/// The format of a directory as it is.
+pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
+    let format = dir.join(FORMAT_FILE);
+    match fs::read_to_string(&format) {
+        Ok(text) => match text.trim().parse() {
+            Ok(found) => Ok(Some(found)),
+            Err(_) => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
+        },
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(failed(&format, &e)),
+    }
+}
+
 /// Reads everything in a directory. What a crash left unfinished is removed and reported; damage is reported and left alone.
 pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
     let (mut state, mut repairs) = (State::default(), Vec::new());

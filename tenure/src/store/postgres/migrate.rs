@@ -23,6 +23,32 @@ pub(super) async fn migrate(link: &Link, place: &str) -> Result<()> {
     }
 }
 
+/// The format that is there.
+pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
+    let mut tries = Tries::new();
+    loop {
+        match within(MAINTENANCE_TIMEOUT, look(link, place)).await {
+            Ok(found) => return Ok(found),
+            Err(fail) => tries.wait(fail).await?,
+        }
+    }
+}
+
+async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
+    let mut lease = link.lease().await?;
+    let tx = lease.transaction().await?;
+    let table = link.schema().map_or_else(|| "tenure_format".to_owned(), |s| format!("\"{s}\".tenure_format"));
+    let there = tx.query_typed_one("SELECT to_regclass($1) IS NOT NULL", &[(&table, Type::TEXT)]).await?;
+    let version: i32 = match there.try_get(0)? {
+        true => tx.query_typed_one(&format!("SELECT coalesce(max(version), 0) FROM {table}"), &[]).await?.try_get(0)?,
+        false => 0,
+    };
+    tx.commit().await?;
+    lease.keep();
+    let found = u32::try_from(version).map_err(|_| Error::corrupt(place, "tenure_format has a negative version"))?;
+    Ok((found > 0).then_some(found))
+}
+
 enum Step {
     Done,
     More,

@@ -107,6 +107,18 @@ impl File {
         Ok(found as usize)
     }
 
+    /// The format of the file as it is.
+    pub fn found(&self) -> Result<Option<u32>> {
+        if !Path::new(&*self.0).exists() {
+            return Ok(None);
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(&*self.0, flags).map_err(|e| self.error(&e))?;
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
+        let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
+        Ok((found > 0).then_some(found))
+    }
+
     fn step(&self, conn: &Connection) -> Done<()> {
         let transaction = rusqlite::Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
         let done = self.format(conn)?;

@@ -1,0 +1,321 @@
+//! `tenure chat`: talking in a session.
+
+use super::client::{At, Client, Needs, Pages, Refused};
+use super::sessions::{checkpoints_table, fork_at, place, rewound_text, sessions_table};
+use super::show::{self, clean, field, line, note, print, short};
+use super::terminal::{Heard, Input};
+use crate::upstream::Events;
+use anyhow::{anyhow, bail};
+use axum::http::Method;
+use clap::Args;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tenure::{Answer, Piece, SessionId};
+
+const HELP: &str = "\
+/fork [PLACE]      go on in a new session that begins like this one
+/rewind PLACE      go back: a number of messages, turn:N, or a checkpoint
+/checkpoints       list the checkpoints
+/checkpoint LABEL  make one here
+/history [N]       what was said last (10)
+/sessions          list sessions
+/switch ID         go on in another session
+/title TEXT        give this session a title
+/model [NAME]      ask another model, or list them
+/new               begin a new session
+/help              this
+/quit              leave (or Ctrl-D)
+A line that ends with \\ goes on in the next. //text says /text. Ctrl-C stops an answer.";
+
+/// Whom to talk to.
+#[derive(Debug, Args)]
+pub struct Chat {
+    /// The session; a new one if none is named, or if there is none of that name
+    session: Option<String>,
+    /// The model
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The assistant of a new session
+    #[arg(long, value_name = "NAME")]
+    assistant: Option<String>,
+}
+
+/// A conversation.
+struct Talk {
+    client: Client,
+    input: Input,
+    id: SessionId,
+    /// Whether the session is there; an id that nobody knows becomes one with the first message.
+    begun: bool,
+    model: Option<String>,
+    assistant: Option<String>,
+    /// Whether the last answer was stopped, and its turn may still be on.
+    stopped: bool,
+}
+
+/// What comes after a command.
+enum Then {
+    GoOn,
+    Leave,
+}
+
+impl Chat {
+    /// Talks until there is no more to say.
+    pub async fn run(self, at: &At) -> anyhow::Result<()> {
+        let client = at.client(Needs::Models).await?;
+        let id = match &self.session {
+            Some(given) => client.resolve(given).await?,
+            None => SessionId::generate(),
+        };
+        let recent = if self.session.is_some() { recent(&client, &id, 100).await? } else { None };
+        let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| show::text(&m["message"]));
+        let before = recent.iter().flatten().filter_map(said).collect();
+        let input = Input::open(before);
+        let (begun, model, assistant) = (recent.is_some(), self.model, self.assistant);
+        let mut talk = Talk { client, input, id, begun, model, assistant, stopped: false };
+        talk.greet(recent.as_deref())?;
+        talk.listen().await
+    }
+}
+
+/// The last messages; `None` if there is no such session.
+async fn recent(client: &Client, id: &SessionId, count: usize) -> anyhow::Result<Option<Vec<Value>>> {
+    match client.get::<Value>(&format!("/sessions/{id}/messages?last={count}")).await {
+        Ok(mut page) => Ok(Some(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default())),
+        Err(e) => match Refused::of(&e).map(|r| r.status) {
+            Some(404) => Ok(None),
+            // Expired: what becomes of it is the server's to say when the first message comes.
+            Some(410) => Ok(Some(Vec::new())),
+            _ => Err(e),
+        },
+    }
+}
+
+impl Talk {
+    fn greet(&self, recent: Option<&[Value]>) -> anyhow::Result<()> {
+        let new = if self.begun { "" } else { "new " };
+        note(format!("{new}session {}", self.id));
+        if !self.input.is_terminal() {
+            return Ok(());
+        }
+        note("/help lists what there is besides talking; Ctrl-D leaves");
+        let recent = recent.unwrap_or_default();
+        let last = &recent[recent.len().saturating_sub(2)..];
+        Ok(last.iter().try_for_each(|said| print(format!("\n{}", show::said(said))))?)
+    }
+
+    async fn listen(&mut self) -> anyhow::Result<()> {
+        loop {
+            let prompt = short(self.id.as_str()).to_owned();
+            let text = match self.input.ask(&prompt)? {
+                Heard::End => return Ok(()),
+                Heard::Nothing => continue,
+                Heard::Line(text) if text.trim().is_empty() => continue,
+                Heard::Line(text) => text,
+            };
+            let done = match text.strip_prefix('/') {
+                Some(command) if !command.starts_with('/') => self.obey(command).await,
+                literal => {
+                    let text = literal.unwrap_or(&text);
+                    self.say(json!({"role": "user", "content": text})).await.map(|()| Then::GoOn)
+                }
+            };
+            match done {
+                Ok(Then::GoOn) => {}
+                Ok(Then::Leave) => return Ok(()),
+                // A person can try again; a script should know.
+                Err(e) if self.input.is_terminal() && e.downcast_ref::<std::io::Error>().is_none() => {
+                    note(format!("error: {}", clean(&format!("{e:#}"))));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Says something and shows the answer; while the model calls tools, asks for their results.
+    async fn say(&mut self, message: Value) -> anyhow::Result<()> {
+        let mut messages = vec![message];
+        loop {
+            let Some(answer) = self.answer(&messages).await? else { return Ok(()) };
+            let calls = answer["tool_calls"].as_array().cloned().unwrap_or_default();
+            messages.clear();
+            for call in &calls {
+                line(clean(&format!("→ {}", show::call(call))))?;
+                let name = show::call(call);
+                let name = name.split(' ').next().unwrap_or_default();
+                match self.input.ask(&clean(&format!("result of {name}")))? {
+                    Heard::Line(text) => {
+                        messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": text}));
+                    }
+                    Heard::Nothing | Heard::End => {
+                        note("the call stays without a result");
+                        return Ok(());
+                    }
+                }
+            }
+            if messages.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One answer, shown as it comes. `None` if it was stopped.
+    async fn answer(&mut self, messages: &[Value]) -> anyhow::Result<Option<Value>> {
+        let mut body = json!({"session_id": self.id, "messages": messages, "history": "append", "stream": true});
+        if let Some(model) = &self.model {
+            body["model"] = json!(model);
+        }
+        if let Some(assistant) = self.assistant.as_ref().filter(|_| !self.begun) {
+            body["assistant_id"] = json!(assistant);
+        }
+        // An answer that was stopped may still be on: this one takes its place.
+        if std::mem::take(&mut self.stopped) {
+            body["on_busy"] = json!("interrupt");
+        }
+        let terminal = self.input.is_terminal();
+        let stop = async {
+            if !terminal || tokio::signal::ctrl_c().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let heard = tokio::select! {
+            heard = hear(&self.client, &body) => Some(heard),
+            () = stop => None,
+        };
+        line("")?;
+        match heard {
+            Some(answer) => {
+                let answer = answer?;
+                self.begun = true;
+                Ok(Some(answer))
+            }
+            None => {
+                note("stopped");
+                // What was asked is stored before the model is.
+                (self.begun, self.stopped) = (true, true);
+                Ok(None)
+            }
+        }
+    }
+
+    async fn obey(&mut self, command: &str) -> anyhow::Result<Then> {
+        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+        let rest = rest.trim();
+        let needs = |what: &str| match rest.is_empty() {
+            true => Err(anyhow!("/{name} needs {what}")),
+            false => Ok(rest),
+        };
+        match name {
+            "help" | "?" => line(HELP)?,
+            "quit" | "exit" | "q" => return Ok(Then::Leave),
+            "new" => self.go_to(SessionId::generate(), false),
+            "history" => {
+                let count = if rest.is_empty() { Ok(10) } else { rest.parse::<usize>() };
+                let count = count.map_err(|_| anyhow!("/history takes a number"))?.clamp(1, 100);
+                let messages = recent(&self.client, &self.id, count).await?.unwrap_or_default();
+                print(messages.iter().map(show::said).collect::<String>())?;
+            }
+            "sessions" => {
+                let (sessions, _) = Pages::new(&self.client, "/sessions", &[], 20).all().await?;
+                print(sessions_table(&sessions, false))?;
+            }
+            "switch" => {
+                let id = self.client.resolve(needs("the id of a session")?).await?;
+                match recent(&self.client, &id, 2).await? {
+                    None => bail!("there is no session {id}; /sessions lists them, /new begins one"),
+                    Some(last) => {
+                        self.go_to(id, true);
+                        print(last.iter().map(show::said).collect::<String>())?;
+                    }
+                }
+            }
+            "model" if rest.is_empty() => {
+                let models: Value = self.client.get("/v1/models").await?;
+                let names = models["data"].as_array().into_iter().flatten().map(|m| clean(field(m, "id")) + "\n");
+                print(names.collect::<String>())?;
+            }
+            "model" => {
+                self.model = Some(rest.to_owned());
+                note(format!("the next answer is {rest}'s"));
+            }
+            "fork" => {
+                self.begin().await?;
+                let at = Some(rest).filter(|r| !r.is_empty());
+                let forked = fork_at(&self.client, self.id.as_str(), at, None).await?;
+                self.go_to(SessionId::new(field(&forked, "id"))?, true);
+            }
+            "rewind" => {
+                let to = place(needs("a place: a number of messages, turn:N, or a checkpoint")?)?;
+                let path = format!("/sessions/{}/rewind", self.id);
+                let rewound: Value = self.client.post(&path, &to).await?.json().await?;
+                line(rewound_text(self.id.as_str(), &rewound))?;
+            }
+            "checkpoints" => {
+                self.begin().await?;
+                let list: Value = self.client.get(&format!("/sessions/{}/checkpoints", self.id)).await?;
+                print(checkpoints_table(list["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?;
+            }
+            "checkpoint" => {
+                self.begin().await?;
+                let body = if rest.is_empty() { json!({}) } else { json!({"label": rest}) };
+                let path = format!("/sessions/{}/checkpoints", self.id);
+                let made: Value = self.client.post(&path, &body).await?.json().await?;
+                line(clean(&format!("checkpoint {} after message {}", field(&made, "label"), made["position"])))?;
+            }
+            "title" => {
+                let title = needs("a text")?.to_owned();
+                self.begin().await?;
+                let body = json!({"title": title}).to_string();
+                self.client.send(Method::PATCH, &format!("/sessions/{}", self.id), Some(body)).await?;
+                line(format!("this is {:?} now", clean(&title)))?;
+            }
+            _ => bail!("there is no /{}; /help lists what there is, //{} says it", clean(name), clean(command)),
+        }
+        Ok(Then::GoOn)
+    }
+
+    fn go_to(&mut self, id: SessionId, begun: bool) {
+        (self.id, self.begun, self.stopped) = (id, begun, false);
+        note(format!("{}session {}", if begun { "" } else { "new " }, self.id));
+    }
+
+    /// Makes the session if it is not there yet.
+    async fn begin(&mut self) -> anyhow::Result<()> {
+        if !self.begun {
+            let mut body = json!({"id": self.id});
+            if let Some(assistant) = &self.assistant {
+                body["assistant_id"] = json!(assistant);
+            }
+            self.client.post("/sessions", &body).await?;
+            self.begun = true;
+        }
+        Ok(())
+    }
+}
+
+/// Asks, and prints the answer as it comes; the whole message at the end.
+async fn hear(client: &Client, body: &Value) -> anyhow::Result<Value> {
+    let mut response = client.post("/v1/chat/completions", body).await?;
+    let (mut events, mut answer, mut done) = (Events::default(), Answer::default(), false);
+    while let Some(part) = response.body.next().await {
+        events.push(&part?).map_err(|why| anyhow!(why))?;
+        while let Some(data) = events.next() {
+            if data == "[DONE]" {
+                done = true;
+                continue;
+            }
+            let chunk: Value = serde_json::from_str(&data)?;
+            if let Some(why) = chunk["error"]["message"].as_str() {
+                bail!("the answer broke off: {why}");
+            }
+            if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str() {
+                print(clean(text))?;
+            }
+            answer.take(&Piece::Chunk(data)).map_err(|why| anyhow!(why))?;
+        }
+    }
+    if !done {
+        bail!("the answer broke off; what was said until then is kept");
+    }
+    Ok(answer.message().map_or(Value::Null, |m| m.to_value()))
+}

@@ -1,0 +1,410 @@
+//! Where the sessions are, and how commands speak to them: the routes of `docs/api.md`, in this process or over HTTP.
+
+use crate::auth::{InHand, SYSTEM};
+use crate::config::{self, Config, OnExpire};
+use crate::server::{App, Shared, in_process};
+use anyhow::{Context, anyhow, bail};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{Method, Request, header};
+use clap::Args;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tenure::{SessionId, Tenant, Tenure, User};
+use tower::ServiceExt;
+
+/// How many sessions are looked at for an id that was shortened.
+const MAX_LOOKED_AT: usize = 1000;
+
+/// Where the sessions are, and who is asking.
+#[derive(Clone, Debug, Args)]
+pub struct At {
+    /// The configuration file (default: tenure.yaml, if there is one)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The store: memory: | jsonl:DIR | sqlite:FILE | postgres://…
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "server")]
+    pub store: Option<String>,
+    /// A running server to ask, instead of opening the store [env: TENURE_SERVER]
+    #[arg(long, global = true, value_name = "URL")]
+    pub server: Option<String>,
+    /// The key for that server [env: TENURE_KEY]
+    #[arg(long, global = true, value_name = "KEY", hide_default_value = true)]
+    pub key: Option<String>,
+    /// Act as this user (default: everybody's sessions)
+    #[arg(long, global = true, value_name = "NAME", value_parser = user)]
+    pub user: Option<User>,
+    /// Whose data in the store (default: default; with a server, the key says it)
+    #[arg(long, global = true, value_name = "NAME", value_parser = tenant)]
+    pub tenant: Option<Tenant>,
+}
+
+fn user(name: &str) -> tenure::Result<User> {
+    User::new(name)
+}
+
+fn tenant(name: &str) -> Result<Tenant, String> {
+    match name == SYSTEM {
+        true => Err(format!("{SYSTEM} is not for anybody; choose another name")),
+        false => Tenant::new(name).map_err(|e| e.to_string()),
+    }
+}
+
+/// What a command needs of the house.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Sessions that are there.
+    Sessions,
+    /// A store; one that is not there is made.
+    Store,
+    /// The models too.
+    Models,
+    /// Sessions that are there, and the hooks that are called before they go.
+    Hooks,
+}
+
+impl At {
+    /// The configuration, with what flags say.
+    pub fn load(&self, more: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
+        let flags = [("store", self.store.clone())].into_iter().chain(more.iter().cloned());
+        let flags: Vec<(&str, String)> = flags.filter_map(|(at, value)| Some((at, value?))).collect();
+        Config::load(self.config.as_deref(), &flags)
+    }
+
+    /// The way to the sessions: the server that is named, else the store.
+    pub async fn client(&self, needs: Needs) -> anyhow::Result<Client> {
+        let (server, key) = config::remote();
+        let server = self.server.clone().or(server.filter(|_| self.store.is_none()));
+        let user = self.user.clone();
+        let Some(server) = server else {
+            let app = self.open(needs).await?;
+            let tenant = self.tenant.clone().unwrap_or_default();
+            return Ok(Client { way: Way::Local(in_process(&app), InHand(tenant)), user, _app: Some(app) });
+        };
+        if self.tenant.is_some() {
+            bail!("--tenant is for stores; with a server, the key says whose data it is");
+        }
+        let base = server.trim_end_matches('/').to_owned();
+        let url = reqwest::Url::parse(&base).map_err(|e| anyhow!("{base:?} is not the URL of a server: {e}"))?;
+        if !["http", "https"].contains(&url.scheme()) {
+            bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
+        }
+        let http = reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).build()?;
+        Ok(Client { way: Way::Remote { http, base, key: self.key.clone().or(key) }, user, _app: None })
+    }
+
+    /// The store itself, for what only the one who has it may do.
+    pub async fn house(&self, needs: Needs) -> anyhow::Result<Shared> {
+        if self.server.is_some() {
+            bail!("this works on the store itself: run it where the store is, with --store URL instead of --server");
+        }
+        self.open(needs).await
+    }
+
+    async fn open(&self, needs: Needs) -> anyhow::Result<Shared> {
+        let mut config = self.load(&[])?;
+        if [Needs::Sessions, Needs::Hooks].contains(&needs) {
+            must_exist(&config.store)?;
+        }
+        // What is not needed can not be missing: a key of a model's server, the secret of a hook.
+        if needs != Needs::Models {
+            (config.models, config.assistants) = (Vec::new(), without_models(config.assistants));
+        }
+        if needs != Needs::Hooks {
+            config.on_expire = OnExpire::default();
+        }
+        let listen = config.listen.clone();
+        let tenure = Tenure::open_with(&config.store, config.options()).await;
+        let tenure = tenure.map_err(|e| match e {
+            tenure::Error::Locked { .. } => {
+                anyhow!("{e}; if that is a server, ask it: add --server http://{listen}")
+            }
+            e => e.into(),
+        })?;
+        App::on(tenure, config)
+    }
+}
+
+fn without_models(mut assistants: Vec<tenure::Assistant>) -> Vec<tenure::Assistant> {
+    assistants.iter_mut().for_each(|a| a.model = None);
+    assistants
+}
+
+/// A mistyped name should not become an empty store.
+fn must_exist(store: &str) -> anyhow::Result<()> {
+    match store.split_once(':') {
+        Some(("sqlite" | "jsonl", path)) if !path.is_empty() && !Path::new(path).exists() => bail!(
+            "there is no store {store} yet; `tenure serve`, `tenure chat` and `tenure sessions import` make one, --store names another, --server asks a server"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The way to the sessions. The answers are the same, whichever it is.
+#[derive(Debug)]
+pub struct Client {
+    way: Way,
+    user: Option<User>,
+    /// Keeps the store open.
+    _app: Option<Shared>,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// The server's own routes, called in this process.
+    Local(Router, InHand),
+    /// A running server.
+    Remote { http: reqwest::Client, base: String, key: Option<String> },
+}
+
+/// An answer whose body is still to come.
+pub struct Answer {
+    /// Its body in parts.
+    pub body: BoxStream<'static, anyhow::Result<Bytes>>,
+}
+
+/// What was asked for was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Refused {
+    /// The HTTP status.
+    pub status: u16,
+    /// One stable word.
+    pub code: String,
+    /// What was wrong and what to do.
+    pub message: String,
+}
+
+impl Refused {
+    /// The refusal that an error is, if it is one.
+    pub fn of(e: &anyhow::Error) -> Option<&Self> {
+        e.downcast_ref()
+    }
+
+    /// Reads the envelope.
+    fn read(status: u16, body: &str) -> Self {
+        let told = serde_json::from_str::<Value>(body).unwrap_or_default();
+        let text = |name: &str| told["error"][name].as_str().unwrap_or_default().to_owned();
+        let (code, mut message) = (text("code"), text("message"));
+        if message.is_empty() {
+            message = format!("the server answered with status {status}: {:.200}", body.trim());
+        }
+        match (told["error"]["param"].as_str(), status) {
+            (_, 401) => message = "the server wants a key it knows: --key KEY, or TENURE_KEY".to_owned(),
+            (Some(param), 400) if !param.is_empty() && !message.contains(param) => {
+                message = format!("{param}: {message}");
+            }
+            _ => {}
+        }
+        Self { status, code, message }
+    }
+}
+
+impl Client {
+    /// Asks, and gives the answer if it is a good one.
+    pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
+        let (status, answer) = match &self.way {
+            Way::Local(router, hand) => {
+                let mut request = Request::builder().method(method).uri(path).extension(hand.clone());
+                if body.is_some() {
+                    request = request.header(header::CONTENT_TYPE, "application/json");
+                }
+                if let Some(user) = &self.user {
+                    request = request.header("x-tenure-user", user.as_str());
+                }
+                let request = request.body(body.map_or_else(Body::empty, Body::from))?;
+                let response = router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
+                let (parts, body) = response.into_parts();
+                let body = body.into_data_stream().map(|part| part.map_err(anyhow::Error::from)).boxed();
+                (parts.status, Answer { body })
+            }
+            Way::Remote { http, base, key } => {
+                let mut request = http.request(method, format!("{base}{path}"));
+                if let Some(body) = body {
+                    request = request.header(header::CONTENT_TYPE, "application/json").body(body);
+                }
+                if let Some(user) = &self.user {
+                    request = request.header("x-tenure-user", user.as_str());
+                }
+                if let Some(key) = key {
+                    request = request.bearer_auth(key);
+                }
+                let response = request.send().await.map_err(|e| match e.is_connect() {
+                    true => anyhow!("can not reach {base}; is the server running? start it with `tenure serve`, or leave --server out to open the store"),
+                    false => anyhow::Error::from(e.without_url()).context(format!("{base} did not answer")),
+                })?;
+                let status = response.status();
+                let lost = |e: reqwest::Error| anyhow::Error::from(e.without_url()).context("the connection was lost");
+                let body = response.bytes_stream().map(move |part| part.map_err(lost)).boxed();
+                (status, Answer { body })
+            }
+        };
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let body = answer.text().await.unwrap_or_default();
+        Err(Refused::read(status.as_u16(), &body).into())
+    }
+
+    /// Reads something.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.send(Method::GET, path, None).await?.json().await
+    }
+
+    /// Does something.
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
+        self.send(Method::POST, path, Some(body.to_string())).await
+    }
+
+    /// The session that is meant: by its id, or by the end or the beginning of a generated one.
+    pub async fn resolve(&self, given: &str) -> anyhow::Result<SessionId> {
+        let id = SessionId::new(given)?;
+        if !may_be_short(given) {
+            return Ok(id);
+        }
+        match self.send(Method::GET, &format!("/sessions/{id}/messages?last=1"), None).await {
+            Err(e) if Refused::of(&e).is_some_and(|r| r.status == 404) => {}
+            Err(e) if Refused::of(&e).is_none() => return Err(e),
+            _ => return Ok(id),
+        }
+        let mut found: Vec<String> = Vec::new();
+        let any = [("status", "active,paused,expired,deleted")];
+        let mut pages = Pages::new(self, "/sessions", &any, MAX_LOOKED_AT);
+        while let Some(session) = pages.next().await? {
+            let session = session["id"].as_str().unwrap_or_default();
+            if uuid::Uuid::parse_str(session).is_ok() && (session.ends_with(given) || session.starts_with(given)) {
+                found.push(session.to_owned());
+            }
+        }
+        match &found[..] {
+            [] => Ok(id),
+            [one] => Ok(SessionId::new(one)?),
+            many => bail!("{given} can be one of {}; write more of it", many.join(", ")),
+        }
+    }
+}
+
+/// Whether this can be a part of a generated id (a UUID).
+fn may_be_short(given: &str) -> bool {
+    (4..36).contains(&given.len()) && given.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
+}
+
+impl Answer {
+    /// The whole body.
+    pub async fn text(mut self) -> anyhow::Result<String> {
+        let mut all = Vec::new();
+        while let Some(part) = self.body.next().await {
+            all.extend_from_slice(&part?);
+        }
+        String::from_utf8(all).context("the answer is not text")
+    }
+
+    /// The body, understood.
+    pub async fn json<T: DeserializeOwned>(self) -> anyhow::Result<T> {
+        let text = self.text().await?;
+        serde_json::from_str(&text)
+            .context("the answer is not what was expected; is it a tenure server of this version?")
+    }
+}
+
+/// A list over all its pages.
+pub struct Pages<'a> {
+    client: &'a Client,
+    path: String,
+    query: Vec<(String, String)>,
+    page: std::vec::IntoIter<Value>,
+    left: usize,
+    /// The size of a page; `None` lets the server choose.
+    size: Option<usize>,
+    /// Where the list goes on after what was taken: `Some(None)` at its end, `None` before the first page.
+    next: Option<Option<String>>,
+}
+
+impl<'a> Pages<'a> {
+    /// At most `limit` of a list.
+    pub fn new(client: &'a Client, path: &str, query: &[(&str, &str)], limit: usize) -> Self {
+        let query = query.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Self {
+            client,
+            path: path.to_owned(),
+            query,
+            page: Vec::new().into_iter(),
+            left: limit,
+            size: Some(100),
+            next: None,
+        }
+    }
+
+    /// The next thing in the list.
+    pub async fn next(&mut self) -> anyhow::Result<Option<Value>> {
+        while self.left > 0 {
+            if let Some(thing) = self.page.next() {
+                self.left -= 1;
+                return Ok(Some(thing));
+            }
+            let mut query = self.query.clone();
+            query.extend(self.size.map(|size| ("limit".to_owned(), self.left.min(size).to_string())));
+            match &self.next {
+                None => {}
+                Some(Some(cursor)) => query.push(("cursor".to_owned(), cursor.clone())),
+                Some(None) => break,
+            }
+            let page = self.client.get(&with_query(&self.path, &query)?).await;
+            let mut page: Value = match page {
+                // Its pages are smaller than usual.
+                Err(e) if self.size.is_some() && e.to_string().contains("max_page") => {
+                    self.size = None;
+                    continue;
+                }
+                page => page?,
+            };
+            self.next = Some(page["next_cursor"].as_str().map(str::to_owned));
+            let Value::Array(list) = page["data"].take() else { bail!("{} did not answer with a list", self.path) };
+            self.page = list.into_iter();
+        }
+        Ok(None)
+    }
+
+    /// Everything, and where the list goes on.
+    pub async fn all(mut self) -> anyhow::Result<(Vec<Value>, Option<String>)> {
+        let mut all = Vec::new();
+        while let Some(thing) = self.next().await? {
+            all.push(thing);
+        }
+        Ok((all, self.next.flatten()))
+    }
+}
+
+/// A path with parameters.
+pub fn with_query<K: AsRef<str>, V: AsRef<str>>(path: &str, query: &[(K, V)]) -> anyhow::Result<String> {
+    let pairs = query.iter().map(|(k, v)| (k.as_ref(), v.as_ref()));
+    let url = reqwest::Url::parse_with_params(&format!("http://localhost{path}"), pairs)?;
+    Ok(match url.query() {
+        Some(query) if !query.is_empty() => format!("{}?{query}", url.path()),
+        _ => url.path().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_escaped() {
+        let pairs = [("title", "a&b=ü"), ("tag", "x y")];
+        assert_eq!(with_query("/sessions", &pairs).unwrap(), "/sessions?title=a%26b%3D%C3%BC&tag=x+y");
+        assert_eq!(with_query::<&str, &str>("/sessions", &[]).unwrap(), "/sessions");
+    }
+
+    #[test]
+    fn only_parts_of_uuids_are_short() {
+        assert!(may_be_short("3c6ec5dab1f0") && may_be_short("019a-77"));
+        assert!(
+            !may_be_short("abc") && !may_be_short("hello") && !may_be_short("019a8c3e-0000-7000-8000-3c6ec5dab1f0")
+        );
+    }
+}

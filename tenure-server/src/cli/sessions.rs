@@ -1,0 +1,359 @@
+//! `tenure sessions`: looking at sessions, and changing them.
+
+use super::client::{At, Client, Needs, Pages};
+use super::search::{self, Search};
+use super::show::{self, age, brief, clean, field, line, note, print, short};
+use super::transfer::{self, Export, Import};
+use anyhow::{Context, bail};
+use axum::http::Method;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+/// What to do with sessions.
+#[derive(Debug, Subcommand)]
+pub enum Sessions {
+    /// List sessions, last active first
+    List(List),
+    /// Show a session: what it is, what was said, its checkpoints
+    Show {
+        /// The session
+        id: String,
+        /// Only the last so many messages
+        #[arg(long, value_name = "N")]
+        last: Option<usize>,
+    },
+    /// Write a session, or all of them, to files
+    Export(Export),
+    /// Read sessions from files: our exports, OpenAI messages, mistral.rs, Claude Code, the OpenAI Agents SDK
+    Import(Import),
+    /// Make a new session that begins like this one
+    Fork {
+        /// The session
+        id: String,
+        /// Where it leaves: a number of messages, turn:N, or the label of a checkpoint (default: the end)
+        #[arg(long, value_name = "PLACE")]
+        at: Option<String>,
+        /// The id of the new session
+        #[arg(long = "id", value_name = "ID")]
+        new: Option<String>,
+    },
+    /// Go back; what is cut off stays readable
+    Rewind {
+        /// The session
+        id: String,
+        /// Where to: a number of messages, turn:N, or the label of a checkpoint
+        place: String,
+    },
+    /// Delete sessions; they can be restored until their retention ends
+    Delete {
+        /// The sessions
+        #[arg(required = true)]
+        ids: Vec<String>,
+        /// Destroy them for good
+        #[arg(long)]
+        purge: bool,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Bring sessions back that were deleted or have expired
+    Restore {
+        /// The sessions
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+    /// Find sessions by their titles and by what was said
+    Search(Search),
+}
+
+/// Which sessions to list.
+#[derive(Debug, Args)]
+pub struct List {
+    /// In this state (default: active and paused)
+    #[arg(long)]
+    status: Option<Status>,
+    /// Of this assistant
+    #[arg(long, value_name = "NAME")]
+    assistant: Option<String>,
+    /// Of this chat thread
+    #[arg(long, value_name = "ID")]
+    thread: Option<String>,
+    /// With this tag (repeatable)
+    #[arg(long, value_name = "TAG")]
+    tag: Vec<String>,
+    /// With this in their metadata (repeatable)
+    #[arg(long, value_name = "KEY=VALUE")]
+    metadata: Vec<String>,
+    /// With this text in their title
+    #[arg(long, value_name = "TEXT")]
+    title: Option<String>,
+    /// Begun at or after this time (2026-01-31T00:00:00Z)
+    #[arg(long, value_name = "TIME")]
+    created_after: Option<String>,
+    /// Begun before this time
+    #[arg(long, value_name = "TIME")]
+    created_before: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "all")]
+    limit: usize,
+    /// All of them
+    #[arg(long)]
+    all: bool,
+    /// Whole ids
+    #[arg(long)]
+    long: bool,
+}
+
+/// The state of a session.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Status {
+    /// In use.
+    Active,
+    /// It takes no messages.
+    Paused,
+    /// Idle for too long.
+    Expired,
+    /// Deleted, and not yet purged.
+    Deleted,
+}
+
+impl Sessions {
+    /// Does it.
+    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+        let needs = if matches!(self, Self::Import(_)) { Needs::Store } else { Needs::Sessions };
+        let client = at.client(needs).await?;
+        match self {
+            Self::List(what) => list(&client, &what, json).await?,
+            Self::Show { id, last } => show(&client, &id, last, json).await?,
+            Self::Export(what) => return transfer::export(&client, &what).await,
+            Self::Import(what) => return transfer::import(&client, &what, json).await,
+            Self::Fork { id, at, new } => fork(&client, &id, at.as_deref(), new, json).await?,
+            Self::Rewind { id, place } => rewind(&client, &id, &place, json).await?,
+            Self::Delete { ids, purge, yes } => delete(&client, &ids, purge, yes, json).await?,
+            Self::Restore { ids } => restore(&client, &ids, json).await?,
+            Self::Search(what) => search::run(&client, &what, json).await?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn list(client: &Client, what: &List, json: bool) -> anyhow::Result<()> {
+    let status = what.status.and_then(|s| s.to_possible_value()).map(|s| s.get_name().to_owned());
+    let mut query: Vec<(String, String)> = [
+        ("status", &status),
+        ("assistant_id", &what.assistant),
+        ("thread_id", &what.thread),
+        ("title", &what.title),
+        ("created_after", &what.created_after),
+        ("created_before", &what.created_before),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)))
+    .collect();
+    query.extend(what.tag.iter().map(|t| ("tag".to_owned(), t.clone())));
+    for pair in &what.metadata {
+        let (key, value) = pair.split_once('=').context("--metadata takes KEY=VALUE")?;
+        query.push((format!("metadata.{key}"), value.to_owned()));
+    }
+    let query: Vec<(&str, &str)> = query.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let limit = if what.all { usize::MAX } else { what.limit };
+    let (sessions, next) = Pages::new(client, "/sessions", &query, limit).all().await?;
+    if json {
+        return Ok(line(json!({"object": "list", "data": sessions, "next_cursor": next}).to_string())?);
+    }
+    print(sessions_table(&sessions, what.long))?;
+    if next.is_some() {
+        note(format!("there are more: --limit {} or --all", what.limit.saturating_mul(2).max(1)));
+    }
+    Ok(())
+}
+
+/// Sessions for people. The users are shown if there are several.
+pub fn sessions_table(sessions: &[Value], long: bool) -> String {
+    let now = crate::clock::now();
+    let id = |s: &Value| if long { field(s, "id").to_owned() } else { short(field(s, "id")).to_owned() };
+    let cells = |s: &Value| {
+        let count = s["message_count"].to_string();
+        [id(s), age(&s["active_at"], now), brief(field(s, "title"), 48), count, field(s, "status").to_owned()]
+    };
+    if sessions.iter().all(|s| field(s, "user") == "default") {
+        return show::table(["id", "age", "title", "messages", "status"], sessions.iter().map(cells).collect());
+    }
+    let cells = |s: &Value| {
+        let [id, age, title, count, status] = cells(s);
+        [id, age, brief(field(s, "user"), 24), title, count, status]
+    };
+    show::table(["id", "age", "user", "title", "messages", "status"], sessions.iter().map(cells).collect())
+}
+
+async fn show(client: &Client, given: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(given).await?;
+    let answer = client.send(Method::GET, &format!("/sessions/{id}"), None).await?;
+    if json && last.is_none() {
+        return Ok(line(answer.text().await?)?);
+    }
+    let mut session: Value = answer.json().await?;
+    if let (Some(last), Some(messages)) = (last, session["messages"].as_array_mut()) {
+        messages.drain(..messages.len().saturating_sub(last));
+    }
+    if json {
+        return Ok(line(session.to_string())?);
+    }
+    let now = crate::clock::now();
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| {
+        if !value.is_empty() {
+            text.push_str(&format!("{name:<11}{}\n", clean(&value)));
+        }
+    };
+    row("session", id.to_string());
+    for name in ["title", "status", "user", "assistant_id", "thread_id", "model"] {
+        row(name.trim_end_matches("_id"), field(&session, name).to_owned());
+    }
+    let tags: Vec<&str> = session["tags"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    row("tags", tags.join(", "));
+    if session["metadata"].as_object().is_some_and(|m| !m.is_empty()) {
+        row("metadata", session["metadata"].to_string());
+    }
+    if !session["parent"].is_null() {
+        row("fork of", session["parent"].as_str().map_or_else(|| session["parent"].to_string(), str::to_owned));
+    }
+    for (name, at) in [("created", "created_at"), ("active", "active_at")] {
+        row(name, format!("{} ({} ago)", field(&session, at), age(&session[at], now)));
+    }
+    row("messages", format!("{} in {} turns", session["message_count"], session["turn_count"]));
+    for said in session["messages"].as_array().into_iter().flatten() {
+        text.push('\n');
+        text.push_str(&show::said(said));
+    }
+    let checkpoints = session["checkpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !checkpoints.is_empty() {
+        text.push('\n');
+        text.push_str(&checkpoints_table(checkpoints));
+    }
+    Ok(print(text)?)
+}
+
+/// Checkpoints for people.
+pub fn checkpoints_table(checkpoints: &[Value]) -> String {
+    let now = crate::clock::now();
+    let made = |c: &Value| if c["auto"] == true { "by itself".to_owned() } else { "by hand".to_owned() };
+    let row = |c: &Value| [clean(field(c, "label")), c["position"].to_string(), age(&c["created_at"], now), made(c)];
+    show::table(["checkpoint", "after message", "age", "made"], checkpoints.iter().map(row).collect())
+}
+
+/// A place as people write it: a number of messages, `turn:N`, or a label.
+pub fn place(text: &str) -> anyhow::Result<Value> {
+    let number = |n: &str| n.parse::<u64>().with_context(|| format!("{n:?} is not a number"));
+    Ok(match text.split_once(':') {
+        Some(("turn", n)) => json!({"turn": number(n)?}),
+        Some(("position" | "message", n)) => json!({"position": number(n)?}),
+        Some(("label", label)) => json!({"label": label}),
+        _ => match text.parse::<u64>() {
+            Ok(n) => json!({"position": n}),
+            Err(_) => json!({"label": text}),
+        },
+    })
+}
+
+async fn fork(client: &Client, given: &str, at: Option<&str>, new: Option<String>, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(given).await?;
+    let forked = fork_at(client, id.as_str(), at, new).await?;
+    match json {
+        true => line(forked.to_string())?,
+        false => line(format!("{} begins like {id}, with {} messages", field(&forked, "id"), forked["message_count"]))?,
+    }
+    Ok(())
+}
+
+/// Forks a session; the new one.
+pub async fn fork_at(client: &Client, id: &str, at: Option<&str>, new: Option<String>) -> anyhow::Result<Value> {
+    let mut body = at.map_or_else(|| Ok(json!({})), place)?;
+    if let Some(new) = new {
+        body["id"] = json!(new);
+    }
+    client.post(&format!("/sessions/{id}/fork"), &body).await?.json().await
+}
+
+async fn rewind(client: &Client, given: &str, to: &str, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(given).await?;
+    let rewound: Value = client.post(&format!("/sessions/{id}/rewind"), &place(to)?).await?.json().await?;
+    match json {
+        true => line(rewound.to_string())?,
+        false => line(rewound_text(id.as_str(), &rewound))?,
+    }
+    Ok(())
+}
+
+/// What a rewind did, in words.
+pub fn rewound_text(id: &str, rewound: &Value) -> String {
+    format!(
+        "{id} goes on after message {}; {} were cut off and stay in the log",
+        rewound["position"], rewound["discarded"]
+    )
+}
+
+async fn delete(client: &Client, given: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {
+    let mut ids = Vec::new();
+    for id in given {
+        ids.push(client.resolve(id).await?);
+    }
+    if purge && !yes {
+        let names: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        let asked = || super::terminal::confirm(&format!("destroy {} for good?", names.join(", ")));
+        if !(std::io::stdin().is_terminal() && asked()?) {
+            bail!("nothing was destroyed; --purge can not be undone: say --yes if you mean it");
+        }
+    }
+    let mut done = Vec::new();
+    for id in ids {
+        let path = if purge { format!("/sessions/{id}?purge=true") } else { format!("/sessions/{id}") };
+        let text = client.send(Method::DELETE, &path, None).await?.text().await?;
+        if json {
+            done.push(serde_json::from_str(&text).unwrap_or_else(|_| json!({"id": id, "deleted": true})));
+            continue;
+        }
+        match purge {
+            true => line(format!("{id} is destroyed"))?,
+            false => line(format!("{id} is deleted; `tenure sessions restore {id}` brings it back"))?,
+        }
+    }
+    if json {
+        line(json!({"object": "list", "data": Value::Array(done)}).to_string())?;
+    }
+    Ok(())
+}
+
+async fn restore(client: &Client, given: &[String], json: bool) -> anyhow::Result<()> {
+    let mut done = Vec::new();
+    for id in given {
+        let id = client.resolve(id).await?;
+        let session: Value = client.post(&format!("/sessions/{id}/restore"), &json!({})).await?.json().await?;
+        match json {
+            true => done.push(session),
+            false => line(format!("{id} is {}", field(&session, "status")))?,
+        }
+    }
+    if json {
+        line(json!({"object": "list", "data": done}).to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_as_people_write_them() {
+        let places =
+            [("3", json!({"position": 3})), ("turn:2", json!({"turn": 2})), ("turn-2", json!({"label": "turn-2"}))];
+        for (text, want) in places {
+            assert_eq!(place(text).unwrap(), want);
+        }
+        assert_eq!(place("label:3").unwrap(), json!({"label": "3"}));
+        assert!(place("turn:x").is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! What people see: tables, ages, messages. Nothing that was stored may command the terminal.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::io::{self, Write};
+
+/// Writes to standard output. Whoever reads it may go away: then it is an error that `main` knows.
+pub fn print(text: impl AsRef<str>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_ref().as_bytes())?;
+    out.flush()
+}
+
+/// The same, and a line end.
+pub fn line(text: impl AsRef<str>) -> io::Result<()> {
+    print(format!("{}\n", text.as_ref()))
+}
+
+/// Something beside the result.
+pub fn note(text: impl AsRef<str>) {
+    // There is nobody to tell that nobody listens.
+    let _ = writeln!(io::stderr(), "{}", text.as_ref());
+}
+
+/// A table without lines, as wide as it must be.
+pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.map(str::to_uppercase));
+    let numbers = |i: usize| !rows.is_empty() && rows.iter().all(|r| r[i].parse::<u64>().is_ok());
+    let right: Vec<usize> = (0..N).filter(|i| numbers(*i)).collect();
+    table.add_rows(rows);
+    for (i, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if right.contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.to_string().lines().map(|l| format!("{}\n", l.trim_end())).collect()
+}
+
+/// How long ago: `12s`, `5m`, `3h`, `8d`.
+pub fn age(at: &Value, now: Timestamp) -> String {
+    let Some(at) = at.as_str().and_then(|t| t.parse::<Timestamp>().ok()) else { return "-".to_owned() };
+    let seconds = now.duration_since(at).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// An id as it stands in tables: of a generated one the last twelve digits, which are random.
+pub fn short(id: &str) -> &str {
+    match uuid::Uuid::parse_str(id).is_ok() && id.len() == 36 {
+        true => &id[24..],
+        false => id,
+    }
+}
+
+/// A field as one line of at most so many characters.
+pub fn brief(text: &str, max: usize) -> String {
+    let text = clean(text).split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.chars().count() > max {
+        true => text.chars().take(max.saturating_sub(1)).chain(['…']).collect(),
+        false => text,
+    }
+}
+
+/// Text without characters that a terminal would obey.
+pub fn clean(text: &str) -> String {
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    // Characters that turn the direction of writing can show a text as another one.
+    let turns = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if obeyed(c) || turns(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// A field as text; nothing if it is not there.
+pub fn field<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name].as_str().unwrap_or_default()
+}
+
+/// The text of a message: its content, with media named.
+pub fn text(message: &Value) -> String {
+    match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().map(part).collect::<Vec<_>>().join("\n"),
+        _ => field(message, "refusal").to_owned(),
+    }
+}
+
+fn part(part: &Value) -> String {
+    match part["text"].as_str() {
+        Some(text) => text.to_owned(),
+        None => format!("[{}]", part["type"].as_str().unwrap_or("part")),
+    }
+}
+
+/// A tool call in words: `name arguments`.
+pub fn call(call: &Value) -> String {
+    let (function, custom) = (&call["function"], &call["custom"]);
+    let (name, arguments) = match function.is_object() {
+        true => (&function["name"], &function["arguments"]),
+        false => (&custom["name"], &custom["input"]),
+    };
+    format!("{} {}", name.as_str().unwrap_or("?"), arguments.as_str().unwrap_or_default())
+}
+
+/// The number of a message, as places count: the first is 1.
+pub fn number(said: &Value) -> u64 {
+    said["position"].as_u64().map_or(0, |p| p + 1)
+}
+
+/// A message of a session, as people read it.
+pub fn said(said: &Value) -> String {
+    let message = &said["message"];
+    let mut head = format!("[{}] {}", number(said), field(message, "role"));
+    if let Some(id) = message["tool_call_id"].as_str() {
+        head.push_str(&format!(" ({id})"));
+    }
+    let mut lines = vec![clean(&head)];
+    let text = clean(&text(message));
+    lines.extend(text.lines().map(|l| format!("    {l}")));
+    for c in message["tool_calls"].as_array().into_iter().flatten() {
+        lines.push(clean(&format!("    → {} ({})", call(c), field(c, "id"))));
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn nothing_stored_commands_the_terminal() {
+        assert_eq!(clean("a\x1b[2Jb\u{9b}c\rd\u{202e}e\tf\n"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\tf\n");
+        assert_eq!(brief("one\n\n two\tthree", 9), "one two …");
+        let evil =
+            json!({"position": 1, "message": {"role": "tool", "tool_call_id": "\x1b]0;x\x07", "content": "\x1b[31m"}});
+        assert!(!said(&evil).contains('\x1b'));
+    }
+
+    #[test]
+    fn ages_and_short_ids() {
+        let now: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
+        let ages = [
+            "2026-01-02T00:00:05Z",
+            "2026-01-01T23:59:00Z",
+            "2026-01-01T23:00:00Z",
+            "2026-01-01T12:00:00Z",
+            "2025-12-01T00:00:00Z",
+        ];
+        assert_eq!(ages.map(|t| age(&json!(t), now)), ["0s", "60s", "60m", "12h", "32d"]);
+        assert_eq!(age(&Value::Null, now), "-");
+        assert_eq!(short("019a8c3e-0000-7000-8000-3c6ec5dab1f0"), "3c6ec5dab1f0");
+        assert_eq!(short("my-own-name"), "my-own-name");
+    }
+
+    #[test]
+    fn tables_are_plain() {
+        let table = table(["id", "messages"], vec![["a".into(), "7".into()], ["bcd".into(), "12".into()]]);
+        assert_eq!(table, "ID   MESSAGES\na           7\nbcd        12\n");
+    }
+}

@@ -1,0 +1,127 @@
+//! What is typed: on a terminal with editing and history, else line by line.
+
+use reedline::{
+    FileBackedHistory, History, HistoryItem, Prompt, PromptEditMode, PromptHistorySearch, PromptHistorySearchStatus,
+    Reedline, Signal, ValidationResult, Validator,
+};
+use std::borrow::Cow;
+use std::io::{self, BufRead, IsTerminal, Lines, StdinLock, Write};
+
+/// How many lines can be called back.
+const HISTORY: usize = 1000;
+
+/// Where lines come from.
+pub enum Input {
+    /// A person at a terminal.
+    Terminal(Box<Reedline>),
+    /// A pipe or a file.
+    Lines(Lines<StdinLock<'static>>),
+}
+
+/// What came.
+pub enum Heard {
+    /// A line, or several that belong together.
+    Line(String),
+    /// Ctrl-C: what was typed is dropped.
+    Nothing,
+    /// There is no more.
+    End,
+}
+
+impl Input {
+    /// Standard input. `before` are lines that can be called back; nothing is written to any file.
+    pub fn open(before: Vec<String>) -> Self {
+        if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
+            return Self::Lines(io::stdin().lines());
+        }
+        let editor = Reedline::create().with_validator(Box::new(Backslash)).use_bracketed_paste(true);
+        let editor = match FileBackedHistory::new(HISTORY) {
+            Ok(mut history) => {
+                for line in before {
+                    let _ = history.save(HistoryItem::from_command_line(line));
+                }
+                editor.with_history(Box::new(history))
+            }
+            Err(_) => editor,
+        };
+        Self::Terminal(Box::new(editor))
+    }
+
+    /// Whether a person types.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal(_))
+    }
+
+    /// Waits for a line. One that ends with a backslash goes on in the next.
+    pub fn ask(&mut self, prompt: &str) -> anyhow::Result<Heard> {
+        tokio::task::block_in_place(|| match self {
+            Self::Terminal(editor) => Ok(match editor.read_line(&Asked(prompt))? {
+                Signal::Success(line) => Heard::Line(line.replace("\\\n", "\n").replace("\\\r\n", "\n")),
+                Signal::CtrlC => Heard::Nothing,
+                _ => Heard::End,
+            }),
+            Self::Lines(lines) => {
+                let mut all: Option<String> = None;
+                for line in lines.by_ref() {
+                    let line = line?;
+                    let (line, more) = line.strip_suffix('\\').map_or((&*line, false), |l| (l, true));
+                    let so_far = all.get_or_insert_default();
+                    so_far.push_str(line);
+                    if !more {
+                        break;
+                    }
+                    so_far.push('\n');
+                }
+                Ok(all.map_or(Heard::End, Heard::Line))
+            }
+        })
+    }
+}
+
+/// Asks for a yes.
+pub fn confirm(question: &str) -> io::Result<bool> {
+    write!(io::stderr(), "{question} [y/N] ")?;
+    let mut answer = String::new();
+    tokio::task::block_in_place(|| io::stdin().lock().read_line(&mut answer))?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+/// A line that ends with a backslash is not done.
+struct Backslash;
+
+impl Validator for Backslash {
+    fn validate(&self, line: &str) -> ValidationResult {
+        match line.ends_with('\\') {
+            true => ValidationResult::Incomplete,
+            false => ValidationResult::Complete,
+        }
+    }
+}
+
+struct Asked<'a>(&'a str);
+
+impl Prompt for Asked<'_> {
+    fn render_prompt_left(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.0)
+    }
+
+    fn render_prompt_right(&self) -> Cow<'_, str> {
+        Cow::Borrowed("")
+    }
+
+    fn render_prompt_indicator(&self, _: PromptEditMode) -> Cow<'_, str> {
+        Cow::Borrowed("> ")
+    }
+
+    fn render_prompt_multiline_indicator(&self) -> Cow<'_, str> {
+        Cow::Borrowed("… ")
+    }
+
+    fn render_prompt_history_search_indicator(&self, search: PromptHistorySearch) -> Cow<'_, str> {
+        let state = match search.status {
+            PromptHistorySearchStatus::Passing => "found",
+            PromptHistorySearchStatus::Failing => "not found",
+        };
+        Cow::Owned(format!("({state}: {}) ", search.term))
+    }
+}

@@ -1,0 +1,280 @@
+//! `tenure sessions export` and `import`: sessions as files.
+
+use super::client::{Client, Pages, with_query};
+use super::show::{clean, field, line, note, print};
+use anyhow::{Context, bail};
+use axum::http::Method;
+use clap::{Args, ValueEnum};
+use futures_util::StreamExt;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tenure::foreign::{self, Foreign};
+use tenure::{EXPORT_FORMAT, SessionId};
+
+const IMPORT: &str = "/sessions/import";
+
+/// What to write, and how.
+#[derive(Debug, Args)]
+pub struct Export {
+    /// The session
+    #[arg(required_unless_present = "all")]
+    id: Option<String>,
+    /// All sessions, each to a file in this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["id", "output"])]
+    all: Option<PathBuf>,
+    /// The form
+    #[arg(long, value_enum, default_value_t = Form::Tenure)]
+    format: Form,
+    /// The file (default: standard output)
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// The form of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// Everything that is needed to go on elsewhere
+    Tenure,
+    /// The messages, as OpenAI's clients know them
+    Openai,
+    /// As mistral.rs exports sessions
+    Mistralrs,
+    /// One message per line
+    Jsonl,
+}
+
+/// What to read.
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Files, directories, or - for standard input
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+    /// The form, if it is not to be recognised: tenure, openai, mistralrs, claude-code, responses
+    #[arg(long, value_name = "FORM", value_parser = form)]
+    format: Option<foreign::Format>,
+    /// The id of the session, if there is only one
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+}
+
+fn form(word: &str) -> tenure::Result<foreign::Format> {
+    word.parse()
+}
+
+/// Progress on standard error, if that is a terminal.
+pub fn bar(total: Option<u64>, what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_message(what);
+    let style = match total {
+        Some(_) => "{msg} {pos}/{len} {wide_bar} {eta}",
+        None => "{spinner} {msg} {pos}",
+    };
+    bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn export_path(id: &str, form: Form) -> anyhow::Result<String> {
+    let name = form.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
+    with_query(&format!("/sessions/{id}/export"), &[("format", name)])
+}
+
+/// Writes one session or all of them.
+pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> {
+    let Some(dir) = &what.all else {
+        let id = client.resolve(what.id.as_deref().unwrap_or_default()).await?;
+        let path = export_path(id.as_str(), what.format)?;
+        match &what.output {
+            Some(file) => save(client, &path, file).await?,
+            None => {
+                let mut text = client.send(Method::GET, &path, None).await?.text().await?;
+                if !text.ends_with('\n') {
+                    text.push('\n');
+                }
+                print(text)?;
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    fs::create_dir_all(dir).with_context(|| format!("can not make the directory {}", dir.display()))?;
+    let (sessions, _) = Pages::new(client, "/sessions", &[], usize::MAX).all().await?;
+    let (mut failed, mut users) = (0, BTreeSet::new());
+    let bar = bar(Some(sessions.len() as u64), "exported");
+    let end = if what.format == Form::Jsonl { "jsonl" } else { "json" };
+    for session in &sessions {
+        let id = field(session, "id");
+        users.insert(field(session, "user"));
+        if let Err(e) = save(client, &export_path(id, what.format)?, &dir.join(format!("{id}.{end}"))).await {
+            failed += 1;
+            bar.suspend(|| note(format!("{id}: {e:#}")));
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    line(format!("{} sessions are in {}", sessions.len() - failed, dir.display()))?;
+    if users.len() > 1 {
+        note(format!(
+            "they belong to {} users, which a file does not say; to keep them apart, export with --user, each to a directory of its own",
+            users.len()
+        ));
+    }
+    if failed > 0 {
+        bail!("{failed} sessions could not be exported");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file appears under its name when it is whole.
+async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<()> {
+    let mut answer = client.send(Method::GET, path, None).await?;
+    let mut part = file.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let wrong = || format!("can not write {}", file.display());
+    let mut out = File::create(&part).with_context(wrong)?;
+    while let Some(bytes) = answer.body.next().await {
+        out.write_all(&bytes?).with_context(wrong)?;
+    }
+    out.sync_all().and_then(|()| fs::rename(&part, file)).with_context(wrong)
+}
+
+/// What an import has done so far.
+#[derive(Default)]
+struct Done {
+    sessions: Vec<Value>,
+    left_out: Vec<Value>,
+    failed: Vec<Value>,
+}
+
+/// Reads files and puts what is in them under its ids. What could not be carried over is listed.
+pub async fn import(client: &Client, what: &Import, json: bool) -> anyhow::Result<ExitCode> {
+    let id = what.id.as_ref().map(SessionId::new).transpose()?;
+    let mut files = Vec::new();
+    for path in &what.paths {
+        collect(path, &mut files)?;
+    }
+    let mut done = Done::default();
+    let bar = bar(Some(files.len() as u64), "imported");
+    for file in &files {
+        let name = file.display().to_string();
+        match read(file, what.format) {
+            Err(e) => fail(&mut done, &bar, &name, &e.into(), json),
+            Ok(found) => {
+                if id.is_some() && (found.len() > 1 || files.len() > 1) {
+                    bail!("--id is for one session, and there are several in {name}");
+                }
+                for foreign in found {
+                    let put = match foreign {
+                        Ok(foreign) => put(client, foreign, id.as_ref(), &name, &mut done, &bar, json).await,
+                        Err(e) => Err(e.into()),
+                    };
+                    if let Err(e) = put {
+                        if e.downcast_ref::<std::io::Error>().is_some() {
+                            return Err(e);
+                        }
+                        fail(&mut done, &bar, &name, &e, json);
+                    }
+                }
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let Done { sessions, left_out, failed } = done;
+    let (count, wrong) = (sessions.len(), failed.len());
+    match json {
+        true => line(json!({"sessions": sessions, "left_out": left_out, "failed": failed}).to_string())?,
+        false if files.len() + count > 2 => line(format!("{count} sessions from {} files", files.len()))?,
+        false => {}
+    }
+    match wrong {
+        0 => Ok(ExitCode::SUCCESS),
+        _ => bail!("{wrong} could not be imported; the others are in"),
+    }
+}
+
+/// The files that are meant, directories with what is in them.
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    if !path.is_dir() {
+        files.push(path.to_owned());
+        return Ok(());
+    }
+    let list = fs::read_dir(path).with_context(|| format!("can not read {}", path.display()))?;
+    let mut inside = list.map(|entry| entry.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
+    inside.sort();
+    let known = |p: &PathBuf| {
+        let end = p.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        p.is_dir() || ["json", "jsonl", "db", "sqlite", "sqlite3"].contains(&end)
+    };
+    inside.retain(known);
+    inside.iter().try_for_each(|p| collect(p, files))
+}
+
+/// The sessions in a file.
+fn read(file: &Path, form: Option<foreign::Format>) -> tenure::Result<Vec<tenure::Result<Foreign>>> {
+    let wrong = |e: std::io::Error| tenure::Error::invalid("", format!("can not be read: {e}"));
+    let mut bytes = Vec::new();
+    match file.as_os_str() == "-" {
+        true => std::io::stdin().read_to_end(&mut bytes).map_err(wrong)?,
+        false => File::open(file).and_then(|mut f| f.read_to_end(&mut bytes)).map_err(wrong)?,
+    };
+    if bytes.starts_with(b"SQLite format 3\0") {
+        drop(bytes);
+        return foreign::read_agents_db(file);
+    }
+    let text = String::from_utf8(bytes).map_err(|_| tenure::Error::invalid("", "it is not text (UTF-8)"))?;
+    foreign::read(&text, form)
+}
+
+async fn put(
+    client: &Client,
+    foreign: Foreign,
+    id: Option<&SessionId>,
+    file: &str,
+    done: &mut Done,
+    bar: &ProgressBar,
+    json: bool,
+) -> anyhow::Result<()> {
+    let Foreign { format, mut export, left_out } = foreign;
+    // What was read is in our own form now.
+    export.tenure = EXPORT_FORMAT;
+    let id = id.map(|id| ("id", id.as_str()));
+    let (path, renamed) = (with_query(IMPORT, id.as_slice())?, id.is_some());
+    let answer = client.send(Method::POST, &path, Some(serde_json::to_string(&export)?)).await?;
+    let mut answer: Value = answer.json().await?;
+    let Value::Array(sessions) = answer["sessions"].take() else { bail!("the server did not say what it imported") };
+    let theirs = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let ours = left_out.iter().map(|l| json!({"place": l.place, "why": l.why}));
+    let mut lines = Vec::new();
+    for session in &sessions {
+        let id = field(session, "id");
+        let mut told = format!("{id}: {} messages from {file} ({format})", session["message_count"]);
+        if let Some(own) = export.session_id.as_ref().filter(|own| own.as_str() != id && !renamed) {
+            told.push_str(&format!("; its own id {own} is taken"));
+        }
+        lines.push(told);
+    }
+    for mut left in ours.chain(theirs) {
+        lines.push(format!("  left out: {}: {}", field(&left, "place"), field(&left, "why")));
+        left["file"] = json!(file);
+        done.left_out.push(left);
+    }
+    done.sessions.extend(sessions);
+    match json {
+        true => Ok(()),
+        false => Ok(bar.suspend(|| lines.iter().try_for_each(|l| line(clean(l))))?),
+    }
+}
+
+fn fail(done: &mut Done, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
+    let why = match e.downcast_ref::<tenure::Error>() {
+        Some(tenure::Error::Invalid { param, message }) if !param.is_empty() => format!("{param}: {message}"),
+        _ => format!("{e:#}"),
+    };
+    if !json {
+        bar.suspend(|| note(format!("not imported: {file}: {}", clean(&why))));
+    }
+    done.failed.push(json!({"file": file, "error": why}));
+}
