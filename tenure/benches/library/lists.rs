@@ -30,14 +30,8 @@ pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
 }
 
 /// Time goes on for sessions that were written long ago: they must not have expired.
-fn lasting() -> Options {
+pub fn lasting() -> Options {
     Options { policy: Policy { ttl: None, ..Policy::default() }, ..Options::default() }
-}
-
-fn resident() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap_or("VmRSS: 0 kB");
-    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
 }
 
 /// The newest 20 of 100,000 with a filter, beside of 100.
@@ -78,27 +72,21 @@ pub async fn newest(report: &mut Report) {
     }
 }
 
-/// A conversation found by content among 1,000,000, beside among 1,000; and the memory that takes.
+/// A conversation found by content among 1,000,000, beside among 1,000; and the memory that many sessions take.
 pub async fn content_match(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
-    let mut houses = Vec::new();
-    let mut memory = Vec::new();
-    for count in [1_000usize, 10_000, 1_000_000] {
-        let url = format!("sqlite:{}", dir.path().join(format!("{count}.db")).display());
-        let tenure = Tenure::open_with(&url, lasting()).await.unwrap();
+    let url = |count: usize| format!("sqlite:{}", dir.path().join(format!("{count}.db")).display());
+    for count in [1_000, 10_000, 1_000_000] {
+        let tenure = Tenure::open_with(&url(count), lasting()).await.unwrap();
         many(tenure.store(), count).await;
-        drop(tenure);
-        let before = resident();
-        let tenure = Tenure::open_with(&url, lasting()).await.unwrap();
-        for n in (3..count).step_by((count / 100).max(10)) {
-            find(&tenure, n / 10 * 10 + 3).await;
-        }
-        memory.push(resident() - before);
-        houses.push((tenure, count));
+    }
+    let mut houses = Vec::new();
+    for count in [1_000, 1_000_000] {
+        houses.push((Tenure::open_with(&url(count), lasting()).await.unwrap(), count));
     }
     let mut times = [Vec::new(), Vec::new()];
     for i in 0..400usize {
-        for ((house, count), times) in [&houses[0], &houses[2]].into_iter().zip(&mut times) {
+        for ((house, count), times) in houses.iter().zip(&mut times) {
             let n = (i * 7919 % (count / 10)) * 10 + 3;
             times.push(timed(find(house, n)).await);
         }
@@ -111,14 +99,11 @@ pub async fn content_match(report: &mut Report) {
         ratio(most, few),
         Promise::AtMost(3.0),
     );
-    let mb = |m: f64| format!("{m:.1} MB");
-    let (small, large) = (memory[1], memory[2]);
-    // Only a hint: the sessions were written by this very process, and what it still holds can hide growth.
-    let what = "growth of resident memory on opening 1,000,000 sessions, beside 10,000";
-    report.row(what, mb(large), mb(small), large / small, Promise::None);
+    drop(houses);
+    memory::growth(report, (&url(10_000), 10_000), (&url(1_000_000), 1_000_000));
 }
 
-async fn find(tenure: &Tenure, n: usize) {
+pub async fn find(tenure: &Tenure, n: usize) {
     let asked =
         [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}")), Message::user("more")];
     assert_eq!(tenure.find(&who(), &asked).await.unwrap(), Some(id(&format!("s{n:07}"))));

@@ -9,6 +9,7 @@
 
 mod disk;
 mod lists;
+mod memory;
 mod peers;
 mod raw;
 mod reads;
@@ -141,6 +142,10 @@ fn main() {
     let chosen: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let wants = |name: &str| chosen.is_empty() || chosen.iter().any(|c| c == name);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut args = std::env::args().skip(1);
+    if args.next().as_deref() == Some(memory::CHILD) {
+        return runtime.block_on(memory::child(args));
+    }
     let mut report = Report(Vec::new());
     println!("| what | ours | beside | ratio | promise |\n|---|---|---|---|---|");
     runtime.block_on(async {

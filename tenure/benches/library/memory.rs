@@ -1,0 +1,64 @@
+//! What a process holds, whatever is stored. Each size is opened by a process of its own: this one, which wrote the sessions,
+//! could hide any growth behind what it still holds.
+
+use crate::*;
+use std::process::Command;
+
+/// The first argument of such a process; the database and the number of its sessions follow.
+pub const CHILD: &str = "measure-memory";
+
+/// The same work for every size, on as many sessions. The turns are enough to fill the page caches of SQLite, which have bounds.
+const SESSIONS: usize = 1_000;
+const FINDS: usize = 2_000;
+const LISTS: usize = 500;
+const TURNS: usize = 6_000;
+
+/// Resident memory after the work on two databases, and at its highest.
+pub fn growth(report: &mut Report, small: (&str, usize), large: (&str, usize)) {
+    let [small, large] = [small, large].map(|(url, count)| {
+        let out =
+            Command::new(std::env::current_exe().unwrap()).args([CHILD, url, &count.to_string()]).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let told = String::from_utf8(out.stdout).unwrap();
+        let mut told = told.split_whitespace().map(|kb| kb.parse::<f64>().unwrap() / 1024.0);
+        [told.next().unwrap(), told.next().unwrap()]
+    });
+    for (i, what) in ["resident memory", "the most it ever was"].into_iter().enumerate() {
+        report.row(
+            format!("{what}, the same work on 1,000,000 sessions, beside on 10,000"),
+            format!("{:.1} MB", large[i]),
+            format!("{:.1} MB", small[i]),
+            large[i] / small[i],
+            Promise::AtMost(1.2),
+        );
+    }
+}
+
+/// The child: opens, works, and says what it holds and what it held at most, in KB.
+pub async fn child(mut args: impl Iterator<Item = String>) {
+    let (url, count) = (args.next().unwrap(), args.next().unwrap().parse::<usize>().unwrap());
+    let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
+    // Spread over all sessions, of which every tenth is this user's.
+    let nth = |i: usize| i % SESSIONS * (count / SESSIONS) + 3;
+    for i in 0..FINDS {
+        lists::find(&tenure, nth(i)).await;
+    }
+    for i in 0..LISTS {
+        let mut query = Query::new(Whose::Everyone, 20);
+        query.offset = i;
+        assert_eq!(tenure.list(&who(), query).await.unwrap().heads.len(), 20);
+    }
+    for i in 0..TURNS {
+        let session = id(&format!("s{:07}", nth(i)));
+        let before = tenure.load(&who(), &session).await.unwrap().messages.len();
+        tenure.append(&who(), &session, plain(turn(i))).await.unwrap();
+        assert_eq!(tenure.load(&who(), &session).await.unwrap().messages.len(), before + 4);
+    }
+    println!("{} {}", status("VmRSS"), status("VmHWM"));
+}
+
+fn status(field: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
