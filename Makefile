@@ -1,6 +1,6 @@
 # `make` runs what CI runs.
 .DEFAULT_GOAL := test
-.PHONY: help check lint test bench clean-postgres
+.PHONY: help check lint test bench bench-http clean-postgres
 
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
@@ -27,6 +27,9 @@ test: lint ## lints, then every test, with a PostgreSQL of its own
 bench: ## benchmarks, with a PostgreSQL of its own
 	scripts/bench-peers.sh
 	scripts/with-postgres.sh cargo bench --locked -p tenure --all-features --bench library
+
+bench-http: ## the server beside the limits, with a PostgreSQL of its own
+	scripts/with-postgres.sh cargo bench --locked -p tenure-server --bench http
 
 clean-postgres: ## stop the test PostgreSQL, remove its data
 	scripts/postgres.sh stop

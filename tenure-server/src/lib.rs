@@ -16,4 +16,5 @@ pub mod rehearsal;
 pub mod router;
 pub mod server;
 pub mod telemetry;
+pub mod tls;
 pub mod upstream;

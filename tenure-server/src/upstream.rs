@@ -31,10 +31,9 @@ impl Upstream {
     /// A model as it is configured.
     pub fn new(config: &ModelConfig) -> anyhow::Result<Self> {
         let forever = Duration::from_secs(24 * 60 * 60);
-        let client = Client::builder()
+        let client = crate::tls::client()
             .connect_timeout(config.connect_timeout.duration().unwrap_or(forever))
             .redirect(reqwest::redirect::Policy::none())
-            .tcp_nodelay(true)
             .build()?;
         Ok(Self {
             client,

@@ -93,7 +93,7 @@ impl At {
         if !["http", "https"].contains(&url.scheme()) {
             bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
         }
-        let http = reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).build()?;
+        let http = crate::tls::client().connect_timeout(Duration::from_secs(10)).build()?;
         Ok(Client { way: Way::Remote { http, base, key: self.key.clone().or(key) }, user, _app: None })
     }
 

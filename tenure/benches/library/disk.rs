@@ -43,13 +43,13 @@ pub async fn bytes(report: &mut Report) {
     let tenure = Tenure::open(&format!("{url}?schema={schema}")).await.unwrap();
     let session = create(&tenure, "s").await;
     let table = format!("create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id))");
-    writes::run("psql", &url, &["-qc", &table]);
+    run("psql", &url, &["-qc", &table]);
     for n in 0..400 {
         tenure.append(&who(), &session, said(n)).await.unwrap();
         if n % 20 == 0 {
             // The raw rows go in by twenties: only their size is of interest.
             let rows: Vec<String> = (n..n + 20).flat_map(said).map(|m| format!("(1, '{}')", m.as_str())).collect();
-            writes::run(
+            run(
                 "psql",
                 &url,
                 &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))],
@@ -61,7 +61,7 @@ pub async fn bytes(report: &mut Report) {
             "select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace \
              where n.nspname = '{schema}' and c.relkind = 'r' and c.relname {like}"
         );
-        writes::run("psql", &url, &["-Atqc", &sql]).trim().parse::<u64>().unwrap()
+        run("psql", &url, &["-Atqc", &sql]).trim().parse::<u64>().unwrap()
     };
     let (ours, raw) = (total("= 'tenure_record'"), total("= 'm'"));
     let all = total("like 'tenure_%'");

@@ -1,8 +1,6 @@
 //! Appending: one writer, many writers.
 
 use crate::*;
-use std::path::Path;
-use std::process::Command;
 
 /// A turn of four messages, durable, one fdatasync: beside one raw commit; and at 100,000 messages beside itself at 100.
 pub async fn append(report: &mut Report) {
@@ -112,42 +110,4 @@ pub async fn writers(report: &mut Report) {
         ours / theirs,
         Promise::AtLeast(0.6),
     );
-}
-
-/// Transactions per second of `pgbench` with the same four rows, prepared.
-fn pgbench(url: &str, schema: &str) -> f64 {
-    let dir = tempfile::tempdir().unwrap();
-    let script = dir.path().join("turn.sql");
-    let sql = format!(
-        "\\set sid random(1, 100000)\nBEGIN;\nINSERT INTO {schema}.m(sid, data) SELECT :sid, d FROM {schema}.payload;\nCOMMIT;\n"
-    );
-    std::fs::write(&script, sql).unwrap();
-    let sizes: Vec<String> = turn(1).iter().map(|m| m.as_str().len().to_string()).collect();
-    let setup = format!(
-        "drop table if exists {schema}.m, {schema}.payload; \
-         create table {schema}.m(id bigserial, sid bigint, data text, primary key(sid, id)); create table {schema}.payload(d text); \
-         insert into {schema}.payload select left(repeat(md5(n::text) || ' agent session memory ', 60), n) from unnest(array[{}]) n",
-        sizes.join(",")
-    );
-    run("psql", url, &["-qc", &setup]);
-    let out = run(
-        "pgbench",
-        url,
-        &["-n", "-T", "3", "-M", "prepared", "-c", "16", "-j", "2", "-f", &script.display().to_string()],
-    );
-    let tps = out.lines().find_map(|l| l.strip_prefix("tps = ")).expect("pgbench reports its rate");
-    tps.split(' ').next().unwrap().parse().unwrap()
-}
-
-pub fn run(program: &str, url: &str, args: &[&str]) -> String {
-    let bin = Command::new("bash")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgres.sh"))
-        .arg("bin")
-        .output()
-        .unwrap();
-    let path = Path::new(String::from_utf8(bin.stdout).unwrap().trim()).join(program);
-    let program = if path.exists() { path } else { program.into() };
-    let out = Command::new(program).args(args).arg(url).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
 }

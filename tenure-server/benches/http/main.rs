@@ -1,0 +1,51 @@
+//! The server beside the limits, over loopback, in one run, as ratios. `make bench-http` runs all of it;
+//! `cargo bench -p tenure-server --bench http -- chat messages` runs parts.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    missing_docs,
+    reason = "a bench measures time and may stop at the first surprise"
+)]
+
+mod chat;
+mod client;
+#[allow(dead_code, reason = "shared with the library's benches")]
+#[path = "../../../tenure/benches/library/kit.rs"]
+mod kit;
+mod messages;
+#[allow(dead_code, reason = "shared with the library's benches")]
+#[path = "../../../tenure/benches/library/raw.rs"]
+mod raw;
+mod reads;
+mod servers;
+
+pub use kit::*;
+pub use std::time::{Duration, Instant};
+pub use tenure::*;
+
+fn main() {
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let wants = |name: &str| chosen.is_empty() || chosen.iter().any(|c| c == name);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut report = Report::new();
+    runtime.block_on(async {
+        if wants("chat") {
+            chat::added(&mut report).await;
+        }
+        if wants("stream") {
+            chat::first_chunk(&mut report).await;
+        }
+        if wants("messages") {
+            messages::one_client(&mut report).await;
+            messages::sixteen_clients(&mut report).await;
+        }
+        if wants("reads") {
+            reads::whole(&mut report).await;
+            reads::last(&mut report).await;
+        }
+        if wants("memory") {
+            reads::memory(&mut report).await;
+        }
+    });
+    report.end();
+}

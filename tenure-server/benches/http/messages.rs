@@ -1,0 +1,99 @@
+//! `POST /sessions/{id}/messages` with a turn of four messages.
+
+use crate::client::Client;
+use crate::servers::Server;
+use crate::*;
+
+fn append(session: &str, n: usize) -> Vec<u8> {
+    let said: Vec<String> = turn(n).iter().map(|m| m.as_str().to_owned()).collect();
+    let body = format!(r#"{{"messages":[{}]}}"#, said.join(","));
+    Client::request("POST", &format!("/sessions/{session}/messages"), &body)
+}
+
+async fn begin(client: &mut Client, session: &str) {
+    client.send(&Client::request("POST", "/sessions", &format!(r#"{{"id":"{session}"}}"#))).await;
+}
+
+/// One client, beside a raw commit; and at 5,000 messages beside at none.
+pub async fn one_client(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let tenure = Tenure::open(&store).await.unwrap();
+    create(&tenure, "long").await;
+    fill(&tenure, &id("long"), 5_000).await;
+    drop(tenure);
+    let db = raw::open(&dir.path().join("raw.db"));
+    let server = Server::start(&store, None, &[("TENURE_SESSIONS__TTL", "never")]);
+    let mut client = Client::connect(&server.address).await;
+    begin(&mut client, "short").await;
+    let (mut short, mut long, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..900 {
+        let said = turn(n);
+        let (to_short, to_long) = (append("short", n), append("long", n));
+        for next in [n % 3, (n + 1) % 3, (n + 2) % 3] {
+            match next {
+                0 => theirs.push(time(|| raw::commit(&db, 1, n * 4, &said)).0),
+                1 => short.push(timed(client.send(&to_short)).await),
+                _ => long.push(timed(client.send(&to_long)).await),
+            }
+        }
+    }
+    let (short, long, theirs) = (median(short), median(long), median(theirs));
+    let limit = theirs + Duration::from_micros(300);
+    report.row("append over HTTP, one client, beside a raw commit + 0.3 ms", ms(short), ms(limit), ratio(short, limit), Promise::AtMost(1.0));
+    report.row("append over HTTP at 5,000 messages, beside at 0", ms(long), ms(short), ratio(long, short), Promise::AtMost(1.2));
+}
+
+async fn sixteen(server: &Server, round: usize, lasting: Duration) -> f64 {
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for w in 0..16 {
+        let address = server.address.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut client = Client::connect(&address).await;
+            let session = format!("w{round}-{w}");
+            begin(&mut client, &session).await;
+            let requests: Vec<Vec<u8>> = (0..64).map(|n| append(&session, n)).collect();
+            let mut n = 0;
+            while start.elapsed() < lasting {
+                client.send(&requests[n % 64]).await;
+                n += 1;
+            }
+            n
+        }));
+    }
+    let mut turns = 0;
+    for task in tasks {
+        turns += task.await.unwrap();
+    }
+    turns as f64 / start.elapsed().as_secs_f64()
+}
+
+/// 16 clients, beside raw group commit and `pgbench`.
+pub async fn sixteen_clients(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let lasting = Duration::from_secs(3);
+    let rate = |r: f64| format!("{r:.0} turns/s");
+    let server = Server::start(&format!("sqlite:{}", dir.path().join("ours.db").display()), None, &[]);
+    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    for round in 0..3 {
+        let path = dir.path().join(format!("raw{round}.db"));
+        theirs = theirs.max(tokio::task::spawn_blocking(move || raw::group_commit(&path, 16, lasting)).await.unwrap());
+        ours = ours.max(sixteen(&server, round, lasting).await);
+    }
+    drop(server);
+    report.row("append over HTTP, 16 clients, SQLite, beside raw group commit", rate(ours), rate(theirs), ours / theirs, Promise::AtLeast(0.4));
+    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
+        println!("(PostgreSQL is not measured: TENURE_TEST_POSTGRES is not set; `make bench-http` sets it)");
+        return;
+    };
+    let schema = format!("h_{}", SessionId::generate().as_str().replace('-', ""));
+    drop(Tenure::open(&format!("{url}?schema={schema}")).await.unwrap());
+    let server = Server::start(&format!("{url}?schema={schema}"), None, &[]);
+    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    for round in 0..3 {
+        theirs = theirs.max(pgbench(&url, &schema));
+        ours = ours.max(sixteen(&server, round, lasting).await);
+    }
+    report.row("append over HTTP, 16 clients, PostgreSQL, beside pgbench", rate(ours), rate(theirs), ours / theirs, Promise::AtLeast(0.5));
+}

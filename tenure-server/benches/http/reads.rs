@@ -1,0 +1,100 @@
+//! Reading sessions, and the memory that touching many takes.
+
+use crate::client::Client;
+use crate::servers::{Server, bare};
+use crate::*;
+
+async fn house(sizes: &[(&str, usize)]) -> (tempfile::TempDir, Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let tenure = Tenure::open(&store).await.unwrap();
+    for (name, messages) in sizes {
+        create(&tenure, name).await;
+        fill(&tenure, &id(name), *messages).await;
+    }
+    drop(tenure);
+    let server = Server::start(&store, None, &[("TENURE_SESSIONS__TTL", "never")]);
+    (dir, server)
+}
+
+async fn rate(address: &str, request: &[u8], lasting: Duration) -> f64 {
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..16 {
+        let (address, request) = (address.to_owned(), request.to_vec());
+        tasks.push(tokio::spawn(async move {
+            let mut client = Client::connect(&address).await;
+            let mut n = 0;
+            while start.elapsed() < lasting {
+                client.send(&request).await;
+                n += 1;
+            }
+            n
+        }));
+    }
+    let mut total = 0;
+    for task in tasks {
+        total += task.await.unwrap();
+    }
+    total as f64 / start.elapsed().as_secs_f64()
+}
+
+/// A session of 100 messages, beside bare axum with the same bytes.
+pub async fn whole(report: &mut Report) {
+    let (_dir, server) = house(&[("s", 100)]).await;
+    let get = Client::request("GET", "/sessions/s", "");
+    let bytes = Client::connect(&server.address).await.send(&get).await;
+    let axum = bare("x".repeat(bytes));
+    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    for _ in 0..3 {
+        theirs = theirs.max(rate(&axum, &Client::request("GET", "/", ""), Duration::from_secs(2)).await);
+        ours = ours.max(rate(&server.address, &get, Duration::from_secs(2)).await);
+    }
+    let per_second = |r: f64| format!("{r:.0} requests/s");
+    let what = format!("GET of a session of 100 messages ({} KB), beside bare axum", bytes / 1024);
+    report.row(what, per_second(ours), per_second(theirs), ours / theirs, Promise::AtLeast(0.6));
+}
+
+/// The last 20 of 5,000 messages, beside of 100.
+pub async fn last(report: &mut Report) {
+    let (_dir, server) = house(&[("short", 100), ("long", 5_000)]).await;
+    let mut client = Client::connect(&server.address).await;
+    let get = |name: &str| Client::request("GET", &format!("/sessions/{name}/messages?last=20"), "");
+    let (mut short, mut long) = (Vec::new(), Vec::new());
+    for _ in 0..1000 {
+        short.push(timed(client.send(&get("short"))).await);
+        long.push(timed(client.send(&get("long"))).await);
+    }
+    let (short, long) = (median(short), median(long));
+    report.row("GET of the last 20 of 5,000 messages, beside of 100", ms(long), ms(short), ratio(long, short), Promise::AtMost(1.1));
+}
+
+/// Resident memory after touching 100,000 sessions with a cache of 32 MB, beside after 10,000.
+pub async fn memory(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let server = Server::start(&store, None, &[("TENURE_LIMITS__CACHE_BYTES", "33554432")]);
+    let mut seen = Vec::new();
+    for range in [0..10_000, 10_000..100_000] {
+        let mut tasks = Vec::new();
+        for hand in 0..16 {
+            let (address, range) = (server.address.clone(), range.clone());
+            tasks.push(tokio::spawn(async move {
+                let mut client = Client::connect(&address).await;
+                for n in range.skip(hand).step_by(16) {
+                    let body = format!(
+                        r#"{{"session_id":"t{n}","messages":[{{"role":"user","content":"{}"}}]}}"#,
+                        words(400, n)
+                    );
+                    client.send(&Client::request("POST", "/v1/chat/completions", &body)).await;
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        seen.push(server.resident());
+    }
+    let mb = |m: f64| format!("{m:.0} MB");
+    report.row("resident memory after 100,000 sessions, cache of 32 MB, beside after 10,000", mb(seen[1]), mb(seen[0]), seen[1] / seen[0], Promise::AtMost(1.5));
+}
