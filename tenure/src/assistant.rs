@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 const ASSISTANTS: &str = "assistants";
 /// What was read of a tenant's assistants is believed for so long: a change made by another process is seen after it.
@@ -100,7 +101,7 @@ impl Assistant {
             policy.window.max_tokens = (tokens > 0).then_some(tokens);
         }
         if let Some(ttl) = self.cache.ttl {
-            policy.cache.ttl = ttl.duration().unwrap_or(std::time::Duration::MAX);
+            policy.cache.ttl = ttl.duration().unwrap_or(Duration::MAX);
         }
         if let Some(max) = self.cache.max_entries {
             policy.cache.max_entries = max;
@@ -207,6 +208,16 @@ impl Tenure {
         let house = self.house_policy();
         let assistant = assistant.and_then(|name| self.assistants_known().find(tenant, name));
         assistant.map_or_else(|| house.clone(), |a| a.policy(house))
+    }
+
+    /// The shortest time to live of any session here, as far as assistants are known: how often sweeping makes sense.
+    pub fn shortest_ttl(&self) -> Option<Duration> {
+        let known = self.assistants_known();
+        let declared = known.declared.read().unwrap_or_else(|e| e.into_inner());
+        let own = known.own.read().unwrap_or_else(|e| e.into_inner());
+        let all = declared.values().chain(own.values().flat_map(|o| o.by_name.values()));
+        let ttls = all.filter_map(|a| a.sessions.ttl?.duration());
+        ttls.chain(self.house_policy().ttl).min()
     }
 
     /// Sees to it that a tenant's assistants are known: every verb whose answer depends on a policy begins with it.

@@ -51,7 +51,10 @@ impl Tenure {
         let now = self.now();
         let key = cache_key(tool, parameters);
         let item = self.store().get(&shelf(who, id), &key, Some(now)).await?;
-        item.filter(|i| fresh(i, now)).map(|i| cached(&i, id)).transpose()
+        let item = item.filter(|i| fresh(i, now));
+        let found = if item.is_some() { "hit" } else { "miss" };
+        metrics::counter!("tenure_tool_cache_total", "found" => found).increment(1);
+        item.map(|i| cached(&i, id)).transpose()
     }
 
     /// Keeps a result, for as long and as many as the assistant's policy says; the least recently used goes first.

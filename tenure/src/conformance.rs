@@ -76,7 +76,8 @@ macro_rules! conformance {
                 the_first_due_come_first
                 leases_that_ended_are_found
                 all_conditions_must_hold
-                a_changed_head_is_found_by_what_it_is_now;
+                a_changed_head_is_found_by_what_it_is_now
+                sessions_are_counted_by_their_state;
             random:
                 any_query_agrees_with_its_definition
                 any_shelf_agrees_with_its_model

@@ -50,7 +50,7 @@ impl Session {
         } else {
             let cut = self.cut_off.clone();
             let commit = Commit { blobs, cut, ..Commit::new(Some(first.seq - 1), records, self.head().clone()) };
-            tenure.store().commit(&commit).await?;
+            tenure.commit_step(&commit).await?;
             tenure.forget(&self.key());
         }
         self.pending.clear();

@@ -57,6 +57,15 @@ impl Status {
         }
     }
 
+    /// Counts of each state, from the number of all sessions and of those that are not active, by their words.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn counts(all: i64, others: &[(String, i64)]) -> Vec<(Self, u64)> {
+        let count = |status: Self| others.iter().find(|(word, _)| word == status.as_str()).map_or(0, |(_, n)| *n);
+        let rest = [Status::Paused, Status::Expired, Status::Deleted].map(|status| (status, count(status)));
+        let active = (Status::Active, all - rest.iter().map(|(_, n)| n).sum::<i64>());
+        [active].into_iter().chain(rest).map(|(status, n)| (status, n.max(0) as u64)).collect()
+    }
+
     /// Whether it is in use: active or paused.
     pub fn is_live(self) -> bool {
         matches!(self, Status::Active | Status::Paused)

@@ -124,6 +124,7 @@ impl Tenure {
         self.know(&key.tenant).await?;
         let hot = self.hot(&key);
         let mut state = hot.state.lock().await;
+        count_found(&state, need);
         self.catch_up(&key, &mut state).await?;
         admit(who, id, &state)?;
         self.warm(&key, &mut state, need).await?;
@@ -144,6 +145,7 @@ impl Tenure {
         self.know(&key.tenant).await?;
         let hot = self.hot(&key);
         let mut state = hot.state.lock().await;
+        count_found(&state, need);
         let mut fresh = false;
         // One round more, for looking again.
         for _ in 0..=self.limits().max_retries + 1 {
@@ -182,6 +184,18 @@ impl Tenure {
         Err(Error::Conflict { session_id: id.clone(), expected: state.head().map_or(0, |h| h.seq) })
     }
 
+    /// Takes one step in the store, and counts it.
+    pub(crate) async fn commit_step(&self, commit: &Commit) -> Result<()> {
+        let done = self.store().commit(commit).await;
+        let outcome = match &done {
+            Ok(()) => "committed",
+            Err(Error::Conflict { .. } | Error::Exists { .. }) => "conflict",
+            Err(_) => "failed",
+        };
+        metrics::counter!("tenure_commits_total", "outcome" => outcome).increment(1);
+        done
+    }
+
     async fn commit<R>(&self, state: &mut State, draft: Draft<R>, now: Timestamp) -> Result<R> {
         let Some(before) = state.head() else { return Err(Error::unavailable("the session was not loaded")) };
         if draft.entries.is_empty() && draft.items.is_empty() {
@@ -196,7 +210,7 @@ impl Tenure {
         }
         let base = Some(before.seq);
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
-        self.store().commit(&commit).await?;
+        self.commit_step(&commit).await?;
         match state {
             State::Whole(session) => {
                 commit.records.iter().for_each(|r| drop(session.take(r)));
@@ -308,6 +322,17 @@ impl Tenure {
             self.hot_sessions().insert(key.clone(), Slot { hot: hot.clone(), weight: now });
         }
     }
+}
+
+/// Counts whether what a step must see was at hand.
+fn count_found(state: &State, need: Need) {
+    let hit = match state {
+        State::Cold => false,
+        State::Head(_) => need == Need::Head,
+        State::Whole(_) => true,
+    };
+    let found = if hit { "hit" } else { "miss" };
+    metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
 }
 
 /// Somebody else's session does not exist.

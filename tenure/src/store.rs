@@ -59,6 +59,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The index cards that match, in the query's order.
     async fn heads(&self, query: &Query) -> Result<Vec<Head>>;
 
+    /// How many sessions there are in each state, all tenants together; states without any may be left out.
+    async fn count(&self) -> Result<Vec<(Status, u64)>>;
+
     /// Records of the session's own log (not its parent's) in a range. A page may end early, but holds at least one record
     /// if there is any: read on from its last. An unknown session has none. Damage is [`Error::Corrupt`] and names its place.
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>>;

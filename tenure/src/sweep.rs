@@ -12,13 +12,19 @@ use crate::session::Session;
 use crate::store::{Commit, Order, Owner, Query, Whose};
 use crate::tenure::Tenure;
 use jiff::{SignedDuration, Timestamp};
-use std::{fmt, future::Future, pin::Pin, sync::Arc};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::{fmt, sync::Arc};
 
 /// A wall clock that is off by more is not trusted with destroying anything.
 pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
 
 /// A session whose hook failed is tried again after so long.
 const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
+
+/// So many sessions are ended side by side: a hook that takes its time holds up no more than these.
+const SIDE_BY_SIDE: usize = 16;
 
 /// Why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +66,51 @@ pub struct Report {
     pub more: bool,
 }
 
+/// What became of a session.
+enum End {
+    Expired,
+    Evicted,
+    Purged,
+}
+
+impl Report {
+    fn note(&mut self, key: Key, done: Result<Option<End>>) {
+        match done {
+            Ok(None) => {}
+            Ok(Some(End::Expired)) => self.expired.push(key),
+            Ok(Some(End::Evicted)) => self.evicted.push(key),
+            Ok(Some(End::Purged)) => self.purged.push(key),
+            Err(e) => self.failed.push((key, e.to_string())),
+        }
+    }
+}
+
+/// Does some steps at once, in this task, and begins the next as soon as one of them is done. They begin in the order in which they come.
+async fn side_by_side<T, F: Future<Output = Result<T>>>(
+    steps: impl Iterator<Item = (Key, F)>,
+    mut done: impl FnMut(Key, Result<T>),
+) {
+    let mut steps = steps.map(|(key, step)| (key, Box::pin(step)));
+    let mut under_way: Vec<(Key, Pin<Box<F>>)> = Vec::new();
+    loop {
+        under_way.extend(steps.by_ref().take(SIDE_BY_SIDE - under_way.len()));
+        if under_way.is_empty() {
+            return;
+        }
+        let (at, outcome) = poll_fn(|context| {
+            for (at, (_, step)) in under_way.iter_mut().enumerate() {
+                if let Poll::Ready(outcome) = step.as_mut().poll(context) {
+                    return Poll::Ready((at, outcome));
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        let (key, _) = under_way.remove(at);
+        done(key, outcome);
+    }
+}
+
 /// Proof of an erasure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
@@ -98,49 +149,30 @@ impl Tenure {
         (due.due_before, due.order) = (Some(now), Order::Due);
         let heads = self.store().heads(&due).await?;
         report.more = heads.len() == max;
-        for head in heads {
-            let key = head.key();
-            if let Err(e) = self.end_due(head, now, &mut report).await {
-                report.failed.push((key, e.to_string()));
-            }
-        }
+        let due = heads.into_iter().map(|head| (head.key(), self.end_due(head, now)));
+        side_by_side(due, |key, done| report.note(key, done)).await;
         if self.max_sessions() > 0 {
             let mut over = Query::new(Whose::Everyone, max);
             over.status = vec![Status::Active, Status::Paused];
             over.offset = self.max_sessions();
             let heads = self.store().heads(&over).await?;
             report.more |= heads.len() == max;
-            for head in heads.into_iter().rev() {
-                let key = head.key();
-                match self.end(head, Ending::Evicted, now).await {
-                    Ok(true) => report.evicted.push(key),
-                    Ok(false) => {}
-                    Err(e) => report.failed.push((key, e.to_string())),
-                }
-            }
+            let over = heads.into_iter().rev().map(|head| (head.key(), self.end(head, Ending::Evicted, now)));
+            side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(End::Evicted)))).await;
         }
         report.items = self.store().expire(now, max).await?;
         report.more |= report.items == max;
         Ok(report)
     }
 
-    async fn end_due(&self, head: Head, now: Timestamp, report: &mut Report) -> Result<()> {
+    async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<End>> {
         let key = head.key();
         self.know(&key.tenant).await?;
         match self.due_at(&head) {
             // It was active since its card was marked.
-            due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await,
-            _ if head.status.is_live() => {
-                if self.end(head, Ending::Expired, now).await? {
-                    report.expired.push(key);
-                }
-                Ok(())
-            }
-            _ => {
-                self.purge_key(&key).await?;
-                report.purged.push(key);
-                Ok(())
-            }
+            due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
+            _ if head.status.is_live() => Ok(self.end(head, Ending::Expired, now).await?.then_some(End::Expired)),
+            _ => self.purge_key(&key).await.map(|()| Some(End::Purged)),
         }
     }
 
@@ -173,7 +205,7 @@ impl Tenure {
     async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
         let head = Head { due_at, ..head.clone() };
         self.forget(&head.key());
-        match self.store().commit(&Commit::new(Some(head.seq), Vec::new(), head)).await {
+        match self.commit_step(&Commit::new(Some(head.seq), Vec::new(), head)).await {
             Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
             done => done,
         }

@@ -252,7 +252,7 @@ impl Tenure {
         head.due_at = self.due_at(&head);
         let mut commit = Commit::new(None, [vec![first.clone()], more].concat(), head.clone());
         commit.blobs = blobs;
-        self.store().commit(&commit).await?;
+        self.commit_step(&commit).await?;
         self.forget(key);
         Ok(head)
     }

@@ -45,6 +45,7 @@ CREATE INDEX tenure_head_labels ON tenure_head USING gin (labels) WHERE labels I
 CREATE INDEX tenure_head_parent ON tenure_head (tenant, parent) WHERE parent IS NOT NULL;
 CREATE INDEX tenure_head_due ON tenure_head (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX tenure_head_lease ON tenure_head (lease_until) WHERE lease_until IS NOT NULL;
+CREATE INDEX tenure_head_status ON tenure_head (status) WHERE status <> 'active'; -- to count by
 -- A hash index, because a thread's name may be longer than a B-tree takes.
 CREATE INDEX tenure_head_thread ON tenure_head USING hash (thread) WHERE thread IS NOT NULL;
 

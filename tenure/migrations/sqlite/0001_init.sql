@@ -28,6 +28,7 @@ create index head_hash on head (tenant, hash, user);
 create index head_parent on head (tenant, parent) where parent is not null;
 create index head_thread on head (tenant, thread) where thread is not null;
 create index head_due on head (due_at) where due_at is not null;
+create index head_status on head (status) where status <> 'active'; -- to count by
 create index head_lease on head (lease_until) where lease_until is not null;
 
 -- The logs. k = head.id << 32 | seq, so that a log is one range of a rowid table: `without rowid` takes twice the disk.

@@ -182,6 +182,29 @@ pub async fn states_are_found(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&Query { limit: 1, ..live }).await.unwrap(), &["paused"]);
 }
 
+/// Every session counts once, as what it is now, whoever's it is.
+pub async fn sessions_are_counted_by_their_state(Fixture { store, .. }: Fixture) {
+    let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+    let mut logs = Vec::new();
+    for (n, to) in states.into_iter().enumerate() {
+        for i in 0..=n {
+            let tenant = if i == 0 { "default" } else { "other" };
+            let mut log = Log::begin(key(tenant, &format!("{to}-{i}")), Created::default(), moment(0));
+            log.push(Entry::Status { to, reason: None }).save(&*store).await;
+            logs.push(log);
+        }
+    }
+    let expect = async |want: [u64; 4]| {
+        let counts = store.count().await.unwrap();
+        let of = |state| counts.iter().filter(|(s, _)| *s == state).map(|(_, n)| n).sum::<u64>();
+        assert_eq!(states.map(of), want);
+    };
+    expect([1, 2, 3, 4]).await;
+    logs[9].push(Entry::Status { to: Status::Active, reason: None }).save(&*store).await;
+    store.purge(&key("default", "paused-0")).await.unwrap();
+    expect([2, 1, 3, 3]).await;
+}
+
 /// Sessions that were created from a moment on, and before another.
 pub async fn creation_times_are_found(Fixture { store, .. }: Fixture) {
     fill(&*store, ["a", "b", "c"].map(|id| (id, Created::default()))).await;

@@ -2,7 +2,7 @@
 
 use super::{Commit, Item, Order, Owner, Query, Shelf, Whose};
 use crate::error::{Error, Result};
-use crate::head::{Head, VisibleHash};
+use crate::head::{Head, Status, VisibleHash};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
 use crate::media::BlobId;
 use jiff::Timestamp;
@@ -37,6 +37,16 @@ pub(super) struct Estate {
 impl Index {
     pub fn head(&self, key: &Key) -> Option<&Head> {
         self.heads.get(key)
+    }
+
+    /// How many cards there are in each state.
+    pub fn count(&self) -> Vec<(Status, u64)> {
+        let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+        let mut counts = states.map(|status| (status, 0));
+        for head in self.heads.values() {
+            counts.iter_mut().filter(|(status, _)| *status == head.status).for_each(|(_, n)| *n += 1);
+        }
+        counts.to_vec()
     }
 
     /// Whether a step may be taken.

@@ -30,7 +30,7 @@ use self::names::Place;
 use super::{Commit, Hit, Item, Owner, Query, Range, Repair, Shelf, Store, text};
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::Head;
+use crate::head::{Head, Status};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
 use async_trait::async_trait;
@@ -121,6 +121,10 @@ impl Store for JsonlStore {
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         Ok(self.disk.state().index.heads(query))
+    }
+
+    async fn count(&self) -> Result<Vec<(Status, u64)>> {
+        Ok(self.disk.state().index.count())
     }
 
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {

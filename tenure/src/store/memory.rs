@@ -4,7 +4,7 @@ use super::index::Index;
 use super::{Commit, Direction, Hit, Item, MAX_PAGE_BYTES, Owner, Query, Range, Shelf, Store, text};
 use crate::entry::{Entry, Record};
 use crate::error::Result;
-use crate::head::Head;
+use crate::head::{Head, Status};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
 use async_trait::async_trait;
@@ -64,6 +64,10 @@ impl Store for MemoryStore {
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         Ok(self.state().index.heads(query))
+    }
+
+    async fn count(&self) -> Result<Vec<(Status, u64)>> {
+        Ok(self.state().index.count())
     }
 
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {

@@ -25,7 +25,7 @@ mod tests;
 
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::Head;
+use crate::head::{Head, Status};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
 use crate::store::{Commit, Hit, Item, Owner, Query, Range, Shelf, Store};
@@ -79,6 +79,10 @@ impl Store for PostgresStore {
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         heads::heads(&self.link, query).await
+    }
+
+    async fn count(&self) -> Result<Vec<(Status, u64)>> {
+        heads::count(&self.link).await
     }
 
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {

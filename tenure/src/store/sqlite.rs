@@ -18,7 +18,7 @@ use self::writer::Writer;
 use super::{Commit, Hit, Item, Owner, Query, Range, Shelf, Store};
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::Head;
+use crate::head::{Head, Status};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
 use async_trait::async_trait;
@@ -114,6 +114,10 @@ impl Store for SqliteStore {
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         let query = query.clone();
         self.read(move |conn, file| cards::heads(conn, file, &query)).await
+    }
+
+    async fn count(&self) -> Result<Vec<(Status, u64)>> {
+        self.read(|conn, _| cards::count(conn)).await
     }
 
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {

@@ -4,7 +4,7 @@ use super::link::{Link, Param};
 use super::{column, micros, row_limit};
 use crate::entry::Parent;
 use crate::error::{Error, Result};
-use crate::head::Head;
+use crate::head::{Head, Status};
 use crate::id::{Key, SessionId};
 use crate::store::{Order, Query, Whose};
 use jiff::Timestamp;
@@ -28,6 +28,19 @@ pub(super) async fn heads(link: &Link, query: &Query) -> Result<Vec<Head>> {
     let Built { sql, values } = build(query);
     let params: Vec<Param<'_>> = values.iter().map(|(v, t)| (&**v as &(dyn ToSql + Sync), t.clone())).collect();
     link.rows_planned(&sql, &params).await?.iter().map(read).collect()
+}
+
+/// How many sessions there are in each state. Most are active: they are what is left of all.
+pub(super) async fn count(link: &Link) -> Result<Vec<(Status, u64)>> {
+    let sql = "SELECT status, count(*) FROM tenure_head WHERE status <> 'active' GROUP BY status \
+        UNION ALL SELECT 'all', count(*) FROM tenure_head";
+    let table = || "postgres, table tenure_head".to_owned();
+    let mut counts = Vec::new();
+    for row in &link.rows(sql, &[]).await? {
+        counts.push((column::<String>(row, 0, table)?, column::<i64>(row, 1, table)?));
+    }
+    let all = counts.iter().find(|(word, _)| word == "all").map_or(0, |(_, n)| *n);
+    Ok(Status::counts(all, &counts))
 }
 
 /// A card as it was stored, with the lineage as it is now: see the migration.

@@ -3,7 +3,7 @@
 use super::Done;
 use super::file::File;
 use crate::error::{Error, Result};
-use crate::head::Head;
+use crate::head::{Head, Status};
 use crate::id::{Key, Seq, SessionId, Tenant};
 use crate::store::{Order, Query, Whose};
 use jiff::Timestamp;
@@ -46,6 +46,16 @@ pub(super) fn heads(conn: &Connection, file: &File, query: &Query) -> Done<Vec<H
         heads.push(decode(file, text(0)?, text(1)?, text(2)?)?);
     }
     Ok(heads)
+}
+
+/// How many sessions there are in each state. Most are active: they are what is left of all.
+pub(super) fn count(conn: &Connection) -> Done<Vec<(Status, u64)>> {
+    let sql = "SELECT status, count(*) FROM head WHERE status <> 'active' GROUP BY status";
+    let mut find = conn.prepare_cached(sql)?;
+    let rows = find.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?)))?;
+    let others = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    let all: i64 = conn.prepare_cached("SELECT count(*) FROM head")?.query_row([], |r| r.get(0))?;
+    Ok(Status::counts(all, &others))
 }
 
 /// A query in SQL, put together from the fragments below; every value is a parameter.

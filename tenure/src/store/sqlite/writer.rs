@@ -244,6 +244,10 @@ impl Scribe {
         self.statement("BEGIN IMMEDIATE")?;
         let outcomes = batch.iter_mut().map(|step| self.run(&mut **step)).collect::<Outcome<_>>()?;
         self.statement("COMMIT")?;
+        let durable = batch.iter().filter(|step| step.weight() == Weight::Durable).count();
+        if durable > 0 {
+            metrics::histogram!("tenure_commit_batch_size").record(durable as f64);
+        }
         if self.conn.total_changes() - before > MANY_ROWS {
             // It is committed; what becomes of the cache changes nothing.
             let _ = self.conn.release_memory();
