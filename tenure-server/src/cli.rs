@@ -112,7 +112,7 @@ impl Cli {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    crate::telemetry::install(&config.telemetry)?;
+    let _traces = crate::telemetry::install(&config.telemetry)?;
     crate::metrics::install();
     let app = App::open(config).await?;
     let listener = server::bind(&app).await?;
@@ -123,7 +123,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         "        -d '{{\"session_id\": \"hello\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
     );
     println!("all routes: http://{address}/docs");
-    server::run(app, listener, server::interrupted()).await
+    let at_once = async {
+        server::interrupted().await;
+        server::interrupted().await;
+    };
+    tokio::select! {
+        done = server::run(app, listener, server::interrupted()) => done,
+        () = at_once => anyhow::bail!("stopped at once; what was acknowledged is safe"),
+    }
 }
 
 #[cfg(test)]

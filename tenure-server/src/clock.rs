@@ -1,11 +1,12 @@
-//! How long things take, and how long ago they were. Nothing else here reads a clock; what is stored gets its time from the library's.
+//! What time it is and how long things take. Nothing else here reads a clock; what is stored gets its time from the library's.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
 
+use jiff::Timestamp;
 use std::time::{Duration, Instant};
 
-/// The time, to say how long ago something was.
-pub fn now() -> jiff::Timestamp {
-    jiff::Timestamp::now()
+/// The time, for what is shown or sent and not stored.
+pub fn now() -> Timestamp {
+    Timestamp::now()
 }
 
 /// Measures time from when it was made.

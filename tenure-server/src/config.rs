@@ -320,10 +320,30 @@ impl Config {
             bail!("{:?} is the name of two models or assistants; a request could not tell them apart", pair[0]);
         }
         for (i, model) in self.models.iter().enumerate() {
-            let url = reqwest::Url::parse(&model.base_url)
-                .map_err(|e| anyhow!("models[{i}].base_url: {:?} is not a URL: {e}", model.base_url))?;
-            if !["http", "https"].contains(&url.scheme()) {
-                bail!("models[{i}].base_url: it must begin with http:// or https://");
+            http_url(&format!("models[{i}].base_url"), &model.base_url)?;
+        }
+        for (i, hook) in self.on_expire.webhooks.iter().enumerate() {
+            http_url(&format!("on_expire.webhooks[{i}].url"), &hook.url)?;
+            if hook.timeout.duration().is_none() {
+                bail!("on_expire.webhooks[{i}].timeout: it must end some time, or one hook could hold up all");
+            }
+        }
+        if !self.telemetry.otlp.is_empty() {
+            http_url("telemetry.otlp", &self.telemetry.otlp)?;
+        }
+        for (i, origin) in self.cors.origins.iter().enumerate() {
+            let url = http_url(&format!("cors.origins[{i}]"), origin)?;
+            if url.origin().ascii_serialization() != *origin {
+                let right = url.origin().ascii_serialization();
+                bail!("cors.origins[{i}]: {origin:?} is not an origin; write it as {right:?}");
+            }
+        }
+        let Limits { max_body_bytes, max_page, max_connections, .. } = self.limits;
+        for (name, limit) in
+            [("max_body_bytes", max_body_bytes), ("max_page", max_page), ("max_connections", max_connections)]
+        {
+            if limit == 0 {
+                bail!("limits.{name}: with 0 nothing could be done");
             }
         }
         for (i, assistant) in self.assistants.iter().enumerate() {
@@ -400,6 +420,16 @@ impl Webhook {
         let Some(name) = &self.secret_env else { return Ok(None) };
         std::env::var(name).map(Some).map_err(|_| anyhow!("the web hook's secret_env {name} is not set"))
     }
+}
+
+/// The URL of a web server; `at` is where it is written.
+pub fn http_url(at: &str, url: &str) -> anyhow::Result<reqwest::Url> {
+    let shown = hide_password(url);
+    let url = reqwest::Url::parse(url).map_err(|e| anyhow!("{at}: {shown:?} is not a URL: {e}"))?;
+    if !["http", "https"].contains(&url.scheme()) {
+        bail!("{at}: {shown:?} must begin with http:// or https://");
+    }
+    Ok(url)
 }
 
 /// `user:password@` in a URL becomes `user:***@`.

@@ -1,49 +1,243 @@
 //! The end of sessions: the sweep, and what is told before a session goes.
 
-use crate::clock::Stopwatch;
-use crate::config::Config;
+use crate::clock::{self, Stopwatch};
+use crate::config::{Config, Webhook, http_url};
 use crate::server::App;
+use anyhow::Context;
+use reqwest::header::CONTENT_TYPE;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
-use tenure::Tenure;
+use tenure::{Ending, Export, JsonlTranscript, Session, Tenure};
 
-/// Sets up what happens when a session ends.
-pub fn install(_tenure: &Tenure, _config: &Config) -> anyhow::Result<()> {
+/// A sweep that did not go well is repeated after so long; nothing sweeps more often, unless there is more to do at once.
+const SOON: Duration = Duration::from_secs(60);
+/// However long sessions live, the sweep comes by after so long.
+const AT_LEAST: Duration = Duration::from_secs(3600);
+
+/// Sets up what happens when a session ends. All of it must succeed before a session goes; what failed is tried again.
+pub fn install(tenure: &Tenure, config: &Config) -> anyhow::Result<()> {
+    if !config.on_expire.transcripts.is_empty() {
+        let dir = PathBuf::from(&config.on_expire.transcripts);
+        check_directory(&dir).with_context(|| format!("on_expire.transcripts: can not write to {}", dir.display()))?;
+        tenure.on_expire(move |session, _| keep_transcript(dir.clone(), session));
+    }
+    for (i, hook) in config.on_expire.webhooks.iter().enumerate() {
+        let receiver = Arc::new(Receiver::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
+        tenure.on_expire(move |session, why| {
+            let receiver = receiver.clone();
+            async move { receiver.tell(&session, why).await }
+        });
+    }
     Ok(())
 }
 
-/// Sweeps until the server stops: every quarter of the shortest time to live, at most hourly, at least each minute.
-pub async fn sweep_for_ever(app: &App) {
-    let ttls = app.config.assistants.iter().filter_map(|a| a.sessions.ttl).chain([app.config.sessions.ttl]);
-    let shortest = ttls.filter_map(|p| p.duration()).min().unwrap_or(Duration::MAX);
-    let pause = (shortest / 4).clamp(Duration::from_secs(60), Duration::from_secs(3600));
-    loop {
-        let more = sweep(&app.tenure).await;
-        let wait = if more { Duration::from_millis(100) } else { pause };
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            () = app.tasks.stopping() => return,
+/// Makes the directory, and a file in it, so that it is known today and not when the first session ends.
+fn check_directory(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let probe = dir.join(".tenure-probe");
+    std::fs::write(&probe, "")?;
+    std::fs::remove_file(probe)
+}
+
+async fn keep_transcript(dir: PathBuf, session: Arc<Session>) -> Result<(), String> {
+    let write = move || {
+        let dir = dir.join(file_name(session.tenant.as_str()));
+        std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let file = dir.join(format!("{}.jsonl", file_name(session.info.session_id.as_str())));
+        let messages: Vec<_> = session.messages.iter().map(|m| m.message.clone()).collect();
+        JsonlTranscript::write(file, &messages).map_err(|e| e.to_string())
+    };
+    tokio::task::spawn_blocking(write).await.unwrap_or_else(|e| Err(e.to_string()))
+}
+
+/// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
+fn file_name(name: &str) -> String {
+    let mut safe = String::with_capacity(name.len());
+    for (i, byte) in name.bytes().enumerate() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b':' => safe.push(byte.into()),
+            b'.' if i > 0 => safe.push('.'),
+            _ => safe.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
+}
+
+/// Who is told by a web hook.
+struct Receiver {
+    client: reqwest::Client,
+    url: reqwest::Url,
+    /// Signs the body.
+    key: Option<[u8; 32]>,
+}
+
+impl Receiver {
+    fn new(hook: &Webhook) -> anyhow::Result<Self> {
+        let url = http_url("url", &hook.url)?;
+        let key = hook.secret()?.map(|secret| *blake3::hash(secret.as_bytes()).as_bytes());
+        let timeout = hook.timeout.duration().context("timeout: it must end some time")?;
+        let client = reqwest::Client::builder().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
+        Ok(Self { client, url, key })
+    }
+
+    async fn tell(&self, session: &Session, why: Ending) -> Result<(), String> {
+        let body = story(session, why).to_string();
+        let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json");
+        if let Some(key) = &self.key {
+            let signature = blake3::keyed_hash(key, body.as_bytes()).to_hex();
+            request = request.header("X-Tenure-Signature", format!("blake3={signature}"));
+        }
+        // Its address may hold a secret.
+        let host = self.url.host_str().unwrap_or_default();
+        match request.body(body).send().await {
+            Ok(response) if response.status().is_success() => Ok(()),
+            Ok(response) => Err(format!("the web hook at {host} answered {}", response.status().as_u16())),
+            Err(e) if e.is_timeout() => Err(format!("the web hook at {host} did not answer in time")),
+            Err(e) => Err(format!("the web hook at {host} can not be reached: {}", crate::upstream::chain(&e))),
         }
     }
 }
 
-/// One pass; whether there is more to do at once.
-async fn sweep(tenure: &Tenure) -> bool {
+/// What a web hook is told.
+fn story(session: &Session, why: Ending) -> serde_json::Value {
+    let event = match why {
+        Ending::Expired => "session.expired",
+        Ending::Evicted => "session.evicted",
+    };
+    json!({
+        "event": event, "id": delivery_id(session, event), "at": clock::now(), "tenant": session.tenant, "user": session.user,
+        "session": Export::from(session.clone()),
+    })
+}
+
+/// The same for every attempt to tell of one ending; another for the next time that the session ends.
+fn delivery_id(session: &Session, event: &str) -> String {
+    let mut hash = blake3::Hasher::new();
+    let times = format!("{} {}", session.active_at, session.status_at);
+    for part in [session.tenant.as_str(), session.info.session_id.as_str(), event, &times] {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    format!("end_{}", &hash.finalize().to_hex()[..32])
+}
+
+/// When to sweep next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Again {
+    AtOnce,
+    Soon,
+    InTime,
+}
+
+/// Sweeps until the server stops: every quarter of the shortest time to live, at most hourly, at least each minute.
+pub async fn sweep_for_ever(app: &App) {
+    loop {
+        // What is broken off by a stop is begun again after it.
+        let again = tokio::select! {
+            again = sweep(&app.tenure) => again,
+            () = app.tasks.stopping() => return,
+        };
+        let watch = Stopwatch::start();
+        loop {
+            // Asked each minute: an assistant with a short time to live may have been made since.
+            let wait = match again {
+                Again::AtOnce => Duration::from_millis(100),
+                Again::Soon => SOON,
+                Again::InTime => pause(&app.tenure),
+            };
+            let left = wait.saturating_sub(watch.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left.min(SOON)) => {}
+                () = app.tasks.stopping() => return,
+            }
+        }
+    }
+}
+
+fn pause(tenure: &Tenure) -> Duration {
+    (tenure.shortest_ttl().unwrap_or(Duration::MAX) / 4).clamp(SOON, AT_LEAST)
+}
+
+/// One pass.
+async fn sweep(tenure: &Tenure) -> Again {
     let watch = Stopwatch::start();
     match tenure.sweep().await {
         Ok(report) => {
             crate::metrics::sweep(&report, watch.elapsed());
             let (expired, evicted, purged) = (report.expired.len(), report.evicted.len(), report.purged.len());
-            if expired + evicted + purged + report.failed.len() > 0 {
-                tracing::info!(expired, evicted, purged, failed = report.failed.len(), "swept");
+            let failed = report.failed.len();
+            if expired + evicted + purged + failed > 0 {
+                tracing::info!(expired, evicted, purged, failed, "swept");
             }
             for (key, why) in &report.failed {
                 tracing::warn!(session_id = %key.session, why, "a session could not be swept; it is tried again");
             }
-            report.more && report.failed.is_empty()
+            match expired + evicted + purged + report.items > 0 || failed == 0 {
+                true if report.more => Again::AtOnce,
+                _ if failed > 0 => Again::Soon,
+                _ => Again::InTime,
+            }
         }
         Err(e) => {
             tracing::warn!(error = %e, "the sweep failed; it is tried again");
-            false
+            Again::Soon
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tenure::{Assistant, Principal, Reach};
+
+    #[test]
+    fn file_names_lead_nowhere_else() {
+        for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
+            assert_eq!(file_name(name), want);
+        }
+        assert_eq!(file_name("é\\ "), "%C3%A9%5C%20");
+        assert!(file_name(&"é".repeat(64)).len() < 100, "a name must fit into a directory");
+    }
+
+    #[tokio::test]
+    async fn an_assistant_made_later_makes_the_sweep_come_sooner() {
+        let tenure = Tenure::open("memory:").await.unwrap();
+        assert_eq!(pause(&tenure), AT_LEAST);
+        let minutes = |m| Duration::from_secs(m * 60);
+        for (ttl, want) in [("2h", minutes(30)), ("20m", minutes(5)), ("1s", SOON)] {
+            let mut assistant = Assistant { name: format!("a-{ttl}"), ..Assistant::default() };
+            assistant.sessions.ttl = Some(ttl.parse().unwrap());
+            let who = Principal { reach: Reach::Tenant, ..Principal::default() };
+            tenure.put_assistant(&who, assistant).await.unwrap();
+            assert_eq!(pause(&tenure), want);
+        }
+    }
+
+    #[test]
+    fn what_can_not_work_is_told_at_once() {
+        let install = |yaml: &str| {
+            Config::parse(yaml).and_then(|config| {
+                let tenure = Tenure::on(Arc::new(tenure::store::MemoryStore::new()), config.options());
+                super::install(&tenure, &config)
+            })
+        };
+        for (yaml, want) in [
+            ("on_expire: {webhooks: [{url: nowhere}]}", "on_expire.webhooks[0].url"),
+            ("on_expire: {webhooks: [{url: 'ftp://x/'}]}", "http://"),
+            ("on_expire: {webhooks: [{url: 'http://x/', timeout: never}]}", "timeout"),
+            ("on_expire: {webhooks: [{url: 'http://x/', secret_env: NOT_SET_ANYWHERE}]}", "NOT_SET_ANYWHERE"),
+            ("on_expire: {transcripts: /dev/null/x}", "/dev/null/x"),
+            ("cors: {origins: ['*']}", "cors.origins[0]"),
+            ("cors: {origins: ['https://a.b/']}", "\"https://a.b\""),
+            ("telemetry: {otlp: collector}", "telemetry.otlp"),
+            ("limits: {max_connections: 0}", "max_connections"),
+        ] {
+            let error = format!("{:#}", install(yaml).unwrap_err());
+            assert!(error.contains(want), "{yaml}: {error}");
         }
     }
 }

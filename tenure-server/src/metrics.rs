@@ -1,5 +1,6 @@
 //! What is counted and timed, for Prometheus.
 
+use crate::clock::Stopwatch;
 use crate::server::App;
 use async_trait::async_trait;
 use axum::http::Method;
@@ -8,12 +9,15 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tenure::{Answered, Model, ModelError, Pieces, Prompt, TurnError};
+use tenure::{Answered, Model, ModelError, Pieces, Prompt, Tenure, TurnError};
 
 static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 
 const SECONDS: [f64; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0];
 const SIZES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0];
+
+/// Sessions are counted at most so often.
+const COUNT_EVERY: Duration = Duration::from_secs(15);
 
 /// Begins to count. Only the first call in a process does something.
 pub fn install() {
@@ -37,14 +41,27 @@ pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
     histogram!("tenure_request_seconds", &labels[..2]).record(took.as_secs_f64());
 }
 
-/// A client came.
-pub fn connection_opened() {
-    gauge!("tenure_connections").increment(1.0);
+/// A client is here, for as long as this lives.
+#[derive(Debug)]
+pub struct Connection(());
+
+impl Connection {
+    /// A client came.
+    pub fn opened() -> Self {
+        gauge!("tenure_connections").increment(1.0);
+        Self(())
+    }
 }
 
-/// A client went.
-pub fn connection_closed() {
-    gauge!("tenure_connections").decrement(1.0);
+impl Drop for Connection {
+    fn drop(&mut self) {
+        gauge!("tenure_connections").decrement(1.0);
+    }
+}
+
+/// A client was turned away.
+pub fn connection_refused() {
+    counter!("tenure_connections_refused_total").increment(1);
 }
 
 /// A model that is timed.
@@ -59,7 +76,7 @@ pub struct Timed {
 impl Model for Timed {
     async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
         use futures_util::StreamExt;
-        let watch = crate::clock::Stopwatch::start();
+        let watch = Stopwatch::start();
         let spent = self.answered.clone();
         let note = move || spent.store(watch.elapsed().as_micros() as u64, Ordering::Relaxed);
         let pieces = self.model.ask(prompt).await.inspect_err(|_| note())?;
@@ -95,7 +112,37 @@ pub fn sweep(report: &tenure::Report, took: Duration) {
     histogram!("tenure_sweep_seconds").record(took.as_secs_f64());
 }
 
+/// When sessions were last counted.
+#[derive(Debug, Default)]
+pub struct Census(tokio::sync::Mutex<Option<Stopwatch>>);
+
+impl Census {
+    /// Counts the sessions by their state, unless that was done a moment ago: it is not free.
+    async fn take(&self, tenure: &Tenure) -> tenure::Result<()> {
+        let mut last = self.0.lock().await;
+        if last.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
+            return Ok(());
+        }
+        for (status, count) in tenure.store().count().await? {
+            gauge!("tenure_sessions", "status" => status.as_str()).set(count as f64);
+        }
+        *last = Some(Stopwatch::start());
+        Ok(())
+    }
+}
+
+/// Puts what was timed in order now and then, until the server stops: it would pile up if nobody looked.
+pub async fn upkeep(app: &App) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(5)) => HANDLE.get().into_iter().for_each(|h| h.run_upkeep()),
+            () = app.tasks.stopping() => return,
+        }
+    }
+}
+
 /// Everything that was counted.
-pub async fn render(_app: &App) -> tenure::Result<String> {
+pub async fn render(app: &App) -> tenure::Result<String> {
+    app.census.take(&app.tenure).await?;
     Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())
 }

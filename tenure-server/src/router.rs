@@ -6,6 +6,7 @@ use crate::http::{
     assistants, chat, checkpoints, messages, models, operations, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
+use crate::telemetry;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -138,17 +139,14 @@ async fn observe(mut request: Request, next: Next) -> Response {
     }
     let route = request.extensions().get::<MatchedPath>().map_or("none", |p| p.as_str()).to_owned();
     let method = request.method().clone();
-    let span = tracing::info_span!("request", request_id = %id, %method, route, session_id = tracing::field::Empty,
-        gen_ai.operation.name = tracing::field::Empty, gen_ai.conversation.id = tracing::field::Empty,
-        gen_ai.request.model = tracing::field::Empty, gen_ai.response.model = tracing::field::Empty,
-        gen_ai.usage.input_tokens = tracing::field::Empty, gen_ai.usage.output_tokens = tracing::field::Empty,
-        gen_ai.response.finish_reasons = tracing::field::Empty, error.type = tracing::field::Empty,
-        http.response.status_code = tracing::field::Empty);
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let trace = telemetry::request_trace(&id, method.as_str(), &route);
+    let span = trace.in_scope(|| telemetry::request_span(&id));
+    let mut response = next.run(request).instrument(span.clone()).instrument(trace.clone()).await;
     let (status, took) = (response.status().as_u16(), watch.elapsed());
-    span.record("http.response.status_code", status);
+    trace.record("http.response.status_code", status);
     crate::metrics::request(&method, &route, status, took);
-    span.in_scope(|| tracing::info!(status, ms = took.as_secs_f64() * 1000.0, "{method} {route}"));
+    let ms = took.as_micros() as f64 / 1000.0;
+    span.in_scope(|| tracing::info!(status, ms, "{method} {route}"));
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", value);
     }

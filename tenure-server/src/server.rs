@@ -8,6 +8,9 @@ use crate::rehearsal::Rehearsal;
 use crate::upstream::Upstream;
 use anyhow::{Context, bail};
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -16,11 +19,12 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tenure::{Model, Tenure};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// What every handler has in hand.
 pub type Shared = Arc<App>;
@@ -37,6 +41,8 @@ pub struct App {
     pub models: Models,
     /// Work that outlives its request.
     pub tasks: Tasks,
+    /// When sessions were last counted.
+    pub census: metrics::Census,
 }
 
 impl std::fmt::Debug for App {
@@ -58,7 +64,8 @@ impl App {
         let models = Models::new(&config)?;
         let keys = Keys::of(tenure.clone());
         crate::hooks::install(&tenure, &config)?;
-        Ok(Arc::new(Self { tenure, config, keys, models, tasks: Tasks::default() }))
+        let (tasks, census) = Default::default();
+        Ok(Arc::new(Self { tenure, config, keys, models, tasks, census }))
     }
 }
 
@@ -137,15 +144,16 @@ impl Tasks {
         }
     }
 
-    /// Tells tasks to stop and waits until all have ended; whether they did in time.
-    async fn drain(&self, time: Duration) -> bool {
+    /// Tells tasks to stop.
+    fn stop(&self) {
         self.stopping.send_replace(true);
-        let wait = async {
-            while Arc::strong_count(&self.running) > 1 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(time, wait).await.is_ok()
+    }
+
+    /// Waits until all have ended.
+    async fn ended(&self) {
+        while Arc::strong_count(&self.running) > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 
@@ -173,8 +181,11 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     let router = crate::router::router(app.clone());
     let sweeper = app.clone();
     app.tasks.spawn(async move { crate::hooks::sweep_for_ever(&sweeper).await });
+    let counter = app.clone();
+    app.tasks.spawn(async move { metrics::upkeep(&counter).await });
     let limits = &app.config.limits;
-    let connections = Arc::new(Semaphore::new(limits.max_connections));
+    let connections = Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS)));
+    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let graceful = GracefulShutdown::new();
     let mut builder = auto::Builder::new(TokioExecutor::new());
     let (timer, header_timeout) = (TokioTimer::new(), limits.header_timeout.duration());
@@ -195,34 +206,65 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
             () = &mut stop => break,
         };
         let Ok(permit) = connections.clone().try_acquire_owned() else {
-            tokio::spawn(refuse(stream, limits.max_connections));
+            metrics::connection_refused();
+            if let Ok(permit) = refusals.clone().try_acquire_owned() {
+                tokio::spawn(refuse(stream, limits.max_connections, permit));
+            }
             continue;
         };
-        metrics::connection_opened();
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
+        let (asked, routes) = (Arc::new(AtomicBool::new(false)), TowerToHyperService::new(router.clone()));
+        let asks = asked.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            asks.store(true, Ordering::Relaxed);
+            routes.call(request)
+        });
         let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
+        let here = metrics::Connection::opened();
         tokio::spawn(async move {
-            if let Err(e) = connection.await {
-                tracing::debug!(error = %e, "a connection ended badly");
+            let _held = (permit, here);
+            tokio::select! {
+                ended = connection => if let Err(e) = ended {
+                    tracing::debug!(error = %e, "a connection ended badly");
+                },
+                () = says_nothing(header_timeout, &asked) => {
+                    tracing::debug!(limit = "header_timeout", "a connection was closed on which nothing was asked");
+                }
             }
-            metrics::connection_closed();
-            drop(permit);
         });
     }
     drop(listener);
     let time = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
     tracing::info!("stopping: finishing what is in progress");
-    let closed = tokio::time::timeout(time, graceful.shutdown()).await.is_ok();
-    if !(app.tasks.drain(time).await && closed) {
+    app.tasks.stop();
+    let finish = async {
+        graceful.shutdown().await;
+        app.tasks.ended().await;
+    };
+    if tokio::time::timeout(time, finish).await.is_err() {
         tracing::warn!(limit = "drain_timeout", "some work was not finished in time; what was acknowledged is safe");
     }
     Ok(())
 }
 
+/// At most so many are told at once that there are too many; to others the connection just ends.
+const MAX_REFUSALS: usize = 64;
+
+/// Ends when nothing was asked on a connection for too long. The library below watches the headers of HTTP/1 requests, but not
+/// a connection on which it can not tell yet which HTTP it is going to be.
+async fn says_nothing(time: Option<Duration>, asked: &AtomicBool) {
+    if let Some(time) = time {
+        tokio::time::sleep(time).await;
+        if !asked.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
 /// Tells a client that there are too many.
-async fn refuse(mut stream: TcpStream, max: usize) {
+async fn refuse(mut stream: TcpStream, max: usize, _permit: OwnedSemaphorePermit) {
     let error = format!("over the limit `max_connections` of {max}; try again in a moment");
     let body = serde_json::json!({"error": {"message": error, "type": "server_error", "code": "too_many_connections", "param": "max_connections"}});
     let body = body.to_string();
@@ -232,7 +274,11 @@ async fn refuse(mut stream: TcpStream, max: usize) {
     );
     let write = async {
         stream.write_all((head + &body).as_bytes()).await?;
-        stream.shutdown().await
+        stream.shutdown().await?;
+        // A connection that is closed with something unread is reset, and the answer may be lost with it.
+        let mut ignored = [0; 4096];
+        while stream.read(&mut ignored).await? > 0 {}
+        Ok::<_, std::io::Error>(())
     };
     let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
 }

@@ -192,7 +192,7 @@ fn unreachable_or_broken(e: &reqwest::Error) -> ModelError {
 }
 
 /// An error with its causes, and without the URL, which may hold a secret.
-fn chain(e: &reqwest::Error) -> String {
+pub(crate) fn chain(e: &reqwest::Error) -> String {
     use std::error::Error;
     let mut causes = Vec::new();
     let mut next = e.source();

@@ -6,6 +6,7 @@ use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::extract::{Raw, header_text, parse};
 use crate::metrics;
 use crate::server::Shared;
+use crate::telemetry::{self, Talk};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -31,6 +32,7 @@ struct Request {
     options: Fields,
     stream: bool,
     keep: bool,
+    talk: Talk,
 }
 
 /// What is known once a turn has begun.
@@ -85,9 +87,7 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
     app.tasks.spawn(task.instrument(tracing::Span::current()));
     let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
     let started = started.await.map_err(|_| lost())??;
-    let span = tracing::Span::current();
-    span.record("session_id", started.session_id.as_str());
-    span.record("gen_ai.conversation.id", started.session_id.as_str());
+    tracing::Span::current().record("session_id", started.session_id.as_str());
     // The status can be told only when the model has begun to answer.
     let first = if stream { heard.recv().await } else { None };
     let response = match first {
@@ -158,7 +158,7 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
         let message = format!("there is no model {name:?}; it can be one of: {}", known.join(", "));
         return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message));
     };
-    tracing::Span::current().record("gen_ai.request.model", name.as_str());
+    let talk = Talk::begin(&name);
     body.set("model", &name);
     let ask = Ask {
         session,
@@ -171,7 +171,7 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
         on_expired: app.config.sessions.on_expired,
         idempotency: key.map(|key| (key, blake3::hash(bytes).to_hex().to_string())),
     };
-    Ok(Request { ask, who, model, options: body, stream, keep })
+    Ok(Request { ask, who, model, options: body, stream, keep, talk })
 }
 
 /// A field of ours, taken out; `null` is as good as none.
@@ -196,7 +196,7 @@ async fn take_turn(
     end: oneshot::Sender<Ended>,
 ) {
     let watch = Stopwatch::start();
-    let Request { ask, who, model, options, stream, .. } = request;
+    let Request { ask, who, model, options, stream, talk, .. } = request;
     let (session_id, outcome) = match app.tenure.turn(&who, ask).await {
         Err(e) => return drop(begun.send(Err(e.into()))),
         Ok(Begun::Before { session_id, run, body }) => {
@@ -218,37 +218,14 @@ async fn take_turn(
             (session_id, outcome)
         }
     };
-    let span = tracing::Span::current();
+    talk.in_session(&session_id);
+    talk.ended(&outcome);
+    // It can be long after its request was answered.
     match &outcome {
-        Ok(Answered { answer, .. }) => {
-            span.record("gen_ai.operation.name", "chat");
-            span.record("gen_ai.response.model", answer.model.as_deref().unwrap_or_default());
-            span.record("gen_ai.response.finish_reasons", answer.finish_reason.as_deref().unwrap_or_default());
-            let tokens = |name: &str| answer.usage.as_ref().and_then(|u| u[name].as_u64());
-            if let (Some(input), Some(output)) = (tokens("prompt_tokens"), tokens("completion_tokens")) {
-                span.record("gen_ai.usage.input_tokens", input).record("gen_ai.usage.output_tokens", output);
-            }
-            tracing::debug!(%session_id, "a turn is done");
-        }
-        Err(e) => {
-            span.record("error.type", ApiErrorCode(e).to_string());
-            tracing::warn!(%session_id, code = %ApiErrorCode(e), "a turn failed");
-        }
+        Ok(_) => tracing::debug!(%session_id, "a turn is done"),
+        Err(e) => tracing::warn!(%session_id, code = telemetry::code(e), "a turn failed"),
     }
     let _ = end.send(outcome);
-}
-
-/// The stable word of a turn's error.
-struct ApiErrorCode<'a>(&'a TurnError);
-
-impl std::fmt::Display for ApiErrorCode<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.0 {
-            TurnError::Store(e) => e.code(),
-            TurnError::Model(e) => e.code(),
-            TurnError::Stopped => "interrupted",
-        })
-    }
 }
 
 /// Nothing is kept: the model sees what the session would show, and that is all.
