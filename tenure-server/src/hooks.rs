@@ -78,7 +78,7 @@ impl Receiver {
         let url = http_url("url", &hook.url)?;
         let key = hook.secret()?.map(|secret| *blake3::hash(secret.as_bytes()).as_bytes());
         let timeout = hook.timeout.duration().context("timeout: it must end some time")?;
-        let client = reqwest::Client::builder().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
+        let client = crate::tls::client().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
         Ok(Self { client, url, key })
     }
 
