@@ -7,11 +7,12 @@ use crate::error::{Error, Result};
 use crate::head::{Mark, Status, Style};
 use crate::id::{Label, ReviewId, RunId, Seq, SessionId, User};
 use crate::media::Cut;
-use crate::message::Message;
+use crate::message::{Message, Text};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// One thing that happened in a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -371,13 +372,18 @@ impl Entry {
 
     /// Reads what [`Entry::encode`] wrote. The text is trusted: its checksum has been verified.
     pub fn decode(text: &str) -> Result<Self, String> {
+        Self::decode_with(text, |text| text.into())
+    }
+
+    /// The same, with a say in where the text of a message is kept.
+    fn decode_with(text: &str, keep: impl Fn(&str) -> Text) -> Result<Self, String> {
         if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
-            return Ok(Entry::message(Message::trusted(body, Vec::new())));
+            return Ok(Entry::message(Message::trusted(keep(body), Vec::new())));
         }
         if text.starts_with(MESSAGE) {
             let line: MessageLine<'_> = serde_json::from_str(text).map_err(unreadable)?;
             let m = line.message;
-            let message = Message::trusted(m.body.get(), m.cuts);
+            let message = Message::trusted(keep(m.body.get()), m.cuts);
             return Ok(Entry::Message(Post { run: m.run, lead: m.lead, message }));
         }
         serde_json::from_str(text).map_err(unreadable)
@@ -421,16 +427,72 @@ impl Record {
 
     /// A record as a store found it; damage is an error that names `place`.
     pub fn read(seq: Seq, at: i64, sum: u32, text: &str, place: impl FnOnce() -> String) -> Result<Self> {
-        let Ok(at) = Timestamp::from_microsecond(at) else {
-            return Err(Error::corrupt(place(), "its time is out of range"));
-        };
+        let checked = Self::check(seq, at, sum, text);
+        let read = checked.and_then(|at| Ok(Record { seq, at, entry: Entry::decode(text)? }));
+        read.map_err(|why| Error::corrupt(place(), why))
+    }
+
+    /// Whether the checksum is right; the time.
+    fn check(seq: Seq, at: i64, sum: u32, text: &str) -> Result<Timestamp, String> {
+        let at = Timestamp::from_microsecond(at).map_err(|_| "its time is out of range")?;
         if Self::checksum(seq, at, text) != sum {
-            return Err(Error::corrupt(place(), "its checksum is wrong"));
+            return Err("its checksum is wrong".to_owned());
         }
-        match Entry::decode(text) {
-            Ok(entry) => Ok(Record { seq, at, entry }),
-            Err(why) => Err(Error::corrupt(place(), why)),
+        Ok(at)
+    }
+}
+
+/// Records that are read one after the other. Their texts are gathered in chunks that the messages then share: one piece of memory
+/// for many, and a message that is kept longer than the others keeps no more than its chunk.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    done: Vec<Record>,
+    chunk: String,
+    /// Those in the chunk, and where their texts end.
+    waiting: Vec<(Seq, Timestamp, usize)>,
+}
+
+/// A chunk is done when it has so many bytes.
+const CHUNK_BYTES: usize = 64 << 10;
+
+impl Records {
+    /// With room for so many.
+    pub fn with_capacity(records: usize) -> Self {
+        Self { done: Vec::with_capacity(records), ..Self::default() }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.done.len() + self.waiting.len()
+    }
+
+    /// Takes the next one as a store found it. Damage is an error: which record, and what is wrong with it.
+    pub fn push(&mut self, seq: Seq, at: i64, sum: u32, text: &str) -> Result<(), (Seq, String)> {
+        let at = Record::check(seq, at, sum, text).map_err(|why| (seq, why))?;
+        if self.chunk.len() + text.len() > CHUNK_BYTES {
+            self.close()?;
+            self.chunk.reserve_exact(text.len().max(CHUNK_BYTES));
         }
+        self.chunk.push_str(text);
+        self.waiting.push((seq, at, self.chunk.len()));
+        Ok(())
+    }
+
+    /// All of them.
+    pub fn finish(mut self) -> Result<Vec<Record>, (Seq, String)> {
+        self.close()?;
+        Ok(self.done)
+    }
+
+    fn close(&mut self) -> Result<(), (Seq, String)> {
+        let chunk = Arc::new(std::mem::take(&mut self.chunk));
+        let mut from = 0;
+        for (seq, at, to) in self.waiting.drain(..) {
+            let entry = Entry::decode_with(&chunk[from..to], |text| Text::within(&chunk, text));
+            self.done.push(Record { seq, at, entry: entry.map_err(|why| (seq, why))? });
+            from = to;
+        }
+        Ok(())
     }
 }
 

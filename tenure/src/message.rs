@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::media::{self, BlobId, Cut};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
-use std::{borrow::Cow, fmt, sync::Arc};
+use std::{borrow::Cow, fmt, ops::Deref, sync::Arc};
 
 /// Deepest nesting of a message. Every database and model server can read that much.
 pub const MAX_DEPTH: usize = 100;
@@ -58,9 +58,52 @@ pub struct ToolCall {
 /// One message: JSON text, checked once. Cloning shares the text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
-    raw: Arc<str>,
+    raw: Text,
     cuts: Option<Arc<[Cut]>>,
 }
+
+/// A text, or a part of one that it keeps in memory: messages that were read together lie together.
+#[derive(Clone)]
+pub(crate) struct Text {
+    whole: Arc<String>,
+    from: usize,
+    to: usize,
+}
+
+impl Text {
+    /// A part of a text, which must be a slice of it.
+    pub fn within(whole: &Arc<String>, part: &str) -> Self {
+        let from = part.as_ptr() as usize - whole.as_ptr() as usize;
+        Self { whole: whole.clone(), from, to: from + part.len() }
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self { from: 0, to: text.len(), whole: Arc::new(text) }
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.whole[self.from..self.to]
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Text {}
 
 /// What two messages are compared by: texts, and media by the hash of their bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,7 +145,7 @@ impl Message {
     }
 
     /// A message that a store gave back; its checksum has been verified already.
-    pub(crate) fn trusted(raw: impl Into<Arc<str>>, cuts: Vec<Cut>) -> Self {
+    pub(crate) fn trusted(raw: impl Into<Text>, cuts: Vec<Cut>) -> Self {
         Self { raw: raw.into(), cuts: (!cuts.is_empty()).then(|| cuts.into()) }
     }
 
@@ -135,6 +178,11 @@ impl Message {
     /// The JSON text. Where media were taken out ([`Message::cuts`]), their base64 is missing in it.
     pub fn as_str(&self) -> &str {
         &self.raw
+    }
+
+    /// The length of the text, without looking at it.
+    pub(crate) fn text_len(&self) -> usize {
+        self.raw.to - self.raw.from
     }
 
     /// The media that were taken out of the text and are kept as blobs.

@@ -199,7 +199,7 @@ impl Session {
     pub(crate) fn take_in(&mut self, record: Record) {
         match record.entry {
             Entry::Message(Post { run, lead, message }) => {
-                self.bytes += message.as_str().len();
+                self.bytes += message.text_len();
                 self.messages.push(Said { seq: record.seq, at: record.at, run, lead, message });
             }
             _ => drop(self.take(&record)),
@@ -252,7 +252,7 @@ impl Session {
         match &record.entry {
             Entry::Message(post) => {
                 let (run, message) = (post.run.clone(), post.message.clone());
-                self.bytes += message.as_str().len();
+                self.bytes += message.text_len();
                 self.messages.push(Said { seq, at, run, lead: post.lead, message });
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.messages.len())),
@@ -295,7 +295,7 @@ impl Session {
             self.summary = None;
         }
         let cut = self.messages.split_off(self.messages.partition_point(|m| m.seq <= to));
-        let bytes: usize = cut.iter().map(|m| m.message.as_str().len()).sum();
+        let bytes: usize = cut.iter().map(|m| m.message.text_len()).sum();
         self.bytes = self.bytes.saturating_sub(bytes);
         cut
     }

@@ -1,19 +1,19 @@
 //! Records and blobs: reading them.
 
-use super::Done;
 use super::commit::record_key;
 use super::file::File;
-use crate::entry::Record;
+use super::{Done, Fault};
+use crate::entry::{Record, Records};
 use crate::error::Error;
 use crate::id::{Key, Seq, Tenant};
 use crate::media::BlobId;
 use crate::store::{Direction, MAX_PAGE_BYTES, Range};
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::sync::Arc;
 
-// As a blob, SQLite gives the text where it lies; as text it would copy it first, to put a NUL behind it.
-const FORWARD: &str = "SELECT k, at, sum, CAST(entry AS BLOB) FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k";
-const BACKWARD: &str = "SELECT k, at, sum, CAST(entry AS BLOB) FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
+const FORWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k";
+const BACKWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
+const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM record WHERE k = ?1)";
 
 pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) -> Done<Vec<Record>> {
     // One moment for both statements, so that a hole is a hole.
@@ -29,41 +29,34 @@ pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) 
         return Ok(Vec::new());
     }
 
-    let place = |seq: Seq| format!("{file}, session {key}, record {seq}");
-    let missing = |seq| Err(Error::corrupt(place(seq), "it is missing").into());
+    // The checksum covers the place: a record that is not the next one has a wrong one.
+    let damage = |(seq, why): (Seq, String)| -> Fault {
+        let there = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
+        let why = if there { why } else { "it is missing".to_owned() };
+        Error::corrupt(format!("{file}, session {key}, record {seq}"), why).into()
+    };
     let (sql, mut want) = match range.order {
         Direction::Forward => (FORWARD, after + 1),
         Direction::Backward => (BACKWARD, upto),
     };
     let length = (upto - after).min(range.limit as u64);
-    let mut records = Vec::with_capacity(length.min(8192) as usize);
+    let mut records = Records::with_capacity(length.min(8192) as usize);
     let mut bytes = 0;
     let mut find = conn.prepare_cached(sql)?;
     let mut rows = find.query([record_key(id, after), record_key(id, upto)])?;
     while (records.len() as u64) < length && bytes < MAX_PAGE_BYTES {
-        let Some(row) = rows.next()? else { return missing(want) };
-        let seq = (row.get::<_, i64>(0)? & 0xffff_ffff) as Seq;
-        if seq != want {
-            return missing(want);
-        }
-        let (record, length) = read(row, seq, place)?;
-        records.push(record);
-        bytes += length;
+        let Some(row) = rows.next()? else { return Err(damage((want, "it is missing".to_owned()))) };
+        let Ok(text) = row.get_ref(2)?.as_str() else {
+            return Err(damage((want, "its text is not UTF-8".to_owned())));
+        };
+        records.push(want, row.get(0)?, row.get(1)?, text).map_err(damage)?;
+        bytes += text.len();
         want = match range.order {
             Direction::Forward => want + 1,
             Direction::Backward => want.saturating_sub(1),
         };
     }
-    Ok(records)
-}
-
-/// A record, and the length of its text.
-fn read(row: &Row<'_>, seq: Seq, place: impl Fn(Seq) -> String) -> Done<(Record, usize)> {
-    let (at, sum) = (row.get(1)?, row.get(2)?);
-    let Some(text) = row.get_ref(3)?.as_blob().ok().and_then(|t| std::str::from_utf8(t).ok()) else {
-        return Err(Error::corrupt(place(seq), "its text is not UTF-8").into());
-    };
-    Ok((Record::read(seq, at, sum, text, || place(seq))?, text.len()))
+    records.finish().map_err(damage)
 }
 
 pub(super) fn blob(conn: &Connection, tenant: &Tenant, id: &BlobId) -> Done<Option<Arc<[u8]>>> {

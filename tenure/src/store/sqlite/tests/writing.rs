@@ -1,9 +1,10 @@
 //! The thread that writes: what shares a transaction, what fails alone, and what fails together.
 
 use super::*;
-use crate::entry::Parent;
+use crate::entry::{Parent, Post};
 use crate::error::Error;
-use crate::head::Mark;
+use crate::head::{Mark, Status};
+use crate::id::RunId;
 use crate::media::{Blob, BlobId};
 use std::sync::{Arc, mpsc};
 use tokio::task::JoinSet;
@@ -246,4 +247,28 @@ async fn the_fork_that_left_last_inherits() {
     heir.say("more").save(store).await;
     assert_eq!(store.head(&key("heir")).await.unwrap(), Some(Head { first: 1, parent: None, ..heir.head.clone() }));
     assert_eq!(place.records("heir").await.unwrap().len(), 7);
+}
+
+#[tokio::test]
+async fn records_of_all_sizes_and_kinds_come_back() {
+    let place = Place::new().await;
+    let (mut log, mut dice) = (Log::new("s"), Dice(3));
+    for n in 0..400 {
+        match n % 8 {
+            3 => log.push(Entry::Status { to: Status::Paused, reason: Some("ä".repeat(dice.roll(99))) }),
+            5 => {
+                let (run, message) =
+                    (Some(RunId::new("r").unwrap()), Message::assistant(&"ö\"".repeat(dice.roll(999))));
+                log.push(Entry::Message(Post { run, lead: n % 3 == 0, message }))
+            }
+            _ if n % 100 == 0 => log.say(&"long ".repeat(20_000)),
+            _ => log.say(&"é".repeat(dice.roll(2000))),
+        };
+    }
+    let written = log.new.clone();
+    log.save(&place.store).await;
+    assert_eq!(place.records("s").await.unwrap(), written);
+    let mut back = place.store.records(&key("s"), &Range::back_from(Seq::MAX, 1000)).await.unwrap();
+    back.reverse();
+    assert_eq!(back, written);
 }
