@@ -14,6 +14,7 @@ CREATE TABLE tenure_head (
     due_at      bigint,
     lease_until bigint,
     parent_seq  bigint,
+    talk        bigint NOT NULL, -- stands for tenant, user and hash
     tenant      text COLLATE "C" NOT NULL,
     session     text COLLATE "C" NOT NULL,
     "user"      text COLLATE "C" NOT NULL,
@@ -40,14 +41,15 @@ CREATE TABLE tenure_head (
 -- for one session by these indexes, through all sessions of its tenant, and keep that plan.
 CREATE INDEX tenure_head_user ON tenure_head (tenant, "user", (active_at >> 26)) WHERE first > 0;
 CREATE INDEX tenure_head_tenant ON tenure_head (tenant, (active_at >> 26)) WHERE first > 0;
-CREATE INDEX tenure_head_hash ON tenure_head (tenant, "user", hash) WHERE first > 0;
 CREATE INDEX tenure_head_labels ON tenure_head USING gin (labels) WHERE labels IS NOT NULL;
 CREATE INDEX tenure_head_parent ON tenure_head (tenant, parent) WHERE parent IS NOT NULL;
 CREATE INDEX tenure_head_due ON tenure_head (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX tenure_head_lease ON tenure_head (lease_until) WHERE lease_until IS NOT NULL;
 CREATE INDEX tenure_head_status ON tenure_head (status) WHERE status <> 'active'; -- to count by
--- A hash index, because a thread's name may be longer than a B-tree takes.
-CREATE INDEX tenure_head_thread ON tenure_head USING hash (thread) WHERE thread IS NOT NULL;
+-- Its beginning only, because a thread's name may be longer than a B-tree takes.
+CREATE INDEX tenure_head_thread ON tenure_head (left(thread, 200)) WHERE thread IS NOT NULL;
+-- For conversations. The hash changes with each turn, and leaves an entry behind: it is kept as small as can be.
+CREATE INDEX tenure_head_talk ON tenure_head (talk);
 
 -- The log. `entry` is text, never jsonb, which refuses \u0000, rewrites numbers and loses the order of keys. Its
 -- storage is left at EXTENDED: a row below 2 kB stays as it is, beyond that the text is compressed.

@@ -71,8 +71,9 @@ async fn step(link: &Link, place: &str) -> Result<Step, Fail> {
     let version: i32 = match found.try_get(0)? {
         true => tx.query_typed_one("SELECT coalesce(max(version), 0) FROM tenure_format", &[]).await?.try_get(0)?,
         false => {
+            // A row per version, written under the lock: it needs no index.
             let sql =
-                "CREATE TABLE tenure_format (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())";
+                "CREATE TABLE tenure_format (version int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
             tx.batch_execute(sql).await?;
             0
         }
