@@ -344,17 +344,21 @@ fn put_message(out: &mut String, position: usize, said: &Said) {
 
 /// Messages as a JSON list; the first is at `position`.
 pub fn messages(said: &[Said], position: usize) -> String {
-    let bytes: usize = said.iter().map(|s| s.message.as_str().len() + 160).sum();
-    let mut out = String::with_capacity(bytes + 2);
+    let mut out = String::new();
+    put_messages(&mut out, said, position);
+    out
+}
+
+fn put_messages(out: &mut String, said: &[Said], position: usize) {
+    out.reserve(said.iter().map(|s| s.message.as_str().len() + 160).sum::<usize>() + 2);
     out.push('[');
     for (i, said) in said.iter().enumerate() {
         if i > 0 {
             out.push(',');
         }
-        put_message(&mut out, position + i, said);
+        put_message(out, position + i, said);
     }
     out.push(']');
-    out
 }
 
 /// What rewinds have cut off, as a JSON list.
@@ -386,11 +390,12 @@ pub fn list(data: &str, next: Option<String>) -> String {
 pub fn whole(session: &Session) -> String {
     let checkpoints: Vec<_> = session.checkpoints.iter().map(CheckpointView::from).collect();
     let runs: Vec<_> = session.runs.iter().map(RunView::from).collect();
-    let messages = messages(&session.messages, 0);
-    let parts = [("messages", &*messages), ("checkpoints", &text(&checkpoints)), ("runs", &text(&runs))];
-    let mut card = text(&SessionView::from(session.head()));
-    card.reserve(messages.len() + 256 * (checkpoints.len() + runs.len()) + 64);
-    with(card, &parts)
+    let mut out = text(&SessionView::from(session.head()));
+    out.pop();
+    out.push_str(r#","messages":"#);
+    put_messages(&mut out, &session.messages, 0);
+    out.push('}');
+    with(out, &[("checkpoints", &text(&checkpoints)), ("runs", &text(&runs))])
 }
 
 /// JSON text, with the session's `ETag` if there is one.

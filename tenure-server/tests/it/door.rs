@@ -1,0 +1,147 @@
+//! A server without a socket, and who asks it.
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use jiff::Timestamp;
+use serde_json::Value;
+use tenure::{Assistant, Clock, Options, Tenant, Tenure, User};
+use tenure_server::auth::Right;
+use tenure_server::config::Config;
+use tenure_server::server::{App, Shared, in_process};
+use tower::ServiceExt;
+
+/// A server, and the headers that a client sends along.
+#[derive(Clone)]
+pub struct Door {
+    pub app: Shared,
+    pub clock: Clock,
+    router: Router,
+    headers: Vec<(String, String)>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
+    }
+
+    /// The answer, if it has this status.
+    #[track_caller]
+    pub fn is(self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        self.json()
+    }
+
+    /// The error's code and param, if it has this status and our envelope.
+    #[track_caller]
+    pub fn wrong(self, status: u16) -> (String, String) {
+        let body = self.is(status);
+        let error = &body["error"];
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
+        assert!(error["type"].is_string(), "{body}");
+        (error["code"].as_str().unwrap().to_owned(), error["param"].as_str().unwrap_or_default().to_owned())
+    }
+
+    pub fn etag(&self) -> String {
+        self.headers["etag"].to_str().unwrap().to_owned()
+    }
+}
+
+/// The time at which tests begin.
+pub fn start() -> Timestamp {
+    "2026-01-01T00:00:00Z".parse().unwrap()
+}
+
+impl Door {
+    pub async fn open(store: &str) -> Self {
+        let mut config = Config { store: store.to_owned(), ..Config::default() };
+        config.assistants = vec![Assistant { name: "declared".into(), ..Assistant::default() }];
+        config.limits.max_body_bytes = 1 << 20;
+        let clock = Clock::manual(start());
+        let options = Options { clock: clock.clone(), ..config.options() };
+        let tenure = Tenure::open_with(store, options).await.unwrap();
+        let app = App::on(tenure, config).unwrap();
+        Self { router: in_process(&app), app, clock, headers: Vec::new() }
+    }
+
+    pub async fn memory() -> Self {
+        Self::open("memory:").await
+    }
+
+    /// The same with a header.
+    pub fn with(&self, name: &str, value: &str) -> Self {
+        let mut door = self.clone();
+        door.headers.push((name.to_owned(), value.to_owned()));
+        door
+    }
+
+    /// The same with a new key.
+    pub async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> Self {
+        let (tenant, user) = (Tenant::new(tenant).unwrap(), user.map(|u| User::new(u).unwrap()));
+        let (_, secret) = self.app.keys.add(tenant, user, rights.to_vec(), None).await.unwrap();
+        self.with("authorization", &format!("Bearer {secret}"))
+    }
+
+    pub fn later(&self, seconds: i64) {
+        self.clock.advance(jiff::SignedDuration::from_secs(seconds));
+    }
+
+    /// Asks with any body.
+    pub async fn send(&self, method: &str, path: &str, kind: Option<&str>, body: impl Into<Bytes>) -> Answer {
+        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
+        if let Some(kind) = kind {
+            request = request.header("content-type", kind);
+        }
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Body::from(body.into())).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8(bytes.into()).unwrap();
+        Answer { status: parts.status, headers: parts.headers, text }
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, None, "").await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send("DELETE", path, None, "").await
+    }
+
+    pub async fn post(&self, path: &str, body: impl ToString) -> Answer {
+        self.send("POST", path, Some("application/json"), body.to_string()).await
+    }
+
+    pub async fn put(&self, path: &str, body: impl ToString) -> Answer {
+        self.send("PUT", path, Some("application/json"), body.to_string()).await
+    }
+
+    pub async fn patch(&self, path: &str, body: impl ToString) -> Answer {
+        self.send("PATCH", path, Some("application/json"), body.to_string()).await
+    }
+
+    /// Adds messages, and wants them kept.
+    #[track_caller]
+    pub async fn say(&self, id: &str, messages: Value) -> Value {
+        let answer = self.post(&format!("/sessions/{id}/messages"), serde_json::json!({"messages": messages})).await;
+        answer.is(201)
+    }
+}
+
+/// The values of a field in a list's data.
+pub fn each(list: &Value, field: &str) -> Vec<String> {
+    let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
+    list["data"].as_array().unwrap().iter().map(|d| text(&d[field])).collect()
+}

@@ -1,0 +1,417 @@
+//! `/sessions`, `/assistants`, `/threads`, `/users`: every route, on good and bad days.
+
+use crate::door::{Door, each};
+use serde_json::{Value, json};
+use tenure_server::auth::Right;
+
+#[tokio::test]
+async fn a_session_is_begun_looked_at_changed_and_ended() {
+    let door = Door::memory().await;
+    let body = json!({"id": "a", "assistant_id": "declared", "thread_id": "t", "model": "m", "title": "T", "tags": ["x"], "metadata": {"k": 1}});
+    let made = door.post("/sessions", &body).await;
+    assert_eq!((made.etag(), made.headers["location"].to_str().unwrap()), ("\"1\"".to_owned(), "/sessions/a"));
+    let want = json!({
+        "id": "a", "session_id": "a", "object": "session", "status": "active", "user": "default", "assistant_id": "declared",
+        "thread_id": "t", "model": "m", "title": "T", "tags": ["x"], "metadata": {"k": 1}, "created_at": "2026-01-01T00:00:00Z",
+        "updated_at": "2026-01-01T00:00:00Z", "active_at": "2026-01-01T00:00:00Z", "parent": null, "seq": 1,
+        "message_count": 0, "turn_count": 0,
+    });
+    assert_eq!(made.is(201), want);
+    assert_eq!(door.post("/sessions", &body).await.wrong(409).0, "exists");
+
+    door.later(1);
+    let change =
+        json!({"title": null, "tags": ["y", "z"], "metadata": {"k": null, "l": {"m": true}}, "status": "paused"});
+    let changed = door.patch("/sessions/a", change).await;
+    assert_eq!(changed.etag(), "\"3\"");
+    let changed = changed.is(200);
+    assert_eq!(changed["title"], Value::Null);
+    assert_eq!((&changed["tags"], &changed["metadata"]), (&json!(["y", "z"]), &json!({"l": {"m": true}})));
+    assert_eq!((&changed["status"], &changed["model"]), (&json!("paused"), &json!("m")));
+    let said = door.post("/sessions/a/messages", json!({"messages": [{"role": "user", "content": "?"}]})).await;
+    assert_eq!(said.wrong(409).0, "paused");
+    assert_eq!(door.patch("/sessions/a", json!({"status": "active"})).await.is(200)["status"], "active");
+    // Nothing to change changes nothing.
+    assert_eq!(door.patch("/sessions/a", json!({})).await.etag(), "\"4\"");
+
+    door.say("a", json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}])).await;
+    let whole = door.get("/sessions/a").await;
+    assert_eq!(whole.etag(), "\"7\"");
+    let whole = whole.is(200);
+    assert_eq!((&whole["id"], &whole["message_count"], &whole["turn_count"]), (&json!("a"), &json!(2), &json!(1)));
+    let want = json!({"position": 1, "seq": 6, "created_at": "2026-01-01T00:00:01Z", "run_id": null, "message": {"role": "assistant", "content": "ho"}});
+    assert_eq!(whole["messages"][1], want);
+    let want = json!({"label": "turn-1", "position": 2, "created_at": "2026-01-01T00:00:01Z", "auto": true, "seq": 7, "run_id": null, "step": null, "state": {}});
+    assert_eq!(whole["checkpoints"], json!([want]));
+    assert_eq!((&whole["runs"], whole.get("cache"), whole.get("discarded")), (&json!([]), None, None));
+
+    let gone = door.delete("/sessions/a").await.is(200);
+    assert_eq!(
+        (&gone["deleted"], &gone["purged"], &gone["object"]),
+        (&json!(true), &json!(false), &json!("session.deleted"))
+    );
+    for path in ["", "/messages", "/messages?last=1", "/checkpoints", "/checkpoints/turn-1", "/discarded", "/export"] {
+        let answer = door.get(&format!("/sessions/a{path}")).await;
+        assert!(answer.text.contains("POST /sessions/a/restore"), "{}", answer.text);
+        assert_eq!(answer.wrong(410).0, "gone", "{path}");
+    }
+    for (path, body) in [
+        ("messages", json!({"messages": [{"role": "user", "content": "?"}]})),
+        ("rewind", json!({"position": 0})),
+        ("fork", json!({})),
+        ("checkpoints", json!({})),
+    ] {
+        assert_eq!(door.post(&format!("/sessions/a/{path}"), body).await.wrong(410).0, "gone", "{path}");
+    }
+    assert_eq!(door.patch("/sessions/a", json!({"title": "x"})).await.wrong(410).0, "gone");
+    assert_eq!(door.get("/v1/sessions/a").await.wrong(404).0, "not_found");
+    assert_eq!(door.post("/v1/sessions/a/fork", json!({})).await.wrong(404).0, "not_found");
+    let back = door.post("/sessions/a/restore", "").await;
+    assert_eq!(back.is(200)["status"], "active");
+    assert_eq!(door.get("/sessions/a").await.is(200)["message_count"], 2);
+
+    assert_eq!(door.delete("/sessions/a?purge=true").await.is(200)["purged"], true);
+    assert_eq!(door.get("/sessions/a").await.wrong(404).0, "not_found");
+    assert_eq!(door.post("/sessions/a/restore", "").await.wrong(404).0, "not_found");
+    assert_eq!(door.delete("/sessions/a").await.wrong(404).0, "not_found");
+    assert_eq!(door.delete("/sessions/a?purge=true").await.wrong(404).0, "not_found");
+}
+
+#[tokio::test]
+async fn bad_input_is_named_and_changes_nothing() {
+    let door = Door::memory().await;
+    door.post("/sessions", json!({"id": "a"})).await.is(201);
+    let before = door.get("/sessions/a").await.text;
+    let cases = [
+        ("POST", "/sessions", r#"{"id": "no spaces"}"#, 400, "session_id"),
+        ("POST", "/sessions", r#"{"id": 7}"#, 400, "id"),
+        ("POST", "/sessions", r#"{"tags": ["a", 7]}"#, 400, "tags[1]"),
+        ("POST", "/sessions", r#"{"metadata": []}"#, 400, "metadata"),
+        ("POST", "/sessions", r#"{"colour": "red"}"#, 400, "colour"),
+        ("POST", "/sessions", r#"{"model": ""}"#, 400, "model"),
+        ("POST", "/sessions", r#"{"thread_id": "a\u0000"}"#, 400, "thread"),
+        ("POST", "/sessions", "[]", 400, "body"),
+        ("POST", "/sessions", "{", 400, "body"),
+        ("POST", "/sessions", r#"{"assistant_id": "nobody"}"#, 404, "assistant_id"),
+        ("PATCH", "/sessions/a", r#"{"status": "deleted"}"#, 400, "status"),
+        ("PATCH", "/sessions/a", r#"{"status": "gone"}"#, 400, "status"),
+        ("PATCH", "/sessions/a", r#"{"metadata": null}"#, 400, "metadata"),
+        ("PATCH", "/sessions/a", r#"{"title": 1}"#, 400, "title"),
+        ("PATCH", "/sessions/a", r#"{"seq": 1}"#, 400, "seq"),
+        ("PATCH", "/sessions/.a", "{}", 400, "session_id"),
+        ("PATCH", "/sessions/b", "{}", 404, ""),
+        ("GET", "/sessions/a?include=cache,all", "", 400, "include"),
+        ("GET", "/sessions/a?inclued=cache", "", 400, "inclued"),
+        ("GET", "/sessions/%ff", "", 400, "path"),
+        ("DELETE", "/sessions/a?purge=yes", "", 400, "purge"),
+        ("DELETE", "/sessions/a?purge=true&purge=true", "", 400, "purge"),
+    ];
+    for (method, path, body, status, param) in cases {
+        let answer = door.send(method, path, Some("application/json"), body).await;
+        let text = answer.text.clone();
+        assert_eq!(answer.wrong(status).1, param, "{method} {path} {body}: {text}");
+    }
+    let large = json!({"metadata": {"k": "x".repeat(300_000)}});
+    assert_eq!(door.patch("/sessions/a", &large).await.wrong(413).1, "max_info_bytes");
+    assert_eq!(door.post("/sessions", "x".repeat(2 << 20)).await.wrong(413).1, "max_body_bytes");
+    let plain = door.send("POST", "/sessions", Some("text/plain"), "{}").await;
+    assert_eq!(plain.wrong(415).0, "unsupported_media_type");
+    assert_eq!(door.send("PUT", "/sessions", None, "").await.wrong(405).0, "method_not_allowed");
+    assert_eq!(door.get("/sessions/a").await.text, before);
+    assert_eq!(each(&door.get("/sessions").await.is(200), "id"), ["a"]);
+}
+
+#[tokio::test]
+async fn writes_can_be_made_to_depend_on_what_was_seen() {
+    let door = Door::memory().await;
+    door.post("/sessions", json!({"id": "a"})).await.is(201);
+    let seen = door.get("/sessions/a").await.etag();
+    door.say("a", json!([{"role": "user", "content": "meanwhile"}])).await;
+    let (late, now) = (door.with("if-match", &seen), door.get("/sessions/a").await);
+    let say = json!({"messages": [{"role": "user", "content": "late"}]});
+    for (method, path, body) in [
+        ("PATCH", "/sessions/a", json!({"title": "late"})),
+        ("POST", "/sessions/a/messages", say.clone()),
+        ("POST", "/sessions/a/checkpoints", json!({})),
+        ("POST", "/sessions/a/rewind", json!({"position": 0})),
+        ("POST", "/sessions/a/fork", json!({"id": "f"})),
+        ("POST", "/sessions/a/restore", json!({})),
+        ("DELETE", "/sessions/a", json!({})),
+        ("DELETE", "/sessions/a?purge=true", json!({})),
+        ("PUT", "/v1/sessions/a", json!([{"role": "user", "content": "late"}])),
+        ("PUT", "/v1/sessions/none", json!([{"role": "user", "content": "late"}])),
+    ] {
+        let answer = late.send(method, path, Some("application/json"), body.to_string()).await;
+        assert_eq!(answer.wrong(412).0, "conflict", "{method} {path}");
+    }
+    assert_eq!(door.get("/sessions/a").await.text, now.text);
+    assert_eq!(each(&door.get("/sessions").await.is(200), "id"), ["a"]);
+    let done = door.with("if-match", &now.etag()).post("/sessions/a/messages", &say).await;
+    assert_eq!(done.etag(), "\"3\"");
+    assert_eq!(done.is(201), json!({"seq": 3, "position": 1, "message_count": 2}));
+    assert_eq!(door.with("if-match", "abc").patch("/sessions/a", "{}").await.wrong(400).1, "If-Match");
+    door.with("if-match", "*").patch("/sessions/a", "{}").await.is(200);
+}
+
+#[tokio::test]
+async fn lists_are_filtered_and_paged_on_every_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    for store in ["memory:".to_owned(), format!("sqlite:{}", path("t.db")), format!("jsonl:{}", path("logs"))] {
+        let door = Door::open(&store).await;
+        for i in 0..25 {
+            let body = json!({
+                "id": format!("s{i:02}"), "thread_id": format!("t{}", i % 3), "title": format!("Über {i}"),
+                "assistant_id": (i % 2 == 0).then_some("declared"), "tags": [format!("g{}", i % 5), "all"],
+                "metadata": {"n": i, "even": i % 2 == 0, "word": format!("w{}", i % 4)},
+            });
+            let user = door.with("x-tenure-user", if i % 2 == 0 { "ada" } else { "bob" });
+            user.post("/sessions", body).await.is(201);
+            door.later(1);
+        }
+        let ids = |list: Value| each(&list, "id");
+        let want =
+            |keep: fn(i32) -> bool| (0..25).rev().filter(|i| keep(*i)).map(|i| format!("s{i:02}")).collect::<Vec<_>>();
+
+        // Pages, by cursor and by offset, are the whole list.
+        for route in ["/sessions", "/v1/sessions"] {
+            let (mut all, mut next) = (Vec::new(), String::new());
+            loop {
+                let page = door.get(&format!("{route}?limit=7{next}")).await.is(200);
+                all.extend(each(&page, "id"));
+                match page["next_cursor"].as_str() {
+                    Some(cursor) => next = format!("&cursor={cursor}"),
+                    None => break,
+                }
+            }
+            assert_eq!(all, want(|_| true), "{store}");
+        }
+        assert_eq!(ids(door.get("/sessions").await.is(200)).len(), 20);
+        assert_eq!(ids(door.get("/sessions?limit=100").await.is(200)).len(), 25);
+        assert_eq!(ids(door.get("/sessions?limit=5&offset=20").await.is(200)), want(|i| i < 5));
+
+        let checks: [(&str, fn(i32) -> bool); 12] = [
+            ("assistant_id=declared", |i| i % 2 == 0),
+            ("thread_id=t1", |i| i % 3 == 1),
+            ("user=bob", |i| i % 2 == 1),
+            ("tag=g3", |i| i % 5 == 3),
+            ("tag=g3&tag=all", |i| i % 5 == 3),
+            ("tag=g3&tag=g4", |_| false),
+            ("metadata.n=7", |i| i == 7),
+            ("metadata.n=%227%22", |_| false),
+            ("metadata.even=true&metadata.word=w2", |i| i % 4 == 2),
+            ("title=%C3%BCBER%201", |i| i == 1 || (10..20).contains(&i)),
+            ("created_after=2026-01-01T00:00:20Z", |i| i >= 20),
+            ("created_after=2026-01-01T00:00:03Z&created_before=2026-01-01T00:00:05Z", |i| i == 3 || i == 4),
+        ];
+        for (filter, keep) in checks {
+            let list = door.get(&format!("/sessions?limit=100&{filter}")).await.is(200);
+            assert_eq!(ids(list), want(keep), "{store} {filter}");
+        }
+        door.delete("/sessions/s03").await.is(200);
+        door.patch("/sessions/s04", json!({"status": "paused"})).await.is(200);
+        assert_eq!(ids(door.get("/sessions?status=deleted").await.is(200)), ["s03"]);
+        assert_eq!(ids(door.get("/sessions?status=paused,deleted").await.is(200)), ["s04", "s03"]);
+        assert_eq!(ids(door.get("/sessions?status=paused&status=deleted").await.is(200)), ["s04", "s03"]);
+        assert_eq!(ids(door.get("/sessions?limit=100").await.is(200)).len(), 24);
+
+        for (query, param) in [
+            ("limit=101", "limit"),
+            ("limit=0", "limit"),
+            ("limit=x", "limit"),
+            ("limit=1&limit=2", "limit"),
+            ("cursor=x", "cursor"),
+            ("cursor=1~a&offset=1", "offset"),
+            ("offset=-1", "offset"),
+            ("status=live", "status"),
+            ("created_after=yesterday", "created_after"),
+            ("created_before=2026-13-01", "created_before"),
+            ("metadata.k=%7B%7D", "metadata.k"),
+            ("metadata=1", "metadata"),
+            ("asistant_id=x", "asistant_id"),
+            ("assistant_id=", "assistant_id"),
+            ("thread_id=%00", "thread_id"),
+            ("user=%0A", "user"),
+        ] {
+            let answer = door.get(&format!("/sessions?{query}")).await;
+            let text = answer.text.clone();
+            assert_eq!(answer.wrong(400).1, param, "{query}: {text}");
+        }
+        assert!(door.get("/sessions?limit=101").await.text.contains("max_page"));
+        // Odd characters are looked for, and found nowhere.
+        for odd in ["title=%00", "tag=%00", "metadata.%00=%00", "tag=", "title=%25_", "metadata.n=1e400"] {
+            assert_eq!(
+                ids(door.get(&format!("/sessions?{odd}")).await.is(200)).len(),
+                if odd == "title=%00" { 20 } else { 0 },
+                "{odd}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn users_of_a_tenant_see_their_own() {
+    let door = Door::memory().await;
+    let (ada, bob) = (door.with("x-tenure-user", "ada"), door.with("x-tenure-user", "bob"));
+    ada.post("/sessions", json!({"id": "hers"})).await.is(201);
+    bob.post("/sessions", json!({"id": "his"})).await.is(201);
+    assert_eq!(each(&ada.get("/sessions").await.is(200), "id"), ["hers"]);
+    assert_eq!(each(&door.get("/sessions").await.is(200), "id").len(), 2);
+    // Without keys everybody is an administrator, but who names a user is that user.
+    assert_eq!(ada.get("/sessions?user=bob").await.wrong(403).0, "forbidden");
+    assert_eq!(each(&ada.get("/sessions?user=ada").await.is(200), "id"), ["hers"]);
+    let there = ada.get("/sessions/his").await;
+    let nowhere = ada.get("/sessions/him").await;
+    assert_eq!(there.text.replace("his", "him"), nowhere.text);
+    assert_eq!(there.wrong(404).0, "not_found");
+    assert_eq!(ada.put("/v1/sessions/his", "[]").await.status.as_u16() / 100, 4);
+    assert_eq!(ada.delete("/v1/sessions/his").await.is(200)["deleted"], false);
+    bob.get("/sessions/his").await.is(200);
+}
+
+#[tokio::test]
+async fn a_key_allows_what_it_says() {
+    let door = Door::memory().await;
+    let reader = door.key("acme", None, &[Right::Read]).await;
+    let writer = door.key("acme", None, &[Right::Write]).await;
+    let admin = door.key("acme", None, &[Right::Admin]).await;
+    assert_eq!(door.get("/sessions").await.wrong(401).0, "unauthorized");
+    assert_eq!(door.with("authorization", "Bearer tnr_no").get("/sessions").await.wrong(401).0, "unauthorized");
+    writer.post("/sessions", json!({"id": "a"})).await.is(201);
+    writer.say("a", json!([{"role": "user", "content": "x"}])).await;
+    reader.get("/sessions/a").await.is(200);
+    for (method, path, body) in [
+        ("POST", "/sessions", "{}"),
+        ("PATCH", "/sessions/a", "{}"),
+        ("DELETE", "/sessions/a", ""),
+        ("POST", "/sessions/a/restore", ""),
+        ("POST", "/sessions/a/messages", "{}"),
+        ("POST", "/sessions/a/checkpoints", "{}"),
+        ("POST", "/sessions/a/rewind", "{}"),
+        ("POST", "/sessions/a/fork", "{}"),
+        ("POST", "/sessions/import", "[]"),
+        ("PUT", "/v1/sessions/a", "[]"),
+        ("DELETE", "/v1/sessions/a", ""),
+        ("POST", "/v1/sessions/a/fork", "{}"),
+        ("POST", "/threads/t/session", "{}"),
+        ("POST", "/assistants", r#"{"name": "x"}"#),
+        ("PUT", "/assistants/x", "{}"),
+        ("DELETE", "/assistants/x", ""),
+        ("DELETE", "/users/default", ""),
+    ] {
+        assert_eq!(
+            reader.send(method, path, Some("application/json"), body).await.wrong(403).0,
+            "forbidden",
+            "{method} {path}"
+        );
+    }
+    for path in [
+        "/sessions",
+        "/sessions/a",
+        "/sessions/a/messages",
+        "/sessions/a/checkpoints",
+        "/sessions/a/export",
+        "/v1/sessions/a",
+        "/assistants",
+    ] {
+        assert_eq!(writer.get(path).await.wrong(403).0, "forbidden", "{path}");
+    }
+    assert_eq!(writer.delete("/users/default").await.wrong(403).0, "forbidden");
+    assert_eq!(admin.delete("/users/default").await.is(200)["sessions"], 1);
+}
+
+#[tokio::test]
+async fn assistants_are_made_replaced_and_removed() {
+    let door = Door::memory().await;
+    let body = json!({"name": "helper", "model": "m", "instructions": "Help.", "sessions": {"ttl": "2h"}, "metadata": {"a": 1}});
+    let made = door.post("/assistants", &body).await.is(201);
+    let want = json!({"id": "helper", "object": "assistant", "declared": false, "name": "helper", "model": "m", "instructions": "Help.", "sessions": {"ttl": "2h"}, "metadata": {"a": 1}});
+    assert_eq!(made, want);
+    assert_eq!(door.post("/assistants", &body).await.wrong(409), ("exists".into(), "name".into()));
+    assert_eq!(door.get("/assistants/helper").await.is(200), want);
+    assert_eq!(each(&door.get("/assistants").await.is(200), "declared"), ["true", "false"]);
+    assert_eq!(
+        door.put("/assistants/helper", json!({"cache": {"max_entries": 3}})).await.is(200)["cache"],
+        json!({"max_entries": 3})
+    );
+    assert_eq!(door.put("/assistants/other", json!({"name": "other"})).await.is(201)["id"], "other");
+    assert_eq!(door.put("/assistants/a%20b%2Fc", "{}").await.is(201)["id"], "a b/c");
+    assert_eq!(door.put("/assistants/helper", json!({"name": "other"})).await.wrong(400).1, "name");
+    for body in [
+        "{}",
+        r#"{"name": ""}"#,
+        r#"{"name": "x", "sessions": {"ttl": "soon"}}"#,
+        r#"{"name": "x", "colour": 1}"#,
+        r#"{"name": "a\n"}"#,
+        "7",
+    ] {
+        assert_eq!(door.post("/assistants", body).await.wrong(400).0, "invalid", "{body}");
+    }
+    for answer in [
+        door.post("/assistants", json!({"name": "declared"})).await,
+        door.put("/assistants/declared", "{}").await,
+        door.delete("/assistants/declared").await,
+    ] {
+        assert!(answer.text.contains("configuration"));
+        assert_eq!(answer.wrong(409).0, "declared");
+    }
+    door.post("/sessions", json!({"id": "a", "assistant_id": "other"})).await.is(201);
+    assert_eq!(door.delete("/assistants/other").await.is(200)["deleted"], true);
+    assert_eq!(door.delete("/assistants/other").await.wrong(404).0, "not_found");
+    assert_eq!(door.get("/assistants/other").await.wrong(404).0, "not_found");
+    door.get("/sessions/a").await.is(200);
+}
+
+#[tokio::test]
+async fn a_thread_has_one_session_at_a_time() {
+    let door = Door::memory().await;
+    door.put("/assistants/brief", json!({"sessions": {"ttl": "1m"}})).await.is(201);
+    let ask = json!({"assistant_id": "brief", "title": "T"});
+    let first = door.post("/threads/t%201/session", &ask).await;
+    assert_eq!(first.etag(), "\"1\"");
+    let first = first.is(201);
+    assert_eq!(
+        (&first["thread_id"], &first["assistant_id"], &first["title"]),
+        (&json!("t 1"), &json!("brief"), &json!("T"))
+    );
+    assert_eq!(door.post("/threads/t%201/session", &ask).await.is(200)["id"], first["id"]);
+    assert_eq!(door.post("/threads/t%201/session", json!({})).await.is(200)["id"], first["id"]);
+    // Another user's, another assistant's and another thread's are others.
+    let bob = door.with("x-tenure-user", "bob").post("/threads/t%201/session", &ask).await.is(201);
+    let other = door.post("/threads/t%201/session", json!({"assistant_id": "declared"})).await.is(201);
+    let thread = door.post("/threads/t2/session", &ask).await.is(201);
+    let ids = [&first["id"], &bob["id"], &other["id"], &thread["id"]];
+    assert!((0..4).all(|i| (0..i).all(|j| ids[i] != ids[j])), "{ids:?}");
+
+    door.later(61);
+    assert_eq!(door.get(&format!("/sessions/{}", first["id"].as_str().unwrap())).await.wrong(410).0, "gone");
+    let second = door.post("/threads/t%201/session", &ask).await.is(201);
+    assert_ne!(second["id"], first["id"]);
+    let fresh = door.post("/threads/t%201/session", json!({"assistant_id": "brief", "fresh": true})).await.is(201);
+    assert_ne!(fresh["id"], second["id"]);
+
+    // Two who ask at once get the same one.
+    let (a, b) = tokio::join!(door.post("/threads/new/session", &ask), door.post("/threads/new/session", &ask));
+    assert_eq!(a.json()["id"], b.json()["id"]);
+    assert_eq!(each(&door.get("/sessions?thread_id=new").await.is(200), "id").len(), 1);
+
+    assert_eq!(door.post("/threads/t/session", json!({"assistant_id": "no"})).await.wrong(404).1, "assistant_id");
+    assert_eq!(door.post("/threads/t/session", json!({"fresh": 1})).await.wrong(400).1, "fresh");
+    assert_eq!(door.post("/threads/%00/session", "{}").await.wrong(400).1, "id");
+}
+
+#[tokio::test]
+async fn a_user_is_erased() {
+    let door = Door::memory().await;
+    let (ada, bob) = (door.with("x-tenure-user", "ada"), door.with("x-tenure-user", "bob"));
+    for (who, id) in [(&ada, "a1"), (&ada, "a2"), (&bob, "b")] {
+        who.post("/sessions", json!({"id": id})).await.is(201);
+    }
+    ada.delete("/sessions/a2").await.is(200);
+    let receipt = door.delete("/users/ada").await.is(200);
+    assert_eq!(receipt, json!({"user": "ada", "sessions": 2, "at": "2026-01-01T00:00:00Z"}));
+    assert_eq!(door.get("/sessions/a1").await.wrong(404).0, "not_found");
+    assert_eq!(each(&door.get("/sessions?status=deleted,active").await.is(200), "id"), ["b"]);
+    assert_eq!(door.delete("/users/ada").await.is(200)["sessions"], 0);
+    assert_eq!(door.delete("/users/%0a").await.wrong(400).1, "id");
+}

@@ -1,0 +1,193 @@
+//! Tenants: whatever one does, on whatever route, it neither sees nor changes anything of the other.
+
+use crate::door::Door;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use serde_json::{Value, json};
+use tenure_server::auth::Right;
+
+/// Words that are only in the other tenant's data.
+const MARKER: &str = "xyzzy-secret";
+const CASES: usize = 40;
+const STEPS: std::ops::Range<usize> = 1..25;
+
+/// One request: method, path, body.
+type Step = (&'static str, String, String);
+
+/// Every route of the document appears; a test below sees to that.
+fn steps() -> impl Strategy<Value = Step> {
+    let id = prop_oneof![Just("s1"), Just("s2"), Just("shared"), Just("theirs"), Just("thread_x")];
+    let word = prop_oneof![Just("t1"), Just("keeper"), Just("default"), Just("victim"), Just("turn-1")];
+    let n = 0..4usize;
+    (id, word, n, 0..ROUTES.len()).prop_map(|(id, word, n, route)| {
+        let (method, path) = ROUTES[route];
+        let path = path.replace("{id}", if path.starts_with("/sessions") || path.starts_with("/v1") { id } else { word });
+        let path = path.replace("{name}", word).replace("{place}", if n % 2 == 0 { "turn-1" } else { "2" });
+        let message = json!({"role": "user", "content": format!("mine {n}")});
+        let body = match (method, ROUTES[route].1) {
+            ("POST", "/v1/chat/completions") => match n {
+                // The other's very words: content matching must not find their session.
+                0 => json!({"model": "rehearsal", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}]}),
+                1 => json!({"model": word, "messages": [message]}),
+                _ => json!({"session_id": id, "model": "rehearsal", "messages": [message]}),
+            },
+            ("POST", "/v1/embeddings") => json!({"model": word, "input": "x"}),
+            ("POST", "/sessions") => json!({"id": id, "thread_id": word, "assistant_id": (n == 0).then_some(word)}),
+            ("POST", "/assistants") => json!({"name": word, "instructions": "mine"}),
+            ("PUT", "/assistants/{name}") => json!({"instructions": "mine"}),
+            ("PATCH", _) => json!({"title": "mine", "metadata": {"a": n}}),
+            ("POST", "/sessions/{id}/messages") => json!({"messages": [message, {"role": "assistant", "content": "mine too"}]}),
+            ("POST", "/sessions/{id}/rewind") => json!({"position": n}),
+            ("POST", "/sessions/{id}/fork") => json!({"id": format!("f{n}"), "position": n}),
+            ("POST", "/v1/sessions/{id}/fork") => json!({"session_id": format!("f{n}")}),
+            ("POST", "/sessions/import") => json!({"id": id, "messages": [message]}),
+            ("PUT", _) => json!([message]),
+            _ => json!({}),
+        };
+        let query = match (method, ROUTES[route].1, n) {
+            ("DELETE", "/sessions/{id}", 3) => "?purge=true",
+            ("GET", "/sessions", 1) => "?status=active,paused,expired,deleted&limit=100",
+            ("GET", "/sessions", 2) => "?user=victim",
+            ("GET", "/sessions", 3) => "?title=xyzzy&limit=100",
+            ("GET", "/sessions/{id}", 1) => "?include=cache,discarded",
+            ("GET", "/sessions/{id}/export", 1) => "?format=mistralrs",
+            ("GET", "/sessions/{id}/messages", 1) => "?last=5",
+            _ => "",
+        };
+        (method, format!("{path}{query}"), body.to_string())
+    })
+}
+
+const ROUTES: &[(&str, &str)] = &[
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/v1/sessions/{id}"),
+    ("PUT", "/v1/sessions/{id}"),
+    ("DELETE", "/v1/sessions/{id}"),
+    ("POST", "/v1/sessions/{id}/fork"),
+    ("GET", "/assistants"),
+    ("POST", "/assistants"),
+    ("GET", "/assistants/{name}"),
+    ("PUT", "/assistants/{name}"),
+    ("DELETE", "/assistants/{name}"),
+    ("GET", "/sessions"),
+    ("POST", "/sessions"),
+    ("GET", "/sessions/{id}"),
+    ("PATCH", "/sessions/{id}"),
+    ("DELETE", "/sessions/{id}"),
+    ("POST", "/sessions/{id}/restore"),
+    ("GET", "/sessions/{id}/messages"),
+    ("POST", "/sessions/{id}/messages"),
+    ("GET", "/sessions/{id}/discarded"),
+    ("GET", "/sessions/{id}/checkpoints"),
+    ("POST", "/sessions/{id}/checkpoints"),
+    ("GET", "/sessions/{id}/checkpoints/{place}"),
+    ("POST", "/sessions/{id}/rewind"),
+    ("POST", "/sessions/{id}/fork"),
+    ("GET", "/sessions/{id}/export"),
+    ("POST", "/sessions/import"),
+    ("POST", "/threads/{id}/session"),
+    ("DELETE", "/users/{id}"),
+    ("GET", "/metrics"),
+];
+
+#[test]
+fn every_route_is_tried() {
+    let document = serde_json::to_value(tenure_server::router::openapi()).unwrap();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let open = ["/healthz", "/readyz"].contains(&path.as_str());
+            let here = ROUTES.contains(&(method.to_uppercase().as_str(), path.as_str()));
+            assert!(here || open, "{method} {path} must be in the table above, so that no tenant finds a way there");
+        }
+    }
+}
+
+/// What the victim has: sessions in each state, messages, pictures, checkpoints, cuts, a fork, an assistant.
+async fn furnish(victim: &Door) {
+    let title = format!("{MARKER} title");
+    for id in ["shared", "theirs", "gone"] {
+        let body = json!({"id": id, "title": title, "thread_id": "t1", "tags": [MARKER], "metadata": {MARKER: MARKER}});
+        victim.post("/sessions", body).await.is(201);
+        victim.say(id, json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])).await;
+        victim.say(id, json!([{"role": "user", "content": MARKER}, {"role": "assistant", "content": MARKER}])).await;
+        victim.post(&format!("/sessions/{id}/checkpoints"), json!({"label": MARKER})).await.is(201);
+    }
+    victim.say("theirs", json!([{"role": "user", "content": format!("cut {MARKER}")}])).await;
+    victim.post("/sessions/theirs/rewind", json!({"turn": 1})).await.is(200);
+    victim.post("/sessions/theirs/fork", json!({"id": "branch"})).await.is(201);
+    victim.delete("/sessions/gone").await.is(200);
+    victim.post("/assistants", json!({"name": "keeper", "instructions": MARKER})).await.is(201);
+}
+
+/// Everything that the victim can see.
+async fn everything(victim: &Door) -> Vec<String> {
+    let list = victim.get("/sessions?status=active,paused,expired,deleted&limit=100").await;
+    let mut all = vec![victim.get("/assistants").await.text];
+    for session in list.json()["data"].as_array().unwrap() {
+        let id = session["id"].as_str().unwrap();
+        all.push(victim.get(&format!("/sessions/{id}?include=cache,discarded")).await.text);
+        all.push(victim.get(&format!("/sessions/{id}/export")).await.text);
+    }
+    all.push(list.text);
+    all
+}
+
+async fn check(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let door = Door::memory().await;
+    let victim = door.key("victim", None, &[Right::Admin]).await;
+    let intruder = door.key("intruder", None, &[Right::Admin]).await;
+    furnish(&victim).await;
+    let before = everything(&victim).await;
+    prop_assert!(before.iter().any(|text| text.contains(MARKER)));
+    for (method, path, body) in steps {
+        let kind = (method != "GET").then_some("application/json");
+        let answer = intruder.send(method, &path, kind, body.clone()).await;
+        prop_assert!(!answer.text.contains(MARKER), "{method} {path} {body} shows {}", answer.text);
+        prop_assert!(answer.status.as_u16() < 500, "{method} {path} {body}: {}", answer.text);
+        let headers = format!("{:?}", answer.headers);
+        prop_assert!(!headers.contains(MARKER), "{method} {path} {body} shows {headers}");
+        // Of sessions it names its own only.
+        if method == "GET" && path.starts_with("/sessions?") {
+            let list: Value = answer.json();
+            for session in list["data"].as_array().into_iter().flatten() {
+                prop_assert_ne!(&session["id"], "branch");
+                prop_assert_ne!(&session["title"], MARKER);
+            }
+        }
+    }
+    prop_assert_eq!(everything(&victim).await, before);
+    Ok(())
+}
+
+#[test]
+fn random_requests_of_one_tenant_neither_see_nor_change_the_other() {
+    let seed: [u8; 32] = match std::env::var("TENURE_TEST_SEED") {
+        Ok(words) => *blake3::hash(words.as_bytes()).as_bytes(),
+        Err(_) => *blake3::hash(b"tenants").as_bytes(),
+    };
+    println!("the seed is {:?}; another one with TENURE_TEST_SEED=words", &seed[..4]);
+    let config = Config { cases: CASES as u32, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let cases = prop::collection::vec(steps(), STEPS);
+    runner.run(&cases, |steps| runtime.block_on(check(steps))).unwrap();
+}
+
+#[tokio::test]
+async fn the_same_id_is_two_sessions() {
+    let door = Door::memory().await;
+    let (a, b) = (door.key("a", None, &[Right::Admin]).await, door.key("b", None, &[Right::Admin]).await);
+    for (door, word) in [(&a, "of a"), (&b, "of b")] {
+        door.post("/sessions", json!({"id": "same"})).await.is(201);
+        door.say("same", json!([{"role": "user", "content": word}])).await;
+    }
+    assert_eq!(a.get("/sessions/same").await.is(200)["messages"][0]["message"]["content"], "of a");
+    assert_eq!(b.get("/sessions/same").await.is(200)["messages"][0]["message"]["content"], "of b");
+    a.delete("/users/default").await.is(200);
+    assert_eq!(a.get("/sessions/same").await.wrong(404).0, "not_found");
+    b.get("/sessions/same").await.is(200);
+}

@@ -1,0 +1,189 @@
+//! Sessions that move: exports, imports, and what other programs wrote.
+
+use crate::door::{Door, each};
+use serde_json::{Value, json};
+
+const TAGGED: &str = include_str!("../../../tenure/tests/fixtures/foreign/20_mistralrs_tagged.json");
+
+/// Chats on a session with the built-in model, which says how many messages it sees.
+async fn ask(door: &Door, id: &str, text: &str) -> String {
+    let body = json!({"session_id": id, "model": "rehearsal", "messages": [{"role": "user", "content": text}]});
+    let answer = door.post("/v1/chat/completions", body).await.is(200);
+    answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_session_goes_on_elsewhere_as_if_nothing_had_happened() {
+    let (here, there) = (Door::memory().await, Door::memory().await);
+    let data = "iVBORw0KGgoA".repeat(300);
+    here.post("/sessions", json!({"id": "a", "title": "T", "tags": ["x"], "metadata": {"k": 1.50}})).await.is(201);
+    let picture = json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}}, {"type": "text", "text": "look"}]});
+    here.say(
+        "a",
+        json!([{"role": "system", "content": "Be brief."}, picture, {"role": "assistant", "content": "A picture."}]),
+    )
+    .await;
+    ask(&here, "a", "and now?").await;
+    here.post("/sessions/a/checkpoints", json!({"label": "here"})).await.is(201);
+
+    let export = here.get("/v1/sessions/a").await;
+    assert!(export.headers.contains_key("etag"));
+    assert_eq!(export.json()["images"], json!([data]));
+    // The answer of the last turn is in it.
+    assert_eq!(export.json()["messages"].as_array().unwrap().len(), 5);
+    let put = there.put("/v1/sessions/a", &export.text).await.is(200);
+    assert_eq!((&put["session_id"], &put["message_count"], &put["left_out"]), (&json!("a"), &json!(5), &json!([])));
+    let (mut ours, mut theirs) = (export.json(), there.get("/v1/sessions/a").await.json());
+    for export in [&mut ours, &mut theirs] {
+        for time in ["created_at", "updated_at"] {
+            export.as_object_mut().unwrap().remove(time);
+        }
+        for checkpoint in export["checkpoints"].as_array_mut().unwrap() {
+            checkpoint.as_object_mut().unwrap().remove("created_at");
+        }
+    }
+    assert_eq!(ours, theirs);
+    assert_eq!(ask(&here, "a", "go on").await, ask(&there, "a", "go on").await);
+    // The whole history without the picture continues both, too.
+    let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "look"}, {"role": "assistant", "content": "A picture."}]);
+    let mut answers = Vec::new();
+    for door in [&here, &there] {
+        let mut list = messages.as_array().unwrap().clone();
+        list.push(json!({"role": "user", "content": "an edit"}));
+        let body = json!({"session_id": "a", "model": "rehearsal", "messages": list});
+        let mut answer = door.post("/v1/chat/completions", body).await.is(200);
+        answers.push((answer["choices"].take(), answer["session"].take()));
+    }
+    assert_eq!(answers[0], answers[1]);
+    assert!(there.get("/sessions/a").await.text.contains(&data));
+
+    // Each form that carries all messages can be put back.
+    for format in ["tenure", "openai", "mistralrs", "jsonl"] {
+        let text = here.get(&format!("/sessions/a/export?format={format}")).await.text;
+        let kind = if format == "jsonl" { "application/jsonl" } else { "application/json" };
+        let answer = there.send("PUT", &format!("/v1/sessions/{format}"), Some(kind), text).await;
+        answer.is(200);
+        let list = |v: Value| v["messages"].clone();
+        assert_eq!(
+            list(there.get(&format!("/v1/sessions/{format}")).await.json()),
+            list(here.get("/v1/sessions/a").await.json()),
+            "{format}"
+        );
+    }
+    assert_eq!(here.get("/sessions/a/export?format=xml").await.wrong(400).1, "format");
+    assert_eq!(here.get("/sessions/a/export?frmat=jsonl").await.wrong(400).1, "frmat");
+    assert_eq!(here.get("/sessions/b/export").await.wrong(404).0, "not_found");
+}
+
+#[tokio::test]
+async fn put_takes_what_there_is_and_replaces() {
+    let door = Door::memory().await;
+    let put = door.put("/v1/sessions/m", TAGGED).await.is(200);
+    assert_eq!(put["message_count"], 7);
+    assert_eq!(put["left_out"][0]["place"], "videos[0]");
+    let list = door.get("/v1/sessions/m").await.is(200);
+    assert_eq!(list["messages"][3]["tool_call_id"], "call-1");
+    assert_eq!(list["images"].as_array().unwrap().len(), 4);
+    // A list of messages alone, or in an object.
+    door.put("/v1/sessions/m", r#"[{"role":"user","content":"one"}]"#).await.is(200);
+    let want = json!([{"role": "user", "content": "one"}]);
+    assert_eq!(door.get("/v1/sessions/m").await.json()["messages"], want);
+    door.put("/v1/sessions/m", r#"{"messages":[{"role":"user","content":"two"}]}"#).await.is(200);
+    assert_eq!(door.get("/v1/sessions/m").await.json()["messages"][0]["content"], "two");
+    // What was replaced is rewound, not destroyed.
+    assert_eq!(door.get("/sessions/m/discarded").await.is(200)["data"].as_array().unwrap().len(), 2);
+
+    let before = door.get("/sessions/m").await.text;
+    for (body, param) in [
+        ("", "body"),
+        ("7", "body"),
+        ("{}", "body"),
+        ("\"text\"", "body"),
+        ("{\"messages\": 7}", "messages"),
+        (r#"{"messages": [{"role": "user", "content": "x"}, {"role": "king", "content": "x"}]}"#, "messages[1].role"),
+        (r#"{"messages": [{"role": {"Left": "user"}, "content": {"Middle": "x"}}]}"#, "messages[0].content"),
+        (r#"{"tenure": 1, "messages": [], "tags": 7}"#, "tags"),
+        (r#"{"tenure": 1, "messages": [], "checkpoints": [{"label": "x", "position": 4}]}"#, "checkpoints[0].position"),
+        (
+            r#"{"messages": [{"role": {"Left": "user"}, "content": {"Right": [{"type": "image"}]}}], "images": ["?"]}"#,
+            "images[0]",
+        ),
+    ] {
+        let answer = door.put("/v1/sessions/m", body).await;
+        let text = answer.text.clone();
+        assert_eq!(answer.wrong(400).1, param, "{body}: {text}");
+    }
+    assert_eq!(door.put("/v1/sessions/m", r#"{"tenure": 99, "messages": []}"#).await.wrong(400).0, "newer_format");
+    assert_eq!(
+        door.send("PUT", "/v1/sessions/m", Some("text/plain"), "[]").await.wrong(415).0,
+        "unsupported_media_type"
+    );
+    let bytes = door.send("PUT", "/v1/sessions/m", Some("application/json"), vec![b'"', 0xff, b'"']).await;
+    assert_eq!(bytes.wrong(400).1, "body");
+    assert_eq!(door.get("/sessions/m").await.text, before);
+
+    assert_eq!(door.delete("/v1/sessions/m").await.is(200), json!({"session_id": "m", "deleted": true}));
+    assert_eq!(door.delete("/v1/sessions/m").await.is(200), json!({"session_id": "m", "deleted": false}));
+    assert_eq!(door.delete("/v1/sessions/never").await.is(200)["deleted"], false);
+    assert_eq!(door.get("/v1/sessions/m").await.wrong(404).0, "not_found");
+    door.put("/v1/sessions/m", r#"[{"role":"user","content":"three"}]"#).await.is(200);
+    assert_eq!(door.get("/v1/sessions/m").await.json()["messages"][0]["content"], "three");
+    assert_eq!(each(&door.get("/v1/sessions").await.is(200), "id"), ["m"]);
+}
+
+#[tokio::test]
+async fn sessions_are_imported_under_ids_that_are_free() {
+    let door = Door::memory().await;
+    let body = json!({"id": "mine", "messages": [{"role": "user", "content": "x"}], "colour": "red"});
+    let made = door.post("/sessions/import", &body).await.is(201);
+    assert_eq!((&made["sessions"][0]["id"], &made["sessions"][0]["message_count"]), (&json!("mine"), &json!(1)));
+    assert_eq!(made["left_out"][0]["place"], "colour");
+    assert_eq!(made["left_out"][0]["session_id"], "mine");
+    assert_eq!(door.post("/sessions/import", &body).await.wrong(409).0, "exists");
+    assert_eq!(door.post("/sessions/import?id=other", &body).await.is(201)["sessions"][0]["id"], "other");
+
+    // An export keeps its own id if that is free, and gets a new one if not.
+    let export = door.get("/sessions/mine/export").await.text;
+    let copy = door.post("/sessions/import", &export).await.is(201);
+    assert_ne!(copy["sessions"][0]["id"], "mine");
+    door.delete("/sessions/mine?purge=true").await.is(200);
+    assert_eq!(door.post("/sessions/import", &export).await.is(201)["sessions"][0]["id"], "mine");
+
+    // Several, as lines.
+    let lines = "{\"session_id\":\"l1\",\"messages\":[{\"role\":\"user\",\"content\":\"1\"}]}\n{\"session_id\":\"l2\",\"messages\":[{\"role\":\"user\",\"content\":\"2\"}]}\n";
+    let many = door.send("POST", "/sessions/import", Some("application/x-ndjson"), lines).await.is(201);
+    assert_eq!(
+        many["sessions"].as_array().unwrap().iter().map(|s| s["id"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["l1", "l2"]
+    );
+    let count = each(&door.get("/sessions?limit=100").await.is(200), "id").len();
+    // If one is wrong, none is taken.
+    let bad = lines
+        .replace("l1", "m1")
+        .replace("l2", "m2")
+        .replace("\"role\":\"user\",\"content\":\"2\"", "\"role\":\"king\"");
+    let answer = door.send("POST", "/sessions/import", Some("application/jsonl"), bad).await;
+    assert!(answer.text.contains("line 2"), "{}", answer.text);
+    assert_eq!(answer.wrong(400).0, "invalid");
+    let long = lines.replace("l1", "m1").replace("l2", "m2").replace(
+        "\"messages\":[{\"role\":\"user\",\"content\":\"2\"}]",
+        "\"tenure\":1,\"messages\":[],\"checkpoints\":[{\"label\":\"x\",\"position\":9}]",
+    );
+    assert_eq!(door.send("POST", "/sessions/import", Some("application/jsonl"), long).await.wrong(400).0, "invalid");
+    assert_eq!(door.send("POST", "/sessions/import?id=x", Some("application/jsonl"), lines).await.wrong(400).1, "id");
+    for (path, body, param) in [
+        ("/sessions/import", r#"{"id": "no spaces", "messages": []}"#, "id"),
+        ("/sessions/import", r#"{"id": 7, "messages": []}"#, "id"),
+        ("/sessions/import?id=.x", "[]", "id"),
+        ("/sessions/import?format=xml", "[]", "format"),
+        ("/sessions/import?from=x", "[]", "from"),
+        ("/sessions/import", "", "body"),
+        ("/sessions/import", "{}", "body"),
+        ("/sessions/import", "nonsense", "body"),
+    ] {
+        let answer = door.post(path, body).await;
+        let text = answer.text.clone();
+        assert_eq!(answer.wrong(400).1, param, "{path} {body}: {text}");
+    }
+    assert_eq!(each(&door.get("/sessions?limit=100").await.is(200), "id").len(), count);
+}
