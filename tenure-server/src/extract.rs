@@ -19,7 +19,7 @@ impl<T: DeserializeOwned> FromRequest<Shared> for Input<T> {
 
     async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
         let Raw(bytes) = Raw::from_request(request, app).await?;
-        parse(&bytes).map(Input)
+        parse_object(&bytes).map(Input)
     }
 }
 
@@ -79,6 +79,22 @@ async fn collect(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
             format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit"),
         )),
         Err(_) => Err(ApiError::invalid("body", "the body ended before it was complete")),
+    }
+}
+
+/// A JSON object, or an error that names the path of what is wrong. A list is none, although serde would take its items in order.
+pub fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    must_be_object(bytes)?;
+    parse(bytes)
+}
+
+/// Refuses what is not an object.
+pub fn must_be_object(bytes: &[u8]) -> Result<(), ApiError> {
+    match bytes.trim_ascii_start().first() {
+        Some(b'[' | b'"' | b'0'..=b'9' | b'-' | b't' | b'f' | b'n') => {
+            Err(ApiError::invalid("body", "the body must be a JSON object"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -111,6 +111,9 @@ impl LeftOut {
 pub fn read(text: &str, hint: Option<Format>) -> Result<Vec<Result<Foreign>>> {
     let docs = split(text)?;
     let Some(format) = hint.or_else(|| docs::recognise(&docs)) else {
+        if docs.iter().any(|d| d.has("messages")) {
+            return Err(Error::invalid("messages", "`messages` must be a list of messages"));
+        }
         let known = FORMATS.map(Format::as_str).join(", ");
         return Err(Error::invalid("", format!("this is no session in a form that is known ({known})")));
     };

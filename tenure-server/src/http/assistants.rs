@@ -2,7 +2,7 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Named, Raw, parse};
+use crate::extract::{Named, Raw, parse, parse_object};
 use crate::http::view::{Asking, Ending, Finding, Making};
 use crate::server::{App, Shared};
 use axum::Json;
@@ -140,7 +140,7 @@ pub async fn create(
     Raw(body): Raw,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
     let who = caller.administers()?;
-    let assistant: Assistant = parse(&body)?;
+    let assistant: Assistant = parse_object(&body)?;
     refuse_declared(&app, &assistant.name)?;
     if app.tenure.assistant(&who, &assistant.name).await?.is_some() {
         let message = format!("assistant {:?} exists already; PUT replaces it", assistant.name);

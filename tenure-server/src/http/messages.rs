@@ -2,7 +2,7 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, IfMatch, Raw, idempotency_key, parse};
+use crate::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
 use crate::http::view::{self, DiscardedList, MessageList, Reading, Writing};
 use crate::query::Pairs;
 use crate::server::Shared;
@@ -129,6 +129,7 @@ pub async fn append(
 }
 
 fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
+    must_be_object(bytes)?;
     let body: Lying<'_> = match serde_json::from_slice(bytes) {
         Ok(body) => body,
         // Once more, for the path of what is wrong.

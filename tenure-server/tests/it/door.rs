@@ -133,7 +133,6 @@ impl Door {
     }
 
     /// Adds messages, and wants them kept.
-    #[track_caller]
     pub async fn say(&self, id: &str, messages: Value) -> Value {
         let answer = self.post(&format!("/sessions/{id}/messages"), serde_json::json!({"messages": messages})).await;
         answer.is(201)

@@ -149,6 +149,7 @@ async fn bad_messages_are_named() {
         (r#"{"messages": {}}"#, "messages"),
         (r#"{"message": []}"#, "message"),
         ("{}", "body"),
+        (r#"[[{"role": "user", "content": "x"}]]"#, "body"),
         (r#"{"messages": [{"role": "user", "content": "x"}, 7]}"#, "messages[1]"),
         (r#"{"messages": [{"role": "user", "content": "x"}, {"role": "king", "content": "x"}]}"#, "messages[1].role"),
         (r#"{"messages": [{"role": "user"}]}"#, "messages[0].content"),

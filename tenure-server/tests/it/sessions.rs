@@ -91,6 +91,8 @@ async fn bad_input_is_named_and_changes_nothing() {
         ("POST", "/sessions", r#"{"model": ""}"#, 400, "model"),
         ("POST", "/sessions", r#"{"thread_id": "a\u0000"}"#, 400, "thread"),
         ("POST", "/sessions", "[]", 400, "body"),
+        ("POST", "/sessions", "", 400, "body"),
+        ("POST", "/assistants", "[\"x\"]", 400, "body"),
         ("POST", "/sessions", "{", 400, "body"),
         ("POST", "/sessions", r#"{"assistant_id": "nobody"}"#, 404, "assistant_id"),
         ("PATCH", "/sessions/a", r#"{"status": "deleted"}"#, 400, "status"),

@@ -8,7 +8,7 @@ use tenure_server::auth::Right;
 
 /// Words that are only in the other tenant's data.
 const MARKER: &str = "xyzzy-secret";
-const CASES: usize = 40;
+const CASES: u32 = 200;
 const STEPS: std::ops::Range<usize> = 1..25;
 
 /// One request: method, path, body.
@@ -170,7 +170,7 @@ fn random_requests_of_one_tenant_neither_see_nor_change_the_other() {
         Err(_) => *blake3::hash(b"tenants").as_bytes(),
     };
     println!("the seed is {:?}; another one with TENURE_TEST_SEED=words", &seed[..4]);
-    let config = Config { cases: CASES as u32, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let cases = prop::collection::vec(steps(), STEPS);
