@@ -117,7 +117,7 @@ impl Talk {
                 Some(command) if !command.starts_with('/') => self.obey(command).await,
                 literal => {
                     let text = literal.unwrap_or(&text);
-                    self.say(json!({"role": "user", "content": text})).await.map(|()| Then::GoOn)
+                    self.say(format!(r#"{{"role":"user","content":{}}}"#, json!(text))).await.map(|()| Then::GoOn)
                 }
             };
             match done {
@@ -133,7 +133,7 @@ impl Talk {
     }
 
     /// Says something and shows the answer; while the model calls tools, asks for their results.
-    async fn say(&mut self, message: Value) -> anyhow::Result<()> {
+    async fn say(&mut self, message: String) -> anyhow::Result<()> {
         let mut messages = vec![message];
         loop {
             let Some(answer) = self.answer(&messages).await? else { return Ok(()) };
@@ -145,7 +145,8 @@ impl Talk {
                 let name = name.split(' ').next().unwrap_or_default();
                 match self.input.ask(&clean(&format!("result of {name}")))? {
                     Heard::Line(text) => {
-                        messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": text}));
+                        let (id, text) = (&call["id"], json!(text));
+                        messages.push(format!(r#"{{"role":"tool","tool_call_id":{id},"content":{text}}}"#));
                     }
                     Heard::Nothing | Heard::End => {
                         note("the call stays without a result");
@@ -160,8 +161,8 @@ impl Talk {
     }
 
     /// One answer, shown as it comes. `None` if it was stopped.
-    async fn answer(&mut self, messages: &[Value]) -> anyhow::Result<Option<Value>> {
-        let mut body = json!({"session_id": self.id, "messages": messages, "history": "append", "stream": true});
+    async fn answer(&mut self, messages: &[String]) -> anyhow::Result<Option<Value>> {
+        let mut body = json!({"session_id": self.id, "history": "append", "stream": true});
         if let Some(model) = &self.model {
             body["model"] = json!(model);
         }
@@ -172,6 +173,10 @@ impl Talk {
         if std::mem::take(&mut self.stopped) {
             body["on_busy"] = json!("interrupt");
         }
+        // Messages are kept as they are sent: the role comes first, as everybody writes it.
+        let mut body = body.to_string();
+        body.pop();
+        body.push_str(&format!(r#","messages":[{}]}}"#, messages.join(",")));
         let terminal = self.input.is_terminal();
         let stop = async {
             if !terminal || tokio::signal::ctrl_c().await.is_err() {
@@ -179,10 +184,9 @@ impl Talk {
             }
         };
         let heard = tokio::select! {
-            heard = hear(&self.client, &body) => Some(heard),
+            heard = hear(&self.client, body) => Some(heard),
             () = stop => None,
         };
-        line("")?;
         match heard {
             Some(answer) => {
                 let answer = answer?;
@@ -190,6 +194,7 @@ impl Talk {
                 Ok(Some(answer))
             }
             None => {
+                line("")?;
                 note("stopped");
                 // What was asked is stored before the model is.
                 (self.begun, self.stopped) = (true, true);
@@ -294,9 +299,10 @@ impl Talk {
 }
 
 /// Asks, and prints the answer as it comes; the whole message at the end.
-async fn hear(client: &Client, body: &Value) -> anyhow::Result<Value> {
-    let mut response = client.post("/v1/chat/completions", body).await?;
+async fn hear(client: &Client, body: String) -> anyhow::Result<Value> {
+    let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
     let (mut events, mut answer, mut done) = (Events::default(), Answer::default(), false);
+    let mut said = false;
     while let Some(part) = response.body.next().await {
         events.push(&part?).map_err(|why| anyhow!(why))?;
         while let Some(data) = events.next() {
@@ -308,11 +314,15 @@ async fn hear(client: &Client, body: &Value) -> anyhow::Result<Value> {
             if let Some(why) = chunk["error"]["message"].as_str() {
                 bail!("the answer broke off: {why}");
             }
-            if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str() {
+            if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str().filter(|t| !t.is_empty()) {
                 print(clean(text))?;
+                said = true;
             }
             answer.take(&Piece::Chunk(data)).map_err(|why| anyhow!(why))?;
         }
+    }
+    if said {
+        line("")?;
     }
     if !done {
         bail!("the answer broke off; what was said until then is kept");

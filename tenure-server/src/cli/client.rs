@@ -33,7 +33,7 @@ pub struct At {
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
     /// The key for that server [env: TENURE_KEY]
-    #[arg(long, global = true, value_name = "KEY", hide_default_value = true)]
+    #[arg(long, global = true, value_name = "KEY")]
     pub key: Option<String>,
     /// Act as this user (default: everybody's sessions)
     #[arg(long, global = true, value_name = "NAME", value_parser = user)]
@@ -194,6 +194,10 @@ impl Refused {
             message = format!("the server answered with status {status}: {:.200}", body.trim());
         }
         match (told["error"]["param"].as_str(), status) {
+            (_, 410) => {
+                let what = message.split(';').next().unwrap_or_default().to_owned();
+                message = format!("{what}; `tenure sessions restore` brings it back");
+            }
             (_, 401) => message = "the server wants a key it knows: --key KEY, or TENURE_KEY".to_owned(),
             (Some(param), 400) if !param.is_empty() && !message.contains(param) => {
                 message = format!("{param}: {message}");

@@ -217,13 +217,13 @@ async fn show(client: &Client, given: &str, last: Option<usize>, json: bool) -> 
     if session["metadata"].as_object().is_some_and(|m| !m.is_empty()) {
         row("metadata", session["metadata"].to_string());
     }
-    if !session["parent"].is_null() {
-        row("fork of", session["parent"].as_str().map_or_else(|| session["parent"].to_string(), str::to_owned));
+    if let Some(parent) = session["parent"]["session_id"].as_str() {
+        row("fork of", format!("{parent}, after message {}", session["parent"]["position"]));
     }
     for (name, at) in [("created", "created_at"), ("active", "active_at")] {
         row(name, format!("{} ({} ago)", field(&session, at), age(&session[at], now)));
     }
-    row("messages", format!("{} in {} turns", session["message_count"], session["turn_count"]));
+    row("messages", format!("{} in {}", session["message_count"], show::count(&session["turn_count"], "turn")));
     for said in session["messages"].as_array().into_iter().flatten() {
         text.push('\n');
         text.push_str(&show::said(said));
@@ -263,7 +263,11 @@ async fn fork(client: &Client, given: &str, at: Option<&str>, new: Option<String
     let forked = fork_at(client, id.as_str(), at, new).await?;
     match json {
         true => line(forked.to_string())?,
-        false => line(format!("{} begins like {id}, with {} messages", field(&forked, "id"), forked["message_count"]))?,
+        false => line(format!(
+            "{} begins like {id}: {}",
+            field(&forked, "id"),
+            show::count(&forked["message_count"], "message")
+        ))?,
     }
     Ok(())
 }
@@ -289,10 +293,8 @@ async fn rewind(client: &Client, given: &str, to: &str, json: bool) -> anyhow::R
 
 /// What a rewind did, in words.
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
-    format!(
-        "{id} goes on after message {}; {} were cut off and stay in the log",
-        rewound["position"], rewound["discarded"]
-    )
+    let cut = show::count(&rewound["discarded"], "message");
+    format!("{id} goes on after message {}; what was cut off ({cut}) stays in the log", rewound["position"])
 }
 
 async fn delete(client: &Client, given: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {

@@ -82,6 +82,11 @@ pub fn field<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_default()
 }
 
+/// So many of something: `1 message`, `2 messages`.
+pub fn count(many: &Value, what: &str) -> String {
+    format!("{many} {what}{}", if *many == 1 { "" } else { "s" })
+}
+
 /// The text of a message: its content, with media named.
 pub fn text(message: &Value) -> String {
     match &message["content"] {

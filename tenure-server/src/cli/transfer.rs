@@ -1,7 +1,7 @@
 //! `tenure sessions export` and `import`: sessions as files.
 
 use super::client::{Client, Pages, with_query};
-use super::show::{clean, field, line, note, print};
+use super::show::{clean, count, field, line, note, print};
 use anyhow::{Context, bail};
 use axum::http::Method;
 use clap::{Args, ValueEnum};
@@ -183,10 +183,10 @@ pub async fn import(client: &Client, what: &Import, json: bool) -> anyhow::Resul
     }
     bar.finish_and_clear();
     let Done { sessions, left_out, failed } = done;
-    let (count, wrong) = (sessions.len(), failed.len());
+    let (right, wrong) = (sessions.len(), failed.len());
     match json {
         true => line(json!({"sessions": sessions, "left_out": left_out, "failed": failed}).to_string())?,
-        false if files.len() + count > 2 => line(format!("{count} sessions from {} files", files.len()))?,
+        false if files.len() + right > 2 => line(format!("{right} sessions from {} files", files.len()))?,
         false => {}
     }
     match wrong {
@@ -250,7 +250,7 @@ async fn put(
     let mut lines = Vec::new();
     for session in &sessions {
         let id = field(session, "id");
-        let mut told = format!("{id}: {} messages from {file} ({format})", session["message_count"]);
+        let mut told = format!("{id}: {} from {file} ({format})", count(&session["message_count"], "message"));
         if let Some(own) = export.session_id.as_ref().filter(|own| own.as_str() != id && !renamed) {
             told.push_str(&format!("; its own id {own} is taken"));
         }

@@ -1,0 +1,354 @@
+//! The command line, as people and scripts use it: the real binary, on stores and on a running server.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+/// What a command did.
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(self.code, 0, "out: {}\nerr: {}", self.out, self.err);
+        self.out
+    }
+
+    #[track_caller]
+    fn json(self) -> Value {
+        let out = self.ok();
+        serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
+    }
+
+    /// It failed with one line that has this in it.
+    #[track_caller]
+    fn fails(self, code: i32, with: &str) {
+        assert_eq!(self.code, code, "out: {}\nerr: {}", self.out, self.err);
+        let last = self.err.lines().rfind(|l| l.starts_with("error: ")).unwrap_or_else(|| panic!("{}", self.err));
+        assert!(last.contains(with), "{last}");
+    }
+}
+
+fn command(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
+        command.env_remove(name);
+    }
+    command.args(args).current_dir(dir).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn finish(mut command: Command, input: &str) -> Ran {
+    let mut child = command.spawn().unwrap();
+    // It may end before it has read everything.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let done = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: done.status.code().unwrap_or(-1), out: text(done.stdout), err: text(done.stderr) }
+}
+
+fn tenure(dir: &Path, args: &[&str]) -> Ran {
+    finish(command(dir, args), "")
+}
+
+fn chat(dir: &Path, args: &[&str], input: &str) -> Ran {
+    finish(command(dir, &[&["chat"], args].concat()), input)
+}
+
+/// A running server.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(dir: &Path, store: &str) -> Self {
+        let mut command = command(dir, &["--store", store, "serve", "--listen", "127.0.0.1:0"]);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        let url = first.strip_prefix("listening on ").unwrap().to_owned();
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, url }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn temp() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure/tests/fixtures/foreign").join(name)
+}
+
+#[test]
+fn chat_over_a_pipe() {
+    let dir = temp();
+    let said = "Hello there\nCALL weather {\"city\":\"Paris\"}\nsunny\nmulti\\\nline\n/title The red ferry\n/checkpoint here\n\
+        /checkpoints\n/fork 2\nin the fork\n/rewind turn:1\n//literal\n/new\nfresh\n/sessions\n/switch one\n/history 1\n/quit\nnever said\n";
+    let ran = chat(dir.path(), &["one"], said);
+    assert!(ran.err.contains("new session one\n"), "{}", ran.err);
+    let out = ran.ok();
+    for want in [
+        "You said: Hello there I see 1 message.\n→ weather {\"city\":\"Paris\"}\nThe tool said: sunny I see 5 messages.\n",
+        "You said: multi\nline I see 7 messages.\n",
+        "checkpoint here after message 8\n",
+        "turn-1                  2",
+        "You said: in the fork I see 3 messages.\n",
+        "goes on after message 2; what was cut off (2 messages) stays in the log",
+        "You said: /literal I see 3 messages.\n",
+        "You said: fresh I see 1 message.\n",
+        "[8] assistant\n    You said: multi\n    line I see 7 messages.\n",
+    ] {
+        assert!(out.contains(want), "{want:?} is not in:\n{out}");
+    }
+    assert!(!out.contains("never said"));
+    // Everything is in the session, each message as everybody writes it.
+    let lines = tenure(dir.path(), &["sessions", "export", "one", "--format", "jsonl"]).ok();
+    assert!(lines.starts_with("{\"role\":\"user\",\"content\":\"Hello there\"}\n"), "{lines}");
+    assert_eq!(lines.lines().count(), 8);
+    // A script is told, and what came before is kept.
+    chat(dir.path(), &["one"], "again\n/nonsense\nnot reached\n").fails(1, "there is no /nonsense");
+    chat(dir.path(), &["one", "--model", "rehearsal"], "/rewind nowhere\n").fails(1, "nowhere");
+    let one = tenure(dir.path(), &["sessions", "show", "one", "--json"]).json();
+    assert_eq!((&one["message_count"], &one["title"]), (&10.into(), &"The red ferry".into()));
+    // An open call at the end of the input stays open.
+    assert!(chat(dir.path(), &["two"], "CALL f {}\n").err.contains("stays without a result"));
+    chat(dir.path(), &["two"], "and now?\n").ok();
+}
+
+#[test]
+fn verbs_and_their_exit_codes() {
+    let dir = temp();
+    let dir = dir.path();
+    tenure(dir, &["sessions", "list"]).fails(1, "there is no store sqlite:tenure.db");
+    assert!(!dir.join("tenure.db").exists(), "a look must not make a store");
+    chat(dir, &["one"], "Where is the Ferry?\nIn Dover\n/title \u{1b}[31mred\n").ok();
+    let table = tenure(dir, &["sessions", "list"]).ok();
+    assert!(table.starts_with("ID   AGE  TITLE") && !table.contains('\u{1b}'), "{table}");
+    assert!(table.lines().nth(1).unwrap().starts_with("one ") && table.contains("  4  active"), "{table}");
+    tenure(dir, &["sessions", "fork", "one", "--at", "turn:1", "--id", "two"]).ok();
+    tenure(dir, &["sessions", "fork", "one", "--id", "two"]).fails(1, "exists already");
+    let fork = tenure(dir, &["sessions", "fork", "one", "--json"]).json();
+    let id = fork["id"].as_str().unwrap();
+    // A generated id can be shortened.
+    let shown = tenure(dir, &["sessions", "show", &id[24..]]).ok();
+    assert!(shown.contains(id) && shown.contains("fork of    one, after message 4"), "{shown}");
+    assert!(shown.contains("[1] user\n    Where is the Ferry?\n"), "{shown}");
+    assert!(tenure(dir, &["sessions", "rewind", "two", "1"]).ok().contains("after message 1"));
+    tenure(dir, &["sessions", "rewind", "two", "9"]).fails(1, "not found");
+    let page = tenure(dir, &["sessions", "list", "--json", "--limit", "2"]).json();
+    assert_eq!(page["data"].as_array().unwrap().len(), 2);
+    assert!(page["next_cursor"].is_string());
+    let all = tenure(dir, &["sessions", "list", "--json", "--all", "--title", "RED"]).json();
+    assert_eq!((all["data"].as_array().unwrap().len(), &all["next_cursor"]), (3, &Value::Null));
+    // Looking for something.
+    let found = tenure(dir, &["sessions", "search", "dover"]);
+    assert!(found.err.contains("2 found") && found.err.contains("3 newest"), "{}", found.err);
+    assert!(found.ok().contains("[3] user  In Dover"));
+    let found = tenure(dir, &["sessions", "search", "dover", "--json", "--limit-sessions", "0"]).json();
+    assert_eq!((&found["looked_at"], found["data"].as_array().unwrap().len()), (&0.into(), 0));
+    // The end, and back.
+    tenure(dir, &["sessions", "delete", "two"]).ok();
+    tenure(dir, &["sessions", "show", "two"]).fails(1, "`tenure sessions restore` brings it back");
+    assert!(tenure(dir, &["sessions", "list", "--status", "deleted"]).ok().contains("two"));
+    assert_eq!(tenure(dir, &["sessions", "restore", "two"]).ok(), "two is active\n");
+    tenure(dir, &["sessions", "delete", "two", "--purge"]).fails(1, "--yes");
+    tenure(dir, &["sessions", "show", "two"]).ok();
+    tenure(dir, &["sessions", "delete", "two", "--purge", "--yes"]).ok();
+    tenure(dir, &["sessions", "restore", "two"]).fails(1, "was not found");
+    // What can not be understood.
+    tenure(dir, &["sessions", "show", "a/b"]).fails(1, "session_id");
+    tenure(dir, &["sessions", "list", "--created-after", "soon"]).fails(1, "created_after");
+    for wrong in [
+        &["sessions"][..],
+        &["sessions", "list", "--status", "x"],
+        &["fly"],
+        &["--store", "a", "--server", "b", "sweep"],
+    ] {
+        assert_eq!(tenure(dir, wrong).code, 2, "{wrong:?}");
+    }
+    // Users and tenants apart.
+    chat(dir, &["hers", "--user", "ada", "--tenant", "acme"], "hello\n").ok();
+    assert!(!tenure(dir, &["sessions", "list"]).ok().contains("hers"));
+    assert!(tenure(dir, &["sessions", "list", "--tenant", "acme"]).ok().contains("ada"));
+    tenure(dir, &["sessions", "show", "hers", "--tenant", "acme", "--user", "eve"]).fails(1, "was not found");
+}
+
+#[test]
+fn whoever_has_seen_enough_may_go() {
+    let dir = temp();
+    chat(dir.path(), &["long"], &("x".repeat(300_000) + "\n")).ok();
+    let mut child = command(dir.path(), &["sessions", "show", "long"]).spawn().unwrap();
+    let mut few = [0; 10];
+    child.stdout.take().unwrap().read_exact(&mut few).unwrap();
+    let done = child.wait_with_output().unwrap();
+    assert_eq!((done.status.code(), done.stderr), (Some(0), Vec::new()));
+}
+
+#[test]
+fn a_server_answers_as_the_store_does() {
+    let dir = temp();
+    let dir = dir.path();
+    let server = Server::start(dir, "sqlite:tenure.db");
+    let at = ["--server", &server.url];
+    assert!(
+        chat(dir, &[&at[..], &["one"]].concat(), "hello\nagain\n").ok().contains("You said: again I see 3 messages.")
+    );
+    tenure(dir, &[&at[..], &["sessions", "fork", "one", "--id", "two", "--at", "turn:1"]].concat()).ok();
+    for args in [
+        &["show", "one", "--json"][..],
+        &["list", "--all", "--json"],
+        &["export", "two"],
+        &["search", "again", "--json"],
+    ] {
+        let remote = tenure(dir, &[&at[..], &["sessions"], args].concat()).ok();
+        // SQLite takes several processes at once.
+        assert_eq!(remote, tenure(dir, &[&["sessions"], args].concat()).ok(), "{args:?}");
+    }
+    let mut by_env = command(dir, &["sessions", "list"]);
+    by_env.env("TENURE_SERVER", &server.url);
+    assert!(finish(by_env, "").ok().contains("two"));
+    tenure(dir, &[&at[..], &["keys", "list"]].concat()).fails(1, "--store");
+    // The first key closes the door.
+    let key = tenure(dir, &["keys", "add", "--tenant", "acme", "--user", "ada", "--name", "ci"]).ok();
+    assert!(key.starts_with("tnr_"));
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    tenure(dir, &[&at[..], &["sessions", "list"]].concat()).fails(1, "--key");
+    let with = [&at[..], &["--key", key.trim()]].concat();
+    chat(dir, &[&with[..], &["hers"]].concat(), "hello\n").ok();
+    assert_eq!(tenure(dir, &[&with[..], &["sessions", "list", "--long"]].concat()).ok().lines().count(), 2);
+    assert!(tenure(dir, &["--tenant", "acme", "sessions", "show", "hers"]).ok().contains("user       ada"));
+    let keys = tenure(dir, &["keys", "list", "--json"]).json();
+    assert!(keys["data"][0]["hash"].is_null() && keys["data"][0]["name"] == "ci");
+    let id = keys["data"][0]["id"].as_str().unwrap();
+    tenure(dir, &["keys", "revoke", id]).ok();
+    tenure(dir, &["keys", "revoke", id]).fails(1, "there is no key");
+    drop(server);
+    tenure(dir, &["--server", "http://127.0.0.1:1", "sessions", "list"]).fails(1, "tenure serve");
+}
+
+#[test]
+fn a_locked_store_says_whom_to_ask() {
+    let dir = temp();
+    let server = Server::start(dir.path(), "jsonl:sessions");
+    tenure(dir.path(), &["--store", "jsonl:sessions", "sessions", "list"]).fails(1, "--server http://127.0.0.1:8787");
+    chat(dir.path(), &["--server", &server.url, "one"], "hello\n").ok();
+    drop(server);
+    assert!(tenure(dir.path(), &["--store", "jsonl:sessions", "sessions", "list"]).ok().contains("one"));
+}
+
+#[test]
+fn out_and_in_again() {
+    let dir = temp();
+    let dir = dir.path();
+    chat(dir, &["one"], "hello\nCALL f {}\n1\n/title One\n/checkpoint here\n/fork turn:1\nother\n").ok();
+    assert!(tenure(dir, &["sessions", "export", "--all", "out"]).ok().starts_with("2 sessions"));
+    let b = ["--store", "sqlite:b.db", "sessions"];
+    assert!(
+        tenure(dir, &[&b[..], &["import", "out"]].concat()).ok().contains("one: 6 messages from out/one.json (tenure)")
+    );
+    tenure(dir, &[&b[..], &["export", "--all", "again"]].concat()).ok();
+    let read = |from: &str, name: &std::ffi::OsStr| -> Value {
+        let mut value: Value = serde_json::from_slice(&std::fs::read(dir.join(from).join(name)).unwrap()).unwrap();
+        let times = ["created_at", "updated_at"];
+        times.iter().for_each(|t| drop(value.as_object_mut().unwrap().remove(*t)));
+        for c in value["checkpoints"].as_array_mut().unwrap() {
+            c.as_object_mut().unwrap().remove("created_at");
+        }
+        value
+    };
+    for file in std::fs::read_dir(dir.join("out")).unwrap() {
+        let name = file.unwrap().file_name();
+        assert_eq!(read("out", &name), read("again", &name));
+    }
+    // Twice: nothing is replaced.
+    assert!(tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok().contains("its own id one is taken"));
+    assert!(tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).ok().starts_with("mine: 6"));
+    tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).fails(1, "could not be imported");
+    tenure(dir, &[&b[..], &["import", "out", "--id", "mine"]].concat()).fails(1, "--id is for one session");
+}
+
+#[test]
+fn other_peoples_sessions() {
+    let dir = temp();
+    let dir = dir.path();
+    for name in ["40_agents_sdk.db", "30_claude_code.jsonl", "20_mistralrs_tagged.json", "13_openai_lines.jsonl"] {
+        let path = fixture(name).display().to_string();
+        let done = tenure(dir, &["sessions", "import", "--json", &path]).json();
+        assert!(!done["sessions"].as_array().unwrap().is_empty(), "{name}: {done}");
+        assert_eq!(done["failed"], Value::Array(Vec::new()), "{name}");
+        for session in done["sessions"].as_array().unwrap() {
+            tenure(dir, &["sessions", "show", session["id"].as_str().unwrap()]).ok();
+        }
+    }
+    let claude = fixture("30_claude_code.jsonl").display().to_string();
+    assert!(tenure(dir, &["sessions", "import", &claude]).ok().contains("\n  left out: "));
+    // One that is wrong does not stop the others, and is named.
+    std::fs::create_dir(dir.join("mixed")).unwrap();
+    std::fs::write(dir.join("mixed/a.json"), "{\"messages\": [{\"role\": 7}]}").unwrap();
+    std::fs::write(dir.join("mixed/b.json"), "[{\"role\":\"user\",\"content\":\"hi\"}]").unwrap();
+    std::fs::write(dir.join("mixed/c.txt"), "not ours").unwrap();
+    let ran = tenure(dir, &["sessions", "import", "mixed"]);
+    assert!(ran.err.contains("not imported: mixed/a.json: messages[0]"), "{}", ran.err);
+    assert!(ran.out.contains("1 message from mixed/b.json (openai)"), "{}", ran.out);
+    ran.fails(1, "1 could not be imported");
+    let piped =
+        finish(command(dir, &["sessions", "import", "-", "--id", "piped"]), "{\"role\":\"user\",\"content\":\"hi\"}\n");
+    assert_eq!(piped.ok(), "piped: 1 message from - (openai)\n");
+    assert_eq!(tenure(dir, &["sessions", "import", "x", "--format", "word"]).code, 2);
+}
+
+#[test]
+fn care_for_a_store() {
+    let dir = temp();
+    let dir = dir.path();
+    assert_eq!(tenure(dir, &["migrate"]).ok(), "a new store, format 1\n");
+    assert_eq!(tenure(dir, &["migrate", "--json"]).json()["from"], 1);
+    chat(dir, &["one"], "hello\n").ok();
+    let mut sweep = command(dir, &["sweep"]);
+    sweep.env("TENURE_SESSIONS__TTL", "300ms");
+    let swept = finish(sweep, "").ok();
+    // When a session is due was said when it was written.
+    assert!(swept.contains("0 expired, 0 over the cap, 0 purged"), "{swept}");
+    let mut soon = command(dir, &["chat", "two"]);
+    soon.env("TENURE_SESSIONS__TTL", "300ms");
+    finish(soon, "hello\n").ok();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut sweep = command(dir, &["sweep", "--json"]);
+    sweep.env("TENURE_SESSIONS__TTL", "300ms");
+    assert_eq!(finish(sweep, "").json()["expired"], serde_json::json!(["default/two"]));
+    assert!(tenure(dir, &["sessions", "list", "--status", "expired"]).ok().contains("two"));
+}
+
+#[test]
+fn configuration_and_completions() {
+    let dir = temp();
+    std::fs::write(dir.path().join("tenure.yaml"), "store: postgres://me:secret@db/x\nsessions: {ttl: 3h}\n").unwrap();
+    let shown = tenure(dir.path(), &["config"]).ok();
+    assert!(shown.contains("me:***@db") && shown.contains("3h") && !shown.contains("secret"), "{shown}");
+    let example = tenure(dir.path(), &["config", "--example"]).ok();
+    assert_eq!(example, include_str!("../../../tenure.example.yaml"));
+    // A model's key that is not set stops nobody who asks no model.
+    let model = "models: [{name: m, base_url: http://127.0.0.1:1/v1, api_key_env: NOT_SET_ANYWHERE}]\n";
+    std::fs::write(dir.path().join("tenure.yaml"), model).unwrap();
+    tenure(dir.path(), &["migrate"]).ok();
+    tenure(dir.path(), &["sessions", "list"]).ok();
+    chat(dir.path(), &["one"], "hello\n").fails(1, "NOT_SET_ANYWHERE");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(tenure(dir.path(), &["completions", shell]).ok().contains("sessions"));
+    }
+}
