@@ -1,10 +1,17 @@
 //! The server's tests: one binary, one module per subject.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
+mod auth;
 mod cli;
 mod door;
+mod hooks;
+mod limits;
+mod metrics;
 mod openapi;
 mod parts;
+mod running;
 mod sessions;
+mod stop;
+mod telemetry;
 mod tenants;
 mod transfer;

@@ -1,0 +1,178 @@
+//! Who may ask what.
+
+use crate::running::{Running, answer, assert_error, said};
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request};
+use serde_json::Value;
+use std::time::Duration;
+use tenure::{Tenant, User};
+use tenure_server::auth::Right;
+use tenure_server::config::Config;
+use tenure_server::server::{App, Shared, in_process};
+use tower::ServiceExt;
+
+struct House {
+    app: Shared,
+    routes: Router,
+}
+
+impl House {
+    async fn open(yaml: &str) -> Self {
+        let app = App::open(Config::parse(&format!("store: 'memory:'\n{yaml}")).unwrap()).await.unwrap();
+        Self { routes: in_process(&app), app }
+    }
+
+    async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> (String, String) {
+        let user = user.map(|u| User::new(u).unwrap());
+        let (key, secret) = self.app.keys.add(Tenant::new(tenant).unwrap(), user, rights.to_vec(), None).await.unwrap();
+        (key.id, format!("Bearer {secret}"))
+    }
+
+    async fn ask(&self, path: &str, headers: &[(&str, &str)], body: Option<Value>) -> (u16, HeaderMap, Value) {
+        let mut request = Request::builder().uri(path).method(if body.is_some() { "POST" } else { "GET" });
+        for (name, value) in headers.iter().chain(&[("content-type", "application/json")]) {
+            request = request.header(*name, *value);
+        }
+        let body = body.map_or_else(Body::empty, |b| Body::from(b.to_string()));
+        let response = self.routes.clone().oneshot(request.body(body).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        (parts.status.as_u16(), parts.headers, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    async fn get(&self, path: &str, headers: &[(&str, &str)]) -> (u16, Value) {
+        let (status, _, body) = self.ask(path, headers, None).await;
+        (status, body)
+    }
+
+    /// How many messages the model sees when somebody talks in this session.
+    async fn sees(&self, session: &str, headers: &[(&str, &str)]) -> String {
+        let (status, _, body) = self.ask("/v1/chat/completions", headers, Some(said(session, "hi"))).await;
+        assert_eq!(status, 200, "{body}");
+        body["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    }
+}
+
+#[tokio::test]
+async fn without_keys_everybody_here_is_the_administrator() {
+    let house = House::open("").await;
+    assert_eq!(house.get("/v1/models", &[]).await.0, 200);
+    assert_eq!(house.get("/metrics", &[]).await.0, 200);
+}
+
+#[tokio::test]
+async fn keys_work_from_when_they_are_made_until_they_are_revoked() {
+    let house = House::open("").await;
+    let (id, key) = house.key("acme", None, &[Right::Read]).await;
+    let (_, admin) = house.key("acme", None, &[Right::Admin]).await;
+    let (status, headers, body) = house.ask("/v1/models", &[], None).await;
+    assert_error(&(status, body), 401, "unauthorized", None);
+    assert_eq!(headers["www-authenticate"], "Bearer");
+    for wrong in ["Bearer tnr_nothing", "Bearer ", "Basic abc", "", key.trim_start_matches("Bearer ")] {
+        assert_error(&house.get("/v1/models", &[("authorization", wrong)]).await, 401, "unauthorized", None);
+    }
+    assert_eq!(house.get("/v1/models", &[("authorization", &key)]).await.0, 200);
+    for open in ["/healthz", "/readyz", "/openapi.json", "/docs"] {
+        assert_eq!(house.get(open, &[]).await.0, 200, "{open}");
+    }
+    let listed = house.app.keys.list().await.unwrap();
+    assert_eq!(listed.len(), 2);
+    assert!(listed.iter().all(|k| !key.contains(&k.hash)), "only the hash is kept");
+    assert!(house.app.keys.revoke(&id).await.unwrap() && !house.app.keys.revoke(&id).await.unwrap());
+    assert_error(&house.get("/v1/models", &[("authorization", &key)]).await, 401, "unauthorized", None);
+    assert_eq!(house.get("/v1/models", &[("authorization", &admin)]).await.0, 200, "the other one still works");
+}
+
+#[tokio::test]
+async fn rights_are_needed() {
+    let house = House::open("").await;
+    let (_, reads) = house.key("acme", None, &[Right::Read]).await;
+    let (_, writes) = house.key("acme", None, &[Right::Write]).await;
+    let (_, admin) = house.key("acme", None, &[Right::Admin]).await;
+    let chat = async |key: &str| {
+        let (status, _, body) =
+            house.ask("/v1/chat/completions", &[("authorization", key)], Some(said("s", "hi"))).await;
+        (status, body)
+    };
+    let refused = chat(&reads).await;
+    assert_error(&refused, 403, "forbidden", None);
+    assert!(refused.1["error"]["message"].as_str().unwrap().contains("`write`"), "{refused:?}");
+    assert_eq!(chat(&writes).await.0, 200);
+    assert_eq!(chat(&admin).await.0, 200, "an administrator may do everything");
+    assert_error(&house.get("/v1/models", &[("authorization", &writes)]).await, 403, "forbidden", None);
+    assert_error(&house.get("/metrics", &[("authorization", &writes)]).await, 403, "forbidden", None);
+    assert_eq!(house.get("/metrics", &[("authorization", &admin)]).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
+    let house = House::open("").await;
+    let (_, ann) = house.key("acme", Some("ann"), &[Right::Write]).await;
+    let (_, any) = house.key("acme", None, &[Right::Write]).await;
+    let (_, other) = house.key("other", Some("ann"), &[Right::Write]).await;
+    assert!(house.sees("anns", &[("authorization", &ann)]).await.ends_with("I see 1 message."));
+    let impostor = [("authorization", ann.as_str()), ("x-tenure-user", "bob")];
+    let (status, _, body) = house.ask("/v1/chat/completions", &impostor, Some(said("anns", "hi"))).await;
+    assert_error(&(status, body), 403, "forbidden", None);
+    // A key that fixes nobody speaks for whom it names; the header is before the body.
+    let as_ann = [("authorization", any.as_str()), ("x-tenure-user", "ann")];
+    assert!(house.sees("anns", &as_ann).await.ends_with("I see 3 messages."));
+    let mut body = said("anns", "hi");
+    body["user"] = "ann".into();
+    let (status, _, answer) = house.ask("/v1/chat/completions", &[("authorization", &any)], Some(body.clone())).await;
+    assert!(status == 200 && answer.to_string().contains("I see 5 messages."), "{answer}");
+    let as_bob = [("authorization", any.as_str()), ("x-tenure-user", "bob")];
+    let (status, _, answer) = house.ask("/v1/chat/completions", &as_bob, Some(body)).await;
+    assert_error(&(status, answer), 409, "exists", None);
+    // Another tenant has sessions of its own under the same id.
+    assert!(house.sees("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
+    let bad = [("authorization", any.as_str()), ("x-tenure-user", "")];
+    assert_error(&house.get("/v1/models", &bad).await, 400, "invalid", Some("X-Tenure-User"));
+}
+
+#[tokio::test]
+async fn pages_of_other_hosts_are_kept_away_until_there_are_keys() {
+    let house = House::open("").await;
+    for ours in ["localhost", "localhost:8787", "127.0.0.1:1", "[::1]:8787", "127.1.2.3"] {
+        assert_eq!(house.get("/v1/models", &[("host", ours)]).await.0, 200, "{ours}");
+    }
+    for other in ["evil.example", "localhost.evil.example", "10.0.0.1:8787", "[2001:db8::1]"] {
+        assert_error(&house.get("/v1/models", &[("host", other)]).await, 403, "host_not_allowed", None);
+    }
+    let (_, key) = house.key("acme", None, &[Right::Read]).await;
+    assert_eq!(house.get("/v1/models", &[("host", "evil.example"), ("authorization", &key)]).await.0, 200);
+}
+
+#[tokio::test]
+async fn other_sites_may_call_only_if_they_are_named() {
+    let origin = ("origin", "https://app.example.com");
+    let (_, headers, _) = House::open("").await.ask("/healthz", &[origin], None).await;
+    assert!(!headers.contains_key("access-control-allow-origin"), "{headers:?}");
+    let house = House::open("cors: {origins: ['https://app.example.com']}").await;
+    let (_, headers, _) = house.ask("/healthz", &[origin], None).await;
+    assert_eq!(headers["access-control-allow-origin"], "https://app.example.com");
+    let (_, headers, _) = house.ask("/healthz", &[("origin", "https://evil.example")], None).await;
+    assert!(!headers.contains_key("access-control-allow-origin"), "{headers:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_than_loopback_needs_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = Running::refuses(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
+    assert!(said.contains("refusing to listen") && said.contains("tenure keys add"), "{said}");
+    let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
+    let keys = tenure_server::auth::Keys::of(tenure.clone());
+    let (key, secret) = keys.add(Tenant::default(), None, vec![Right::Read], None).await.unwrap();
+    let server = Running::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
+    let ask = async || {
+        let url = format!("http://127.0.0.1:{}/v1/models", server.address.port());
+        answer(crate::running::client().get(url).bearer_auth(&secret)).await
+    };
+    assert_eq!(ask().await.0, 200);
+    // Revoked by another process, a key works no longer than a moment. It was the last one: that opens no door.
+    assert!(keys.revoke(&key.id).await.unwrap());
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_error(&ask().await, 401, "unauthorized", None);
+}

@@ -1,0 +1,206 @@
+//! The end of sessions: web hooks and transcripts.
+
+use crate::running::{Running, serve, until};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::{Router, body::Bytes};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tenure::{Clock, Message, Principal, SessionId, Tenure, read_transcript};
+use tenure_server::config::Config;
+
+/// What came, and what is answered.
+#[derive(Default)]
+struct Post {
+    came: Mutex<Vec<(HeaderMap, String)>>,
+    /// Statuses of the next answers; 200 when there are no more. 0: no answer at all.
+    plan: Mutex<Vec<u16>>,
+}
+
+impl Post {
+    fn bodies(&self) -> Vec<Value> {
+        self.came.lock().unwrap().iter().map(|(_, body)| serde_json::from_str(body).unwrap()).collect()
+    }
+}
+
+async fn receive(State(post): State<Arc<Post>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    post.came.lock().unwrap().push((headers, String::from_utf8(body.to_vec()).unwrap()));
+    let next = {
+        let mut plan = post.plan.lock().unwrap();
+        if plan.is_empty() { 200 } else { plan.remove(0) }
+    };
+    match next {
+        0 => std::future::pending().await,
+        status => StatusCode::from_u16(status).unwrap(),
+    }
+}
+
+async fn receiver(plan: &[u16]) -> (Arc<Post>, String) {
+    let post = Arc::new(Post { plan: Mutex::new(plan.to_vec()), ..Post::default() });
+    (post.clone(), serve(Router::new().route("/hook", axum::routing::post(receive)).with_state(post)).await + "/hook")
+}
+
+/// A house whose clock can be moved, with what the configuration says.
+async fn house(config: &Config, clock: &Clock) -> Tenure {
+    let options = tenure::Options { clock: clock.clone(), ..config.options() };
+    let tenure = Tenure::open_with(&config.store, options).await.unwrap();
+    tenure_server::hooks::install(&tenure, config).unwrap();
+    tenure
+}
+
+async fn say(tenure: &Tenure, id: &str, text: &str) {
+    let who = Principal::default();
+    let id = SessionId::new(id).unwrap();
+    let messages =
+        vec![Message::user(text), Message::parse(r#"{"role":"assistant","content":"well","x":1.50}"#).unwrap()];
+    if tenure.head(&who, &id).await.is_err() {
+        tenure
+            .create(&who, tenure::New { id: Some(id.clone()), title: Some("T".into()), ..Default::default() })
+            .await
+            .unwrap();
+    }
+    tenure.append(&who, &id, messages).await.unwrap();
+}
+
+fn start() -> Clock {
+    Clock::manual("2026-01-01T00:00:00Z".parse::<Timestamp>().unwrap())
+}
+
+#[tokio::test]
+async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
+    let (post, url) = receiver(&[500]).await;
+    let yaml = format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
+    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let tenure = house(&config, &clock).await;
+    say(&tenure, "ends", "what I said").await;
+    clock.advance(SignedDuration::from_hours(2));
+    let report = tenure.sweep().await.unwrap();
+    assert!(report.expired.is_empty() && report.failed[0].1.contains("answered 500"), "{report:?}");
+    assert!(tenure.sweep().await.unwrap().failed.is_empty(), "it is not tried again at once");
+    clock.advance(SignedDuration::from_mins(2));
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
+    clock.advance(SignedDuration::from_mins(2));
+    tenure.sweep().await.unwrap();
+    let bodies = post.bodies();
+    let [first, second] = &bodies[..] else { panic!("told once too often or not at all: {bodies:?}") };
+    assert_eq!((&first["id"], &first["session"]), (&second["id"], &second["session"]), "the same ending, the same id");
+    assert_eq!(
+        (&second["event"], &second["tenant"], &second["user"]),
+        (&json!("session.expired"), &json!("default"), &json!("default"))
+    );
+    let messages = second["session"]["messages"].as_array().unwrap();
+    assert_eq!(messages[0]["content"], "what I said");
+    assert!(
+        post.came.lock().unwrap()[1].1.contains(r#"{"role":"assistant","content":"well","x":1.50}"#),
+        "byte for byte"
+    );
+    // Restored and ended once more, it is another ending.
+    let (who, id) = (Principal::default(), SessionId::new("ends").unwrap());
+    tenure.restore(&who, &id).await.unwrap();
+    clock.advance(SignedDuration::from_hours(3));
+    tenure.sweep().await.unwrap();
+    let bodies = post.bodies();
+    assert_eq!(bodies.len(), 3);
+    assert_ne!(bodies[2]["id"], bodies[1]["id"]);
+}
+
+#[tokio::test]
+async fn a_hook_that_hangs_does_not_hold_up_others() {
+    let (post, url) = receiver(&[0]).await;
+    let yaml =
+        format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{webhooks: [{{url: '{url}', timeout: 1s}}]}}");
+    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let tenure = house(&config, &clock).await;
+    for i in 0..20 {
+        say(&tenure, &format!("s{i}"), "hi").await;
+    }
+    clock.advance(SignedDuration::from_hours(2));
+    let watch = std::time::Instant::now();
+    let report = tenure.sweep().await.unwrap();
+    assert_eq!((report.expired.len(), report.failed.len()), (19, 1), "{report:?}");
+    assert!(report.failed[0].1.contains("in time"), "{report:?}");
+    assert!(watch.elapsed() < Duration::from_secs(15));
+    assert_eq!(post.came.lock().unwrap().len(), 20);
+}
+
+#[tokio::test]
+async fn who_is_sent_away_is_told_apart() {
+    let (post, url) = receiver(&[]).await;
+    let yaml = format!("store: 'memory:'\nsessions: {{max_sessions: 1}}\non_expire: {{webhooks: [{{url: '{url}'}}]}}");
+    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let tenure = house(&config, &clock).await;
+    say(&tenure, "old", "hi").await;
+    clock.advance(SignedDuration::from_secs(1));
+    say(&tenure, "new", "hi").await;
+    tenure.sweep().await.unwrap();
+    let bodies = post.bodies();
+    assert_eq!((bodies.len(), &bodies[0]["event"]), (1, &json!("session.evicted")));
+    assert_eq!(bodies[0]["session"]["session_id"], "old");
+}
+
+/// The process dies while the hook is under way; the next one tells it, signed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_still_delivers() {
+    let (post, url) = receiver(&[0]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let open = "store: 'sqlite:t.db'";
+    let server = Running::start(dir.path(), open);
+    assert_eq!(server.chat("s1", "before the crash").await.0, 200);
+    server.stop();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let yaml = format!(
+        "{open}\nsessions: {{ttl: 50ms}}\non_expire: {{webhooks: [{{url: '{url}', secret_env: HOOK_SECRET}}]}}"
+    );
+    let env = [("HOOK_SECRET", "a secret")];
+    let server = Running::start_with(dir.path(), &yaml, &env);
+    until("the hook is called", Duration::from_secs(20), async || post.came.lock().unwrap().len() == 1).await;
+    server.kill();
+    let server = Running::start_with(dir.path(), &yaml, &env);
+    until("the hook is called again", Duration::from_secs(20), async || post.came.lock().unwrap().len() == 2).await;
+    until("the session is gone", Duration::from_secs(20), async || {
+        server
+            .request("GET", "/metrics")
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+            .contains("tenure_sweep_total{what=\"expired\"} 1")
+    })
+    .await;
+    let bodies = post.bodies();
+    assert_eq!(bodies[0]["id"], bodies[1]["id"]);
+    assert_eq!(bodies[1]["session"]["messages"][0]["content"], "before the crash");
+    let (headers, body) = post.came.lock().unwrap()[1].clone();
+    let key = *blake3::hash(b"a secret").as_bytes();
+    let want = format!("blake3={}", blake3::keyed_hash(&key, body.as_bytes()).to_hex());
+    assert_eq!(headers["x-tenure-signature"], want);
+}
+
+#[tokio::test]
+async fn a_transcript_is_left_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml =
+        format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{transcripts: '{}/kept'}}", dir.path().display());
+    let (config, clock) = (Config::parse(&yaml).unwrap(), start());
+    let tenure = house(&config, &clock).await;
+    say(&tenure, "ends", "keep me").await;
+    clock.advance(SignedDuration::from_hours(2));
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
+    let read = read_transcript(dir.path().join("kept/default/ends.jsonl")).unwrap();
+    assert_eq!((read.messages.len(), read.problems.len()), (2, 0));
+    assert_eq!(read.messages[0].text(), "keep me");
+    // A directory that is gone: the session stays until there is a place for it again.
+    say(&tenure, "later", "me too").await;
+    clock.advance(SignedDuration::from_hours(2));
+    std::fs::remove_dir_all(dir.path().join("kept")).unwrap();
+    std::fs::write(dir.path().join("kept"), "in the way").unwrap();
+    assert_eq!(tenure.sweep().await.unwrap().failed.len(), 1);
+    std::fs::remove_file(dir.path().join("kept")).unwrap();
+    clock.advance(SignedDuration::from_mins(2));
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
+    assert!(dir.path().join("kept/default/later.jsonl").exists());
+}

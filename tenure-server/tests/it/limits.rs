@@ -1,0 +1,152 @@
+//! Everything has a limit, and the limit has a name.
+
+use crate::running::{Running, answer, assert_error, said, slow_model, until};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_too_large_is_refused_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = "store: 'memory:'\nlimits: {max_body_bytes: 5000, max_messages: 3, max_message_bytes: 1000}";
+    let server = Running::start(dir.path(), yaml);
+    assert_error(&server.chat("a", &"x".repeat(6000)).await, 413, "too_large", Some("max_body_bytes"));
+    let large = server.chat("a", &"x".repeat(2000)).await;
+    assert_eq!((large.0, &large.1["error"]["code"]), (413, &json!("too_large")), "{large:?}");
+    assert!(large.1["error"]["message"].as_str().unwrap().contains("max_message_bytes"), "{large:?}");
+    let mut many = said("a", "hi");
+    many["messages"] = json!(vec![json!({"role": "user", "content": "hi"}); 4]);
+    let many = answer(server.request("POST", "/v1/chat/completions").json(&many)).await;
+    assert_error(&many, 413, "too_large", Some("max_messages"));
+    let (status, first) = server.chat("a", "hi").await;
+    assert_eq!(status, 200);
+    assert!(first["choices"][0]["message"]["content"].as_str().unwrap().ends_with("I see 1 message."), "{first}");
+    let plain = server.request("POST", "/v1/chat/completions").body(said("a", "hi").to_string());
+    assert_error(&answer(plain).await, 415, "unsupported_media_type", None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_that_wait_are_turned_away() {
+    let model = slow_model(20, Duration::from_millis(150)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = format!("store: 'memory:'\nlimits: {{max_queue: 1}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
+    let server = Running::start(dir.path(), &yaml);
+    let ask = || {
+        let request = server.request("POST", "/v1/chat/completions").json(&said("s", "hi"));
+        tokio::spawn(answer(request))
+    };
+    let all = [ask(), ask(), ask(), ask()];
+    let mut statuses = Vec::new();
+    for asked in all {
+        let answer = asked.await.unwrap();
+        if answer.0 != 200 {
+            assert_error(&answer, 429, "too_large", Some("max_queue"));
+        }
+        statuses.push(answer.0);
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 429, 429], "one runs, one waits");
+}
+
+/// A connection on which this was sent; what came back until it was closed, and after how long.
+fn hear(server: &Running, send: &[u8]) -> (String, Duration) {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let watch = Instant::now();
+    stream.write_all(send).unwrap();
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text);
+    (String::from_utf8_lossy(&text).into_owned(), watch.elapsed())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_have_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start(dir.path(), "store: 'memory:'\nlimits: {max_connections: 2}");
+    let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let (text, _) = hear(&server, request);
+    assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("retry-after: 1"), "{text}");
+    let body: serde_json::Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_error(&(503, body), 503, "too_many_connections", Some("max_connections"));
+    drop(held);
+    until("there is room again", Duration::from_secs(10), async || server.get("/healthz").await.0 == 200).await;
+}
+
+/// However little a client says, and however slowly, it does not keep its connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_must_come_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start(dir.path(), "store: 'memory:'\nlimits: {header_timeout: 1s}");
+    let cases: [&[u8]; 4] = [b"", b"P", b"GET /healthz HTTP/1.1\r\nhost: loc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"];
+    std::thread::scope(|scope| {
+        for send in cases {
+            let server = &server;
+            scope.spawn(move || {
+                let (text, took) = hear(server, send);
+                let what = String::from_utf8_lossy(send);
+                assert!(
+                    took > Duration::from_millis(800) && took < Duration::from_secs(8),
+                    "{what:?}: {took:?}, {text:?}"
+                );
+            });
+        }
+        // One byte now and then is no better.
+        scope.spawn(|| {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            let watch = Instant::now();
+            let mut send = b"GET /healthz HTTP/1.1\r\nx: ".to_vec();
+            while stream.write_all(&send).is_ok() {
+                send = b"x".to_vec();
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(watch.elapsed() < Duration::from_secs(10), "a slow client keeps its connection");
+            }
+        });
+    });
+    assert_eq!(server.get("/healthz").await.0, 200);
+}
+
+/// A turn may take longer than the headers of a request.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_answer_is_not_a_slow_client() {
+    let model = slow_model(10, Duration::from_millis(200)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = format!(
+        "store: 'memory:'\nlimits: {{header_timeout: 300ms}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]"
+    );
+    let server = Running::start(dir.path(), &yaml);
+    let mut body = said("s", "hi");
+    body["stream"] = true.into();
+    let (status, text) = answer(server.request("POST", "/v1/chat/completions").json(&body)).await;
+    assert_eq!(status, 200);
+    assert!(text.as_str().unwrap().ends_with("data: [DONE]\n\n"), "{text}");
+}
+
+/// `/healthz` is about the process, `/readyz` about the store. With a PostgreSQL of its own, which it stops and starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_gone_is_not_ready() {
+    if std::env::var("TENURE_TEST_POSTGRES").is_err() {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/postgres.sh");
+    let postgres = |what: &str| {
+        let mut command = Command::new(script);
+        let output = command.arg(what).env("TENURE_TEST_PG_NAME", "server-readyz").output().unwrap();
+        assert!(output.status.success(), "{what}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let url = postgres("start");
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start(dir.path(), &format!("store: '{url}'"));
+    assert_eq!(server.get("/readyz").await.0, 200);
+    postgres("kill");
+    assert_error(&server.get("/readyz").await, 503, "unavailable", None);
+    assert_eq!(server.get("/healthz").await.0, 200);
+    postgres("start");
+    until("the store is back", Duration::from_secs(30), async || server.get("/readyz").await.0 == 200).await;
+    server.stop();
+    postgres("stop");
+}

@@ -1,0 +1,109 @@
+//! Stopping: what is in progress is finished, and nothing new begins.
+
+use crate::running::{Running, client, said, slow_model};
+use futures_util::StreamExt;
+use std::time::{Duration, Instant};
+
+async fn begun(server: &Running) -> impl futures_util::Stream<Item = String> + Unpin + use<> {
+    let mut body = said("s1", "tell me");
+    body["stream"] = true.into();
+    let response = server.request("POST", "/v1/chat/completions").json(&body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let parts = response.bytes_stream();
+    Box::pin(
+        parts.take_while(|p| std::future::ready(p.is_ok())).map(|p| String::from_utf8(p.unwrap().to_vec()).unwrap()),
+    )
+}
+
+async fn a_stop_finishes_the_turn(signal: &str) {
+    let model = slow_model(10, Duration::from_millis(150)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = format!("store: 'sqlite:t.db'\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
+    let mut server = Running::start(dir.path(), &yaml);
+    let mut stream = begun(&server).await;
+    let first = stream.next().await.unwrap();
+    assert!(first.contains("word0") && !first.contains("word9"), "{first}");
+    server.signal(signal);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(std::net::TcpStream::connect(server.address).is_err(), "nothing new begins");
+    let rest: String = stream.collect().await;
+    assert!(rest.contains("word9") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert_eq!(server.ended(Duration::from_secs(20)).code(), Some(0));
+    // It is kept: the next server goes on from there.
+    let server = Running::start(dir.path(), "store: 'sqlite:t.db'");
+    let (_, next) = server.chat("s1", "and?").await;
+    assert!(next["choices"][0]["message"]["content"].as_str().unwrap().ends_with("I see 3 messages."), "{next}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_finishes_the_turn() {
+    a_stop_finishes_the_turn("TERM").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_finishes_the_turn() {
+    a_stop_finishes_the_turn("INT").await;
+}
+
+/// A turn whose client has gone away is finished too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_without_a_client_is_finished() {
+    let model = slow_model(5, Duration::from_millis(150)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = format!("store: 'sqlite:t.db'\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
+    let mut server = Running::start(dir.path(), &yaml);
+    let mut stream = begun(&server).await;
+    stream.next().await.unwrap();
+    drop(stream);
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(20)).code(), Some(0));
+    let server = Running::start(dir.path(), "store: 'sqlite:t.db'");
+    let (_, next) = server.chat("s1", "and?").await;
+    assert!(next["choices"][0]["message"]["content"].as_str().unwrap().ends_with("I see 3 messages."), "{next}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_has_an_end() {
+    let model = slow_model(1000, Duration::from_millis(200)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = format!(
+        "store: 'sqlite:t.db'\nlimits: {{drain_timeout: 1s}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]"
+    );
+    let mut server = Running::start(dir.path(), &yaml);
+    let mut stream = begun(&server).await;
+    stream.next().await.unwrap();
+    let watch = Instant::now();
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(20)).code(), Some(0));
+    let took = watch.elapsed();
+    assert!(took > Duration::from_millis(900) && took < Duration::from_secs(8), "{took:?}");
+    let rest: String = stream.collect().await;
+    assert!(!rest.contains("[DONE]"), "a stream that was cut must not look whole");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_stops_at_once() {
+    let model = slow_model(1000, Duration::from_millis(200)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = format!("store: 'memory:'\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
+    let mut server = Running::start(dir.path(), &yaml);
+    let mut stream = begun(&server).await;
+    stream.next().await.unwrap();
+    server.signal("TERM");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    server.signal("INT");
+    assert_eq!(server.ended(Duration::from_secs(10)).code(), Some(1));
+}
+
+/// A client that keeps its connection open does not keep the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_do_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Running::start(dir.path(), "store: 'memory:'");
+    let client = client();
+    assert_eq!(client.get(format!("{}/healthz", server.url)).send().await.unwrap().status(), 200);
+    let _silent = std::net::TcpStream::connect(server.address).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(5)).code(), Some(0));
+}
