@@ -13,6 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use subtle::ConstantTimeEq;
 use tenure::store::{Item, Owner, Shelf};
 use tenure::{Principal, Reach, Tenant, Tenure, User};
@@ -62,6 +63,8 @@ pub struct Key {
 pub struct Keys {
     tenure: Tenure,
     known: RwLock<Option<(Timestamp, HashMap<String, Key>)>>,
+    /// Even if there are none: then nobody gets in.
+    needed: AtomicBool,
 }
 
 fn shelf() -> Shelf {
@@ -72,7 +75,7 @@ fn shelf() -> Shelf {
 impl Keys {
     /// The keys kept in a house.
     pub fn of(tenure: Tenure) -> Self {
-        Self { tenure, known: RwLock::default() }
+        Self { tenure, known: RwLock::default(), needed: AtomicBool::default() }
     }
 
     /// Makes a key. The text that is given back is shown once and kept nowhere.
@@ -141,9 +144,14 @@ impl Keys {
         Ok(answer)
     }
 
-    /// Whether there are any.
+    /// From now on nobody gets in without a key, not even when the last one was revoked.
+    pub fn need(&self) {
+        self.needed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there are any, or must be.
     pub async fn are_there(&self) -> tenure::Result<bool> {
-        self.with(|keys| !keys.is_empty()).await
+        Ok(self.needed.load(Ordering::Relaxed) || self.with(|keys| !keys.is_empty()).await?)
     }
 
     /// The key that a secret is, if it is one.

@@ -164,10 +164,13 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
         format!("can not listen on {address}; is another server running there? choose another with --listen")
     })?;
     let ip = listener.local_addr()?.ip();
-    if !is_loopback(ip) && !app.keys.are_there().await? {
-        bail!(
-            "refusing to listen on {ip} without keys: anybody there could read everything. Make one with `tenure keys add`, or listen on 127.0.0.1"
-        );
+    if !is_loopback(ip) {
+        if !app.keys.are_there().await? {
+            bail!(
+                "refusing to listen on {ip} without keys: anybody there could read everything. Make one with `tenure keys add`, or listen on 127.0.0.1"
+            );
+        }
+        app.keys.need();
     }
     Ok(listener)
 }
