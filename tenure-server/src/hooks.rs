@@ -207,7 +207,7 @@ mod tests {
     async fn an_assistant_made_later_makes_the_sweep_come_sooner() {
         let tenure = Tenure::open("memory:").await.unwrap();
         assert_eq!(pause(&tenure), AT_LEAST);
-        let minutes = |m| Duration::from_secs(m * 60);
+        let minutes = |m: u64| Duration::from_secs(m * 60);
         for (ttl, want) in [("2h", minutes(30)), ("20m", minutes(5)), ("1s", SOON)] {
             let mut assistant = Assistant { name: format!("a-{ttl}"), ..Assistant::default() };
             assistant.sessions.ttl = Some(ttl.parse().unwrap());

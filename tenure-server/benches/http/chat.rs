@@ -65,7 +65,13 @@ pub async fn added(report: &mut Report) {
         );
         added.push(adds);
     }
-    report.row("chat: added at 10,000 messages, beside at 1,000", ms(added[1]), ms(added[0]), ratio(added[1], added[0]), Promise::AtMost(1.3));
+    report.row(
+        "chat: added at 10,000 messages, beside at 1,000",
+        ms(added[1]),
+        ms(added[0]),
+        ratio(added[1], added[0]),
+        Promise::AtMost(1.3),
+    );
 }
 
 /// The first chunk of a stream, beside the model server's own first chunk.
@@ -83,5 +89,11 @@ pub async fn first_chunk(report: &mut Report) {
     }
     let (through, alone) = (median(through), median(alone));
     let limit = alone.mul_f64(1.1) + Duration::from_millis(1);
-    report.row("first streamed chunk, beside 1.1 × the model server's + 1 ms", ms(through), ms(limit), ratio(through, limit), Promise::AtMost(1.0));
+    report.row(
+        "first streamed chunk, beside 1.1 × the model server's + 1 ms",
+        ms(through),
+        ms(limit),
+        ratio(through, limit),
+        Promise::AtMost(1.0),
+    );
 }

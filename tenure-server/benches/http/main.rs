@@ -19,6 +19,7 @@ mod raw;
 mod reads;
 mod servers;
 
+pub use kit::Report;
 pub use kit::*;
 pub use std::time::{Duration, Instant};
 pub use tenure::*;

@@ -40,8 +40,20 @@ pub async fn one_client(report: &mut Report) {
     }
     let (short, long, theirs) = (median(short), median(long), median(theirs));
     let limit = theirs + Duration::from_micros(300);
-    report.row("append over HTTP, one client, beside a raw commit + 0.3 ms", ms(short), ms(limit), ratio(short, limit), Promise::AtMost(1.0));
-    report.row("append over HTTP at 5,000 messages, beside at 0", ms(long), ms(short), ratio(long, short), Promise::AtMost(1.2));
+    report.row(
+        "append over HTTP, one client, beside a raw commit + 0.3 ms",
+        ms(short),
+        ms(limit),
+        ratio(short, limit),
+        Promise::AtMost(1.0),
+    );
+    report.row(
+        "append over HTTP at 5,000 messages, beside at 0",
+        ms(long),
+        ms(short),
+        ratio(long, short),
+        Promise::AtMost(1.2),
+    );
 }
 
 async fn sixteen(server: &Server, round: usize, lasting: Duration) -> f64 {
@@ -82,7 +94,13 @@ pub async fn sixteen_clients(report: &mut Report) {
         ours = ours.max(sixteen(&server, round, lasting).await);
     }
     drop(server);
-    report.row("append over HTTP, 16 clients, SQLite, beside raw group commit", rate(ours), rate(theirs), ours / theirs, Promise::AtLeast(0.4));
+    report.row(
+        "append over HTTP, 16 clients, SQLite, beside raw group commit",
+        rate(ours),
+        rate(theirs),
+        ours / theirs,
+        Promise::AtLeast(0.4),
+    );
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
         println!("(PostgreSQL is not measured: TENURE_TEST_POSTGRES is not set; `make bench-http` sets it)");
         return;
@@ -95,5 +113,11 @@ pub async fn sixteen_clients(report: &mut Report) {
         theirs = theirs.max(pgbench(&url, &schema));
         ours = ours.max(sixteen(&server, round, lasting).await);
     }
-    report.row("append over HTTP, 16 clients, PostgreSQL, beside pgbench", rate(ours), rate(theirs), ours / theirs, Promise::AtLeast(0.5));
+    report.row(
+        "append over HTTP, 16 clients, PostgreSQL, beside pgbench",
+        rate(ours),
+        rate(theirs),
+        ours / theirs,
+        Promise::AtLeast(0.5),
+    );
 }

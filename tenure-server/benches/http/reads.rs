@@ -66,7 +66,13 @@ pub async fn last(report: &mut Report) {
         long.push(timed(client.send(&get("long"))).await);
     }
     let (short, long) = (median(short), median(long));
-    report.row("GET of the last 20 of 5,000 messages, beside of 100", ms(long), ms(short), ratio(long, short), Promise::AtMost(1.1));
+    report.row(
+        "GET of the last 20 of 5,000 messages, beside of 100",
+        ms(long),
+        ms(short),
+        ratio(long, short),
+        Promise::AtMost(1.1),
+    );
 }
 
 /// Resident memory after touching 100,000 sessions with a cache of 32 MB, beside after 10,000.
@@ -96,5 +102,11 @@ pub async fn memory(report: &mut Report) {
         seen.push(server.resident());
     }
     let mb = |m: f64| format!("{m:.0} MB");
-    report.row("resident memory after 100,000 sessions, cache of 32 MB, beside after 10,000", mb(seen[1]), mb(seen[0]), seen[1] / seen[0], Promise::AtMost(1.5));
+    report.row(
+        "resident memory after 100,000 sessions, cache of 32 MB, beside after 10,000",
+        mb(seen[1]),
+        mb(seen[0]),
+        seen[1] / seen[0],
+        Promise::AtMost(1.5),
+    );
 }

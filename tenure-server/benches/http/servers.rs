@@ -78,7 +78,8 @@ pub fn upstream() -> String {
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
         Bytes::from(format!("data: {chunk}\n\n"))
     };
-    let mut chunks: Vec<Bytes> = (0..10).map(|i| chunk(serde_json::json!({"content": &answer[i * 60..i * 60 + 60]}), None)).collect();
+    let mut chunks: Vec<Bytes> =
+        (0..10).map(|i| chunk(serde_json::json!({"content": &answer[i * 60..i * 60 + 60]}), None)).collect();
     chunks.push(chunk(serde_json::json!({}), Some("stop")));
     chunks.push(Bytes::from("data: [DONE]\n\n"));
     let handler = move |body: Bytes| {

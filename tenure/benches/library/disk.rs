@@ -49,11 +49,7 @@ pub async fn bytes(report: &mut Report) {
         if n % 20 == 0 {
             // The raw rows go in by twenties: only their size is of interest.
             let rows: Vec<String> = (n..n + 20).flat_map(said).map(|m| format!("(1, '{}')", m.as_str())).collect();
-            run(
-                "psql",
-                &url,
-                &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))],
-            );
+            run("psql", &url, &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))]);
         }
     }
     let total = |like: &str| {

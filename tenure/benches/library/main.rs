@@ -16,6 +16,7 @@ mod raw;
 mod reads;
 mod writes;
 
+use kit::Report;
 use kit::*;
 use std::time::{Duration, Instant};
 use tenure::*;
