@@ -4,12 +4,13 @@ use crate::clock::{self, Stopwatch};
 use crate::config::{Config, Webhook, http_url};
 use crate::server::App;
 use anyhow::Context;
+use jiff::Timestamp;
 use reqwest::header::CONTENT_TYPE;
-use serde_json::json;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::{Ending, Export, JsonlTranscript, Session, Tenure};
+use tenure::{Ending, Export, JsonlTranscript, Session, Tenant, Tenure, User};
 
 /// A sweep that did not go well is repeated after so long; nothing sweeps more often, unless there is more to do at once.
 const SOON: Duration = Duration::from_secs(60);
@@ -83,7 +84,7 @@ impl Receiver {
     }
 
     async fn tell(&self, session: &Session, why: Ending) -> Result<(), String> {
-        let body = story(session, why).to_string();
+        let body = story(session, why).map_err(|e| e.to_string())?;
         let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json");
         if let Some(key) = &self.key {
             let signature = blake3::keyed_hash(key, body.as_bytes()).to_hex();
@@ -101,15 +102,25 @@ impl Receiver {
 }
 
 /// What a web hook is told.
-fn story(session: &Session, why: Ending) -> serde_json::Value {
+#[derive(Serialize)]
+struct Story<'a> {
+    event: &'static str,
+    id: String,
+    at: Timestamp,
+    tenant: &'a Tenant,
+    user: &'a User,
+    session: Export,
+}
+
+fn story(session: &Session, why: Ending) -> serde_json::Result<String> {
     let event = match why {
         Ending::Expired => "session.expired",
         Ending::Evicted => "session.evicted",
     };
-    json!({
-        "event": event, "id": delivery_id(session, event), "at": clock::now(), "tenant": session.tenant, "user": session.user,
-        "session": Export::from(session.clone()),
-    })
+    let (id, at) = (delivery_id(session, event), clock::now());
+    // Straight to text: messages are told byte for byte.
+    let (tenant, user) = (&session.tenant, &session.user);
+    serde_json::to_string(&Story { event, id, at, tenant, user, session: Export::from(session.clone()) })
 }
 
 /// The same for every attempt to tell of one ending; another for the next time that the session ends.

@@ -132,7 +132,7 @@ impl Talk {
         for (name, count) in
             [("gen_ai.usage.input_tokens", "prompt_tokens"), ("gen_ai.usage.output_tokens", "completion_tokens")]
         {
-            if let Some(count) = answer.usage.as_ref().and_then(|u| u[count].as_u64()) {
+            if let Some(count) = answer.usage.as_ref().and_then(|u| u[count].as_i64()) {
                 self.0.record(name, count);
             }
         }

@@ -49,7 +49,9 @@ impl House {
 
     /// How many messages the model sees when somebody talks in this session.
     async fn sees(&self, session: &str, headers: &[(&str, &str)]) -> String {
-        let (status, _, body) = self.ask("/v1/chat/completions", headers, Some(said(session, "hi"))).await;
+        let mut body = said(session, "hi");
+        body["history"] = "append".into();
+        let (status, _, body) = self.ask("/v1/chat/completions", headers, Some(body)).await;
         assert_eq!(status, 200, "{body}");
         body["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
     }
@@ -121,6 +123,7 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     assert!(house.sees("anns", &as_ann).await.ends_with("I see 3 messages."));
     let mut body = said("anns", "hi");
     body["user"] = "ann".into();
+    body["history"] = "append".into();
     let (status, _, answer) = house.ask("/v1/chat/completions", &[("authorization", &any)], Some(body.clone())).await;
     assert!(status == 200 && answer.to_string().contains("I see 5 messages."), "{answer}");
     let as_bob = [("authorization", any.as_str()), ("x-tenure-user", "bob")];

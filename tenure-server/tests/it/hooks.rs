@@ -145,14 +145,12 @@ async fn who_is_sent_away_is_told_apart() {
 async fn a_restart_still_delivers() {
     let (post, url) = receiver(&[0]).await;
     let dir = tempfile::tempdir().unwrap();
-    let open = "store: 'sqlite:t.db'";
+    let open = "store: 'sqlite:t.db'\nsessions: {ttl: 1s}";
     let server = Running::start(dir.path(), open);
     assert_eq!(server.chat("s1", "before the crash").await.0, 200);
     server.stop();
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let yaml = format!(
-        "{open}\nsessions: {{ttl: 50ms}}\non_expire: {{webhooks: [{{url: '{url}', secret_env: HOOK_SECRET}}]}}"
-    );
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    let yaml = format!("{open}\non_expire: {{webhooks: [{{url: '{url}', secret_env: HOOK_SECRET}}]}}");
     let env = [("HOOK_SECRET", "a secret")];
     let server = Running::start_with(dir.path(), &yaml, &env);
     until("the hook is called", Duration::from_secs(20), async || post.came.lock().unwrap().len() == 1).await;

@@ -34,7 +34,9 @@ async fn too_many_that_wait_are_turned_away() {
     let yaml = format!("store: 'memory:'\nlimits: {{max_queue: 1}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
     let server = Running::start(dir.path(), &yaml);
     let ask = || {
-        let request = server.request("POST", "/v1/chat/completions").json(&said("s", "hi"));
+        let mut body = said("s", "hi");
+        body["stream"] = true.into();
+        let request = server.request("POST", "/v1/chat/completions").json(&body);
         tokio::spawn(answer(request))
     };
     let all = [ask(), ask(), ask(), ask()];
