@@ -128,7 +128,7 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     assert!(status == 200 && answer.to_string().contains("I see 5 messages."), "{answer}");
     let as_bob = [("authorization", any.as_str()), ("x-tenure-user", "bob")];
     let (status, _, answer) = house.ask("/v1/chat/completions", &as_bob, Some(body)).await;
-    assert_error(&(status, answer), 409, "exists", None);
+    assert_error(&(status, answer), 404, "not_found", None);
     // Another tenant has sessions of its own under the same id.
     assert!(house.sees("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
     let bad = [("authorization", any.as_str()), ("x-tenure-user", "")];
