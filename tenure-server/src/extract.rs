@@ -102,8 +102,10 @@ pub fn must_be_object(bytes: &[u8]) -> Result<(), ApiError> {
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        // A question mark stands for what it could not name.
         let path = e.path().to_string();
-        let param = if path == "." { "body".to_owned() } else { path };
+        let path = path.trim_end_matches(['?', '.']);
+        let param = if path.is_empty() { "body" } else { path };
         ApiError::invalid(param, format!("not a valid body: {}", e.into_inner()))
     })?;
     json.end().map_err(|e| ApiError::invalid("body", format!("not a valid body: {e}")))?;
