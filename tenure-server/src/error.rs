@@ -19,7 +19,7 @@ pub struct ApiError {
     param: Option<String>,
     headers: Vec<(HeaderName, HeaderValue)>,
     /// The answer of a model's server, passed on as it is.
-    verbatim: Option<(String, String)>,
+    verbatim: Option<Box<(String, String)>>,
 }
 
 /// `{"error": {…}}`, on every route.
@@ -154,7 +154,7 @@ impl From<ModelError> for ApiError {
             if let Some(after) = retry_after {
                 error = error.with_header(header::RETRY_AFTER, &after);
             }
-            error.verbatim = Some((content_type, body));
+            error.verbatim = Some(Box::new((content_type, body)));
         }
         error
     }
@@ -172,7 +172,7 @@ impl From<TurnError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = match &self.verbatim {
+        let mut response = match self.verbatim.as_deref() {
             Some((kind, body)) => (self.status, [(header::CONTENT_TYPE, kind.clone())], body.clone()).into_response(),
             None => (self.status, axum::Json(self.body())).into_response(),
         };

@@ -155,6 +155,9 @@ async fn writes_can_be_made_to_depend_on_what_was_seen() {
     door.with("if-match", "*").patch("/sessions/a", "{}").await.is(200);
 }
 
+/// Which of the sessions a filter should leave.
+type Keep = fn(i32) -> bool;
+
 #[tokio::test]
 async fn lists_are_filtered_and_paged_on_every_store() {
     let dir = tempfile::tempdir().unwrap();
@@ -192,7 +195,7 @@ async fn lists_are_filtered_and_paged_on_every_store() {
         assert_eq!(ids(door.get("/sessions?limit=100").await.is(200)).len(), 25);
         assert_eq!(ids(door.get("/sessions?limit=5&offset=20").await.is(200)), want(|i| i < 5));
 
-        let checks: [(&str, fn(i32) -> bool); 12] = [
+        let checks: [(&str, Keep); 12] = [
             ("assistant_id=declared", |i| i % 2 == 0),
             ("thread_id=t1", |i| i % 3 == 1),
             ("user=bob", |i| i % 2 == 1),
