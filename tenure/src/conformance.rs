@@ -15,6 +15,7 @@
 #![expect(clippy::unwrap_used, reason = "a case fails by panicking")]
 
 pub mod blobs;
+pub mod check;
 pub mod concurrency;
 pub mod forks;
 pub mod heads;
@@ -113,6 +114,9 @@ macro_rules! conformance {
                 a_blob_may_come_twice
                 a_blob_goes_with_its_last_session
                 tenants_do_not_share_blobs;
+            check:
+                a_store_in_order_has_no_findings
+                nothing_in_use_is_removed;
             purge:
                 everything_of_a_session_goes
                 a_purge_can_be_repeated

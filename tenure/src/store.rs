@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{fmt, sync::Arc};
 
+mod finding;
 mod index;
 mod jsonl;
 mod memory;
@@ -21,6 +22,7 @@ mod postgres;
 mod sqlite;
 mod text;
 
+pub use finding::{Cure, Finding, MAX_FINDINGS, Orphan};
 pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
@@ -101,6 +103,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// The bytes of a blob.
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>>;
+
+    /// Looks for what only the store can see: things that belong to nobody, damage below the records, files that are not its own. What
+    /// sessions mean is not looked at. First removes those of `remove` that do belong to nobody; others stay. Gives what is found
+    /// after that, at most [`MAX_FINDINGS`] of a kind.
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>>;
 }
 
 /// One atomic step. Which session it is for is in its head.

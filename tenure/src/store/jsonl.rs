@@ -13,6 +13,7 @@
 //! (after a purge, or when most of them are about items that are gone), a new file is written beside it and takes its name.
 //! Cards, items and the places of records are kept in memory; records are read from the files.
 
+mod check;
 mod disk;
 mod file;
 mod gates;
@@ -27,7 +28,7 @@ mod tests;
 use self::disk::Disk;
 use self::gates::Gates;
 use self::names::Place;
-use super::{Commit, Hit, Item, Owner, Query, Range, Repair, Shelf, Store, text};
+use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store, text};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -218,5 +219,23 @@ impl Store for JsonlStore {
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
         let (tenant, id) = (tenant.clone(), *id);
         self.with_disk(move |disk| disk.blob(&tenant, id)).await
+    }
+
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
+        // Nobody writes blobs meanwhile that no commit has yet.
+        let leaning = self.leaning.clone().write_owned().await;
+        let orphans = remove.to_vec();
+        let mut findings = self
+            .with_disk(move |disk| {
+                let _leaning = leaning;
+                disk.remove_orphans(&orphans)?;
+                disk.check()
+            })
+            .await?;
+        let places: Vec<Place> = self.disk.state().logs.keys().cloned().collect();
+        for place in places {
+            findings.extend(self.in_turn(place, |disk, place| disk.check_file(place)).await?);
+        }
+        Ok(findings)
     }
 }

@@ -1,7 +1,10 @@
 //! The store in memory: for tests, and for sessions that need not outlive the process.
 
 use super::index::Index;
-use super::{Commit, Direction, Hit, Item, MAX_PAGE_BYTES, Owner, Query, Range, Shelf, Store, text};
+use super::{
+    Commit, Direction, Finding, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner, Query, Range, Shelf, Store,
+    text,
+};
 use crate::entry::{Entry, Record};
 use crate::error::Result;
 use crate::head::{Head, Status};
@@ -143,6 +146,27 @@ impl Store for MemoryStore {
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
         Ok(self.state().blobs.get(&(tenant.clone(), *id)).cloned())
+    }
+
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
+        let state = &mut *self.state();
+        for orphan in remove {
+            match orphan {
+                Orphan::Blob(tenant, id) if !state.index.uses_blob(tenant, *id) => {
+                    state.blobs.remove(&(tenant.clone(), *id));
+                }
+                _ => {}
+            }
+        }
+        let logs = state.logs.keys().filter(|key| state.index.head(key).is_none());
+        let logs =
+            logs.map(|key| Finding::new(format!("memory, session {key}"), "it has records and no card", "purge it"));
+        let unused = state.blobs.keys().filter(|(tenant, id)| !state.index.uses_blob(tenant, *id));
+        let unused = unused.map(|(tenant, id)| {
+            let place = format!("memory, tenant {tenant}, blob {id}");
+            Finding::orphan(place, "no session uses it", Orphan::Blob(tenant.clone(), *id))
+        });
+        Ok(logs.take(MAX_FINDINGS).chain(unused.take(MAX_FINDINGS)).collect())
     }
 }
 

@@ -11,6 +11,7 @@
 //!
 //! A step that finds the server away is tried again for ten seconds (`RETRY_FOR`). No step waits for ever.
 
+mod check;
 mod commit;
 mod heads;
 mod items;
@@ -28,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
-use crate::store::{Commit, Hit, Item, Owner, Query, Range, Shelf, Store};
+use crate::store::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use link::Link;
@@ -131,6 +132,11 @@ impl Store for PostgresStore {
             return Err(Error::corrupt(place(), "its bytes have another hash"));
         }
         Ok(Some(bytes.into()))
+    }
+
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
+        check::remove(&self.link, remove).await?;
+        check::check(&self.link).await
     }
 }
 

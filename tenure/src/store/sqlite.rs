@@ -2,6 +2,7 @@
 //! share one fsync. Readers run beside it. Other processes may use the same file at the same time.
 
 mod cards;
+mod check;
 mod commit;
 mod file;
 mod items;
@@ -15,7 +16,7 @@ mod tests;
 use self::commit::Write;
 use self::file::{File, Pool};
 use self::writer::Writer;
-use super::{Commit, Hit, Item, Owner, Query, Range, Shelf, Store};
+use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -179,5 +180,20 @@ impl Store for SqliteStore {
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
         let (tenant, id) = (tenant.clone(), *id);
         self.read(move |conn, _| records::blob(conn, &tenant, &id)).await
+    }
+
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
+        if !remove.is_empty() {
+            let orphans = remove.to_vec();
+            self.writer.write(move |conn, _| check::remove(conn, &orphans)).await?;
+        }
+        let permit = self.readers.permit().await?;
+        let pool = self.readers.clone();
+        blocking(move || {
+            let _permit = permit;
+            // The text index remembers what it read, and would take what others changed since for damage.
+            pool.afresh(check::check)
+        })
+        .await
     }
 }

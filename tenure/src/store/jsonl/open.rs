@@ -173,7 +173,7 @@ fn first_line_owner(path: &Path) -> Option<Owner> {
 }
 
 /// What is in a directory, by name; nothing, if it is not there.
-fn list(dir: &Path) -> Result<BTreeSet<(String, PathBuf)>> {
+pub(super) fn list(dir: &Path) -> Result<BTreeSet<(String, PathBuf)>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),

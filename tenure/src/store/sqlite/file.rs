@@ -221,6 +221,12 @@ impl Pool {
         done
     }
 
+    /// Reads on a new connection, which remembers nothing.
+    pub fn afresh<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
+        let conn = self.open().map_err(|e| self.file.error(&e))?;
+        work(&conn, &self.file).map_err(|fault| self.file.told(fault))
+    }
+
     fn open(&self) -> rusqlite::Result<Connection> {
         let conn = self.file.connect()?;
         conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -4096;")?;

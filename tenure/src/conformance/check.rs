@@ -1,0 +1,78 @@
+//! Checking: a store in order has nothing to tell, and removes nothing that is in use.
+
+use super::{Fixture, Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
+use crate::entry::Created;
+use crate::store::{Orphan, Owner, Store};
+
+/// Sessions of two tenants with blobs, forks and items; some are purged, some forks inherit. The keys that are left.
+async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::id::Key> {
+    let mut logs: Vec<Log> = Vec::new();
+    for n in 0..60 {
+        let tenant = ["a", "b"][n % 2];
+        let source = (n > 8 && rng.once_in(2)).then(|| logs[rng.below(n / 2) * 2 + n % 2].clone());
+        let mut log = match source {
+            Some(parent) => parent.fork(&format!("s{n}"), 1 + rng.below(parent.seq() as usize) as u64),
+            None => Log::begin(key(tenant, &format!("s{n}")), Created::default(), moment(n as i64)),
+        };
+        for said in 0..rng.below(4) {
+            log.say(&format!("{n} {said}"));
+        }
+        match rng.once_in(2) {
+            true => log.save_with(store, &blob(format!("picture {}", rng.below(6)))).await,
+            false => log.save(store).await,
+        }
+        if rng.once_in(3) {
+            store.put(&session_shelf(&log.key, "cache"), &item("k", 1), None).await.unwrap();
+        }
+        logs.push(log);
+    }
+    store.put(&shelf(Owner::Tenant, "notes"), &item("k", 1), None).await.unwrap();
+    let (mut left, mut gone) = (Vec::new(), Vec::new());
+    logs.into_iter().for_each(|l| if rng.once_in(3) { gone.push(l.key) } else { left.push(l.key) });
+    for key in gone {
+        store.purge(&key).await.unwrap();
+    }
+    left
+}
+
+/// Nothing is found after any amount of work, nor after opening the store again.
+pub async fn a_store_in_order_has_no_findings(fixture: Fixture) {
+    assert_eq!(fixture.store.check(&[]).await.unwrap(), [], "an empty store");
+    work(&*fixture.store, &mut Rng::new(20_260_103)).await;
+    assert_eq!(fixture.store.check(&[]).await.unwrap(), []);
+    if let Some(again) = fixture.reopen().await {
+        assert_eq!(again.store.check(&[]).await.unwrap(), []);
+    }
+}
+
+/// What is in use stays, whoever calls it an orphan; what does not exist is no error.
+pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
+    let left = work(&*store, &mut Rng::new(20_260_104)).await;
+    let picture = blob("a picture");
+    let mut log = Log::begin(key("a", "kept"), Created::default(), moment(99));
+    log.save_with(&*store, &picture).await;
+    let cache = session_shelf(&log.key, "cache");
+    store.put(&cache, &item("k", 1), None).await.unwrap();
+    let mut before = Vec::new();
+    for key in &left {
+        before.push(whole_log(&*store, key).await);
+    }
+    let tenant = log.key.tenant.clone();
+    let mut orphans = vec![Orphan::Blob(tenant.clone(), picture.id), Orphan::Blob(tenant.clone(), blob("none").id)];
+    for key in left.iter().chain([&log.key]) {
+        orphans.push(Orphan::Items(key.tenant.clone(), key.session.clone()));
+        orphans.push(Orphan::Uses(key.tenant.clone(), key.session.to_string()));
+    }
+    // Names that some store has for a session.
+    orphans.extend((0..99).map(|n| Orphan::Uses(tenant.clone(), n.to_string())));
+    assert_eq!(store.check(&orphans).await.unwrap(), []);
+    assert_eq!(store.blob(&tenant, &picture.id).await.unwrap().as_deref(), Some(&*picture.bytes));
+    assert_eq!(store.items(&cache, None, 9).await.unwrap().len(), 1);
+    for (key, log) in left.iter().zip(before) {
+        assert_eq!(whole_log(&*store, key).await, log);
+    }
+    // Were a use forgotten, a purge would not find the blob.
+    store.purge(&log.key).await.unwrap();
+    assert_eq!(store.blob(&tenant, &picture.id).await.unwrap(), None);
+    assert_eq!(store.check(&[]).await.unwrap(), []);
+}

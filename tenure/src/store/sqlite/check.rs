@@ -1,0 +1,206 @@
+//! Looking for what does not belong, and removing it.
+
+use super::file::File;
+use super::{Done, items};
+use crate::error::Error;
+use crate::id::{Key, SessionId, Tenant};
+use crate::media::BlobId;
+use crate::store::{Cure, Finding, MAX_FINDINGS, Orphan, Owner};
+use rusqlite::{Connection, ErrorCode, Row, params};
+
+const RECOVER: &str =
+    "stop writing to it, and restore the file from a backup, or what can be read with `sqlite3 FILE .recover`";
+const RESTORE: &str = "restore the session from a backup, or purge it";
+
+pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
+    let damage = pragma(conn, file)?;
+    if !damage.is_empty() {
+        // Below it nothing can be trusted.
+        return Ok(damage);
+    }
+    let mut found = Vec::new();
+    each(conn, UNREADABLE, |row| {
+        found.push(Finding::new(session(file, row)?, "its card is not JSON", RESTORE));
+        Ok(())
+    })?;
+    each(conn, MOVED, |row| {
+        found.push(Finding::new(
+            session(file, row)?,
+            "its row has another place, parent or end than its card",
+            RESTORE,
+        ));
+        Ok(())
+    })?;
+    each(conn, DIFFERENT, |row| {
+        let (place, key) = (session(file, row)?, Key { tenant: tenant(row, 0)?, session: id(&text(row, 1)?)? });
+        let what = "its row has another owner, status or hash than its card: lists and matching go wrong".to_owned();
+        found.push(Finding { place, what, cure: Cure::Card(key) });
+        Ok(())
+    })?;
+    let mut headless = false;
+    each(conn, HEADLESS, |row| {
+        headless = true;
+        let (head, count): (i64, i64) = (row.get(0)?, row.get(1)?);
+        let advice = "restore the file from a backup: which session they belonged to is not known any more";
+        found.push(Finding::new(format!("{file}, head {head}"), format!("{count} records have no card"), advice));
+        Ok(())
+    })?;
+    each(conn, OUTSIDE, |row| {
+        let (place, count): (_, i64) = (session(file, row)?, row.get(2)?);
+        found.push(Finding::new(place, format!("{count} records are before or after the ends of its log"), RESTORE));
+        Ok(())
+    })?;
+    each(conn, UNUSED, |row| {
+        let (tenant, id) = (tenant(row, 0)?, BlobId(row.get(1)?));
+        let place = format!("{file}, tenant {tenant}, blob {id}");
+        found.push(Finding::orphan(place, "no session uses it", Orphan::Blob(tenant, id)));
+        Ok(())
+    })?;
+    each(conn, USELESS, |row| {
+        let (tenant, head) = (tenant(row, 0)?, row.get::<_, i64>(1)?.to_string());
+        let place = format!("{file}, tenant {tenant}, head {head}");
+        found.push(Finding::orphan(place, "it uses blobs, but there is no such session", Orphan::Uses(tenant, head)));
+        Ok(())
+    })?;
+    if headless {
+        // Items may belong to the session that lost its card.
+        return Ok(found);
+    }
+    each(conn, HOMELESS, |row| {
+        let (tenant, session) = (tenant(row, 0)?, id(&text(row, 1)?)?);
+        let place = format!("{file}, shelves of session {tenant}/{session}");
+        found.push(Finding::orphan(place, "there is no such session", Orphan::Items(tenant, session)));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// What SQLite itself says of the file.
+fn pragma(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
+    let mut found = Vec::new();
+    let mut damage = |said: &dyn std::fmt::Display| {
+        found.push(Finding::new(file, format!("SQLite finds damage: {said}"), RECOVER));
+    };
+    let mut integrity = conn.prepare("PRAGMA integrity_check(100)")?;
+    let mut rows = integrity.query([])?;
+    loop {
+        match rows.next() {
+            Ok(Some(row)) => {
+                let said: String = row.get(0)?;
+                if said != "ok" {
+                    damage(&said);
+                }
+            }
+            Ok(None) => break,
+            // So much that the search for it fails.
+            Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
+                damage(&e);
+                break;
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let mut keys = conn.prepare("PRAGMA foreign_key_check")?;
+    let mut rows = keys.query([])?;
+    while let Some(row) = rows.next()? {
+        let table: String = row.get(0)?;
+        found.push(Finding::new(file, format!("a row of {table} refers to one that is not there"), RECOVER));
+    }
+    Ok(found)
+}
+
+// At each place, `?1` is how many are told.
+
+const UNREADABLE: &str = "SELECT tenant, session FROM head WHERE NOT json_valid(card) LIMIT ?1";
+
+const MOVED: &str = "
+    SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
+        card ->> '$.seq' IS NOT seq OR card ->> '$.tenant' IS NOT tenant OR card ->> '$.info.session_id' IS NOT session
+        OR card ->> '$.parent.session' IS NOT parent
+    END LIMIT ?1";
+
+const DIFFERENT: &str = "
+    SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
+        card ->> '$.user' IS NOT user OR card ->> '$.status' IS NOT status OR unhex(card ->> '$.mark.hash') IS NOT hash
+    END LIMIT ?1";
+
+const HEADLESS: &str = "
+    SELECT k >> 32, count(*) FROM record WHERE k >> 32 NOT IN (SELECT id FROM head) GROUP BY k >> 32 LIMIT ?1";
+
+const OUTSIDE: &str = "
+    SELECT h.tenant, h.session, count(*)
+    FROM head h JOIN record r ON r.k >= h.id << 32 AND r.k < (h.id + 1) << 32
+    WHERE CASE WHEN json_valid(h.card) THEN r.k > h.id << 32 | h.seq OR r.k & 0xffffffff < h.card ->> '$.first' END
+    GROUP BY h.id LIMIT ?1";
+
+const UNUSED: &str = "
+    SELECT tenant, id FROM blob b
+    WHERE NOT EXISTS (SELECT 1 FROM blob_use u WHERE u.tenant = b.tenant AND u.id = b.id) LIMIT ?1";
+
+// Not of a session that only lost its card: its records still need them.
+const USELESS: &str = "
+    SELECT DISTINCT tenant, head_id FROM blob_use u WHERE head_id NOT IN (SELECT id FROM head)
+        AND NOT EXISTS (SELECT 1 FROM record WHERE k >= u.head_id << 32 AND k < (u.head_id + 1) << 32) LIMIT ?1";
+
+const HOMELESS: &str = "
+    SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
+        AND NOT EXISTS (SELECT 1 FROM head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9)) LIMIT ?1";
+
+fn each(conn: &Connection, sql: &str, mut take: impl FnMut(&Row<'_>) -> Done<()>) -> Done<()> {
+    let mut find = conn.prepare(sql)?;
+    let mut rows = find.query([MAX_FINDINGS as i64])?;
+    while let Some(row) = rows.next()? {
+        take(row)?;
+    }
+    Ok(())
+}
+
+fn text(row: &Row<'_>, column: usize) -> Done<String> {
+    Ok(row.get(column)?)
+}
+
+fn session(file: &File, row: &Row<'_>) -> Done<String> {
+    Ok(format!("{file}, head of session {}/{}", text(row, 0)?, text(row, 1)?))
+}
+
+fn tenant(row: &Row<'_>, column: usize) -> Done<Tenant> {
+    let name = text(row, column)?;
+    Ok(Tenant::new(&name).map_err(|e| Error::corrupt(format!("tenant {name:.40?}"), e))?)
+}
+
+fn id(name: &str) -> Done<SessionId> {
+    Ok(SessionId::new(name).map_err(|e| Error::corrupt(format!("session {name:.40?}"), e))?)
+}
+
+/// Removes what belongs to nobody; what does belong to somebody stays.
+pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> Done<()> {
+    let mut headless = None;
+    for orphan in orphans {
+        match orphan {
+            Orphan::Blob(tenant, id) => {
+                let sql = "DELETE FROM blob WHERE tenant = ?1 AND id = ?2
+                    AND NOT EXISTS (SELECT 1 FROM blob_use WHERE tenant = ?1 AND id = ?2)";
+                conn.execute(sql, params![tenant.as_str(), id.0])?;
+            }
+            Orphan::Uses(tenant, head) => {
+                let sql = "DELETE FROM blob_use WHERE tenant = ?1 AND head_id = ?2
+                    AND NOT EXISTS (SELECT 1 FROM head WHERE id = ?2)
+                    AND NOT EXISTS (SELECT 1 FROM record WHERE k >= ?2 << 32 AND k < (?2 + 1) << 32)";
+                conn.execute(sql, params![tenant.as_str(), head.parse::<i64>().ok()])?;
+            }
+            Orphan::Items(tenant, session) => {
+                let headless = match headless {
+                    Some(known) => known,
+                    None => *headless.insert(conn.prepare(HEADLESS)?.exists([1])?),
+                };
+                if !headless && super::cards::seq(conn, tenant, session)?.is_none() {
+                    items::clear(conn, tenant, &Owner::Session(session.clone()))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
