@@ -46,6 +46,7 @@ mod checkpoint;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod doctor;
 mod edit;
 mod entry;
 mod error;
@@ -77,6 +78,7 @@ pub use busy::OnBusy;
 pub use cache::{Cached, cache_key};
 pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
+pub use doctor::Repaired;
 pub use edit::{fork_session, list_checkpoints, resume_session};
 pub use entry::{
     Change, Checkpointed, Created, Decision, Entry, InfoChange, Outcome, Parent, Post, Record, ReviewDecided,
@@ -94,7 +96,7 @@ pub use policy::{CachePolicy, Limits, Period, Policy, Window};
 pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
 pub use run::{Answered, Ask, Begun, OnExpired, Spliced, Turn, TurnError};
 pub use session::{Checkpoint, Place, Point, Review, Run, Said, Session, Summary};
-pub use store::{Query, Whose};
+pub use store::{Cure, Finding, Orphan, Query, Whose};
 pub use sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
 pub use tenure::{New, Options, Page, Tenure};
 pub use transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};

@@ -6,6 +6,7 @@
 )]
 
 mod crash;
+mod doctor;
 mod foreign;
 mod formats;
 mod invariants;

@@ -1,0 +1,315 @@
+//! The doctor: a house in order has no findings, each kind of damage is found where it is, and what can be mended is mended.
+
+use crate::on_every_store;
+use crate::places::*;
+use std::path::PathBuf;
+use tenure::store::{Commit, Item, Owner, Shelf};
+use tenure::*;
+
+/// Sessions with media, forks, a rewind, items and every status, of two tenants. How many.
+async fn furnish(home: &Home) -> usize {
+    let (tenure, ada) = (&home.tenure, ada());
+    let other = Principal::new("other", "ada").unwrap();
+    for (who, name) in [(&ada, "x"), (&ada, "y"), (&other, "x"), (&ada, "gone"), (&ada, "old")] {
+        tenure.create(who, named(name)).await.unwrap();
+        for n in 0..3 {
+            tenure.append(who, &id(name), turn(n)).await.unwrap();
+            home.pass(jiff::SignedDuration::from_secs(1));
+        }
+    }
+    for (who, name, fill) in [(&ada, "x", "a"), (&ada, "y", "b"), (&other, "x", "a")] {
+        tenure.append(who, &id(name), vec![picture("look", fill), Message::assistant("nice")]).await.unwrap();
+    }
+    tenure.fork(&ada, &id("x"), Point::Turn(1), Some(id("f"))).await.unwrap();
+    tenure.fork(&ada, &id("x"), Point::Turn(4), Some(id("g"))).await.unwrap();
+    tenure.fork(&ada, &id("old"), Point::Turn(2), Some(id("heir"))).await.unwrap();
+    tenure.append(&ada, &id("heir"), turn(9)).await.unwrap();
+    tenure.purge(&ada, &id("old")).await.unwrap();
+    tenure.rewind(&ada, &id("y"), "turn-1").await.unwrap();
+    tenure.delete(&ada, &id("gone")).await.unwrap();
+    let at = home.now();
+    let (key, value) = ("k".to_owned(), "1".to_owned());
+    let item = Item { key, value, text: Some("tea".into()), created_at: at, used_at: at, uses: 0, expires_at: None };
+    let tenant = ada.tenant.clone();
+    for owner in [Owner::Session(id("x")), Owner::User(ada.user.clone())] {
+        let shelf = Shelf { tenant: tenant.clone(), owner, name: "cache".into() };
+        tenure.store().put(&shelf, &item, None).await.unwrap();
+    }
+    7
+}
+
+async fn examined(home: &Home) -> Vec<String> {
+    home.tenure.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect()
+}
+
+/// All words must be in one finding.
+fn found(findings: &[String], words: &[&str]) -> bool {
+    findings.iter().any(|f| words.iter().all(|w| f.contains(w)))
+}
+
+on_every_store! {
+    async fn a_house_in_order_has_no_findings(home: &mut Home) {
+        let sessions = furnish(home).await;
+        let mut seen = Vec::new();
+        assert_eq!(home.tenure.examine(|done| seen.push(done)).await.unwrap(), []);
+        assert_eq!(seen, (1..=sessions).collect::<Vec<_>>());
+        home.reopen().await;
+        let tenure = home.tenure.clone();
+        let repaired = tokio::spawn(async move { tenure.repair_all(|_| ()).await }).await.unwrap().unwrap();
+        assert_eq!(repaired, Repaired::default());
+    }
+
+    async fn a_wrong_card_is_written_anew(home: &mut Home) {
+        furnish(home).await;
+        for name in ["x", "f", "heir"] {
+            let right = home.tenure.head(&admin(), &id(name)).await.unwrap();
+            let mut wrong = right.clone();
+            (wrong.mark.messages, wrong.info.title, wrong.status) = (99, Some("no".into()), Status::Paused);
+            home.tenure.store().commit(&Commit::new(Some(wrong.seq), Vec::new(), wrong)).await.unwrap();
+            let findings = home.tenure.examine(|_| ()).await.unwrap();
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert_eq!(findings[0].cure, Cure::Card(right.key()));
+            assert!(findings[0].what.ends_with("info, mark, status"), "{}", findings[0]);
+            assert!(home.tenure.repair(&findings[0]).await.unwrap());
+            let now = home.tenure.head(&admin(), &id(name)).await.unwrap();
+            assert_eq!(Head { due_at: right.due_at, ..now }, right);
+            assert_eq!(examined(home).await, [""; 0]);
+        }
+        home.tenure.append(&ada(), &id("x"), turn(7)).await.unwrap();
+    }
+}
+
+/// A row that was changed by hand: in SQLite and in PostgreSQL, the words of the finding, and whether it can be mended.
+struct Case {
+    sqlite: &'static str,
+    postgres: &'static str,
+    words: &'static [&'static str],
+    mendable: bool,
+}
+
+const CASES: [Case; 12] = [
+    Case {
+        sqlite: "DELETE FROM record WHERE k & 0xffffffff = 5 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
+        postgres: "DELETE FROM tenure_record WHERE tenant = 'other' AND seq = 5",
+        words: &["other/x, record 5", "it is missing", "backup"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "UPDATE record SET entry = replace(entry, 'search', 'SEARCH') WHERE k & 0xffffffff = 3 AND k >> 32 = (SELECT id FROM head WHERE tenant = 'other')",
+        postgres: "UPDATE tenure_record SET entry = replace(entry, 'search', 'SEARCH') WHERE tenant = 'other' AND seq = 3",
+        words: &["other/x, record 3", "checksum"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "UPDATE head SET card = '{\"first\":1' WHERE session = 'y'",
+        postgres: "UPDATE tenure_head SET card = '{' WHERE session = 'y'",
+        words: &["acme/y", "backup"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "UPDATE head SET card = json_set(card, '$.mark.turns', 7) WHERE session = 'y'",
+        postgres: "UPDATE tenure_head SET card = replace(card, '\"turns\":1', '\"turns\":7') WHERE session = 'y'",
+        words: &["acme/y", "not what its log says: mark"],
+        mendable: true,
+    },
+    Case {
+        sqlite: "DELETE FROM head WHERE tenant = 'other'",
+        postgres: "DELETE FROM tenure_head WHERE tenant = 'other'",
+        words: &["records have no card", "backup"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "UPDATE head SET parent = 'nobody', card = json_set(card, '$.parent.session', 'nobody') WHERE session = 'f'",
+        postgres: "UPDATE tenure_head SET parent = 'nobody' WHERE session = 'f'",
+        words: &["session acme/f", "forked from nobody at record", "does not exist", "purge"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "UPDATE head SET parent = 'gone', card = json_set(card, '$.parent.session', 'gone') WHERE session = 'g'",
+        postgres: "UPDATE tenure_head SET parent = 'gone' WHERE session = 'g'",
+        words: &["session acme/g", "forked from gone at record", "which ends at"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "DELETE FROM blob WHERE tenant = 'other'",
+        postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'; DELETE FROM tenure_blob WHERE tenant = 'other'",
+        words: &["session other/x, record", "needs blob", "missing", "backup"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "UPDATE blob SET bytes = x'00' WHERE tenant = 'other'",
+        postgres: "UPDATE tenure_blob SET bytes = '\\x00' WHERE tenant = 'other'",
+        words: &["session other/x, record", "needs blob"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "DELETE FROM blob_use WHERE tenant = 'other'",
+        postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'",
+        words: &["tenant other, blob", "no session uses it", "a message needs it", "import it again"],
+        mendable: false,
+    },
+    Case {
+        sqlite: "INSERT INTO blob SELECT tenant, zeroblob(32), x'00' FROM blob WHERE tenant = 'other';
+            INSERT INTO blob_use SELECT 77, 1, tenant, zeroblob(32) FROM blob WHERE tenant = 'other' LIMIT 1;
+            INSERT INTO blob VALUES ('acme', zeroblob(32), x'00')",
+        postgres: "INSERT INTO tenure_blob VALUES ('other', decode(repeat('00', 32), 'hex'), '\\x00'), ('acme', decode(repeat('00', 32), 'hex'), '\\x00');
+            INSERT INTO tenure_blob_use VALUES (1, 'other', 'nobody', decode(repeat('00', 32), 'hex'))",
+        words: &["tenant acme, blob 00000000", "no session uses it", "removes it"],
+        mendable: true,
+    },
+    Case {
+        sqlite: "UPDATE item SET owner = 'session/nobody' WHERE owner = 'session/x'",
+        postgres: "UPDATE tenure_item SET owner = 'session/nobody' WHERE owner = 'session/x'",
+        words: &["acme/nobody", "there is no such session", "removes it"],
+        mendable: true,
+    },
+];
+
+async fn execute(home: &Home, case: &Case) {
+    if let Some(file) = home.url.strip_prefix("sqlite:") {
+        return rusqlite::Connection::open(file).unwrap().execute_batch(case.sqlite).unwrap();
+    }
+    let (base, schema) = home.url.split_once("schema=").unwrap();
+    let base = base.trim_end_matches(['?', '&']);
+    let (client, connection) = tokio_postgres::connect(base, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute(&format!("SET search_path TO {schema}; {}", case.postgres)).await.unwrap();
+}
+
+/// Each case: found where it is, while the house is open; what is mendable is mended, and nothing else is done.
+async fn rows_changed_by_hand(kind: &str) {
+    for case in &CASES {
+        let Some(home) = Home::new(kind).await else { return };
+        furnish(&home).await;
+        execute(&home, case).await;
+        let findings = examined(&home).await;
+        assert!(found(&findings, case.words), "{:?} is not in {findings:#?}", case.words);
+        let repaired = home.tenure.repair_all(|_| ()).await.unwrap();
+        assert_eq!(!repaired.mended.is_empty(), case.mendable, "{:#?}", repaired);
+        let left = examined(&home).await;
+        assert_eq!(left.is_empty(), case.mendable, "{left:#?}");
+        assert_eq!(found(&left, case.words), !case.mendable, "{left:#?}");
+        // Nothing that others need was touched.
+        home.tenure.load(&ada(), &id("heir")).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_changed_by_hand_are_found_on_sqlite() {
+    rows_changed_by_hand("sqlite").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_changed_by_hand_are_found_on_postgres() {
+    rows_changed_by_hand("postgres").await;
+}
+
+/// What only SQLite has: columns beside the card, records beyond the end of a log, and pages.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_below_the_rows_is_found_on_sqlite() {
+    let mut home = Home::new("sqlite").await.unwrap();
+    furnish(&home).await;
+    let file = home.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let db = || rusqlite::Connection::open(&file).unwrap();
+    db().execute_batch("UPDATE head SET status = 'paused', hash = zeroblob(16) WHERE session = 'f'").unwrap();
+    let findings = home.tenure.examine(|_| ()).await.unwrap();
+    assert_eq!(findings.len(), 1);
+    assert!(findings[0].what.contains("another owner, status or hash"), "{findings:?}");
+    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().left, []);
+
+    db().execute_batch("INSERT INTO record SELECT k + 50, at, sum, entry FROM record WHERE k & 0xffffffff = 2")
+        .unwrap();
+    assert!(found(&examined(&home).await, &["acme/y", "1 records are before or after the ends of its log"]));
+    db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
+    assert_eq!(examined(&home).await, [""; 0]);
+
+    // An index whose page is overwritten.
+    let number = |sql: &str| db().query_row(sql, [], |r| r.get::<_, u32>(0)).unwrap() as usize;
+    let size = number("PRAGMA page_size");
+    let page = number("SELECT rootpage FROM sqlite_schema WHERE name = 'head_active'");
+    home.tenure = Tenure::open("memory:").await.unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[page * size - 100..page * size].fill(0x11);
+    std::fs::write(&file, bytes).unwrap();
+    home.reopen().await;
+    let findings = home.tenure.examine(|_| ()).await.unwrap();
+    assert!(findings.iter().any(|f| f.what.contains("SQLite finds damage")), "{findings:?}");
+    assert!(findings.iter().all(|f| !f.is_mendable() && f.to_string().contains(".recover")), "{findings:?}");
+    assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().mended, []);
+
+    // A file that is broken all over.
+    home.tenure = Tenure::open("memory:").await.unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[size..].fill(0x11);
+    std::fs::write(&file, bytes).unwrap();
+    if let Ok(tenure) = Tenure::open(&home.url).await {
+        let findings = tenure.examine(|_| ()).await.unwrap();
+        assert!(findings.iter().any(|f| f.to_string().contains("backup")), "{findings:?}");
+    }
+}
+
+/// Files changed by hand while the house is open, and before it is opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_changed_by_hand_are_found_on_jsonl() {
+    let mut home = Home::new("jsonl").await.unwrap();
+    furnish(&home).await;
+    let root = home.dir.as_ref().unwrap().path().join("sessions").canonicalize().unwrap();
+    let file = |name: &str| root.join(name);
+    let swap = |path: &PathBuf, from: &str, to: &str| {
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains(from));
+        std::fs::write(path, text.replacen(from, to, 1)).unwrap();
+    };
+    let orphan = BlobId::of(b"nobody's").to_string();
+    for (name, words) in [
+        ("notes.txt", vec!["not a file of the store", "move it"]),
+        ("acme/notes.txt", vec!["not a file of the store"]),
+        ("acme/shelves/notes.txt", vec!["not a file of the store"]),
+        ("acme/blobs/notes.txt", vec!["not a file of the store"]),
+        ("acme/new.jsonl", vec!["put there while the store is open", "open it again"]),
+        ("acme/nobody.discarded.jsonl", vec!["its session does not exist"]),
+        (&*format!("acme/blobs/{orphan}"), vec!["no session uses it", "removes it"]),
+    ] {
+        std::fs::write(file(name), "nobody's").unwrap();
+        let findings = examined(&home).await;
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].contains(name) && found(&findings, &words), "{findings:?}");
+        let mended = home.tenure.repair_all(|_| ()).await.unwrap().mended;
+        assert_eq!(mended.len(), usize::from(name.ends_with(&orphan)));
+        assert_eq!(file(name).exists(), mended.is_empty(), "only what is ours is ever removed");
+        if file(name).exists() {
+            std::fs::remove_file(file(name)).unwrap();
+        }
+    }
+    let x = file("acme/x.jsonl");
+    swap(&x, "question 1", "question #");
+    assert!(found(&examined(&home).await, &["acme/x.jsonl:", "checksum", "backup"]));
+    swap(&x, "question #", "question 1");
+    let whole = std::fs::read(&x).unwrap();
+    std::fs::write(&x, [&whole[..], b"{\"seq\":"].concat()).unwrap();
+    assert!(found(&examined(&home).await, &["acme/x.jsonl:", "7 bytes at its end are not a whole commit"]));
+    std::fs::write(&x, &whole).unwrap();
+    let blob = std::fs::read_dir(file("other/blobs")).unwrap().next().unwrap().unwrap().path();
+    let bytes = std::fs::read(&blob).unwrap();
+    std::fs::write(&blob, "other").unwrap();
+    assert!(found(&examined(&home).await, &["session other/x, record", "needs blob", "damaged"]));
+    std::fs::remove_file(&blob).unwrap();
+    assert!(found(&examined(&home).await, &["session other/x, record", "needs blob", "missing"]));
+    std::fs::write(&blob, bytes).unwrap();
+    assert_eq!(examined(&home).await, [""; 0]);
+
+    // Before it is opened: a session that is damaged, and one whose file is gone while forks lean on it.
+    home.tenure = Tenure::open("memory:").await.unwrap();
+    swap(&file("acme/y.jsonl"), "question 1", "question #");
+    std::fs::remove_file(&x).unwrap();
+    home.reopen().await;
+    std::fs::write(file("acme/blobs").join(&orphan), "nobody's").unwrap();
+    let repaired = home.tenure.repair_all(|_| ()).await.unwrap();
+    let left: Vec<String> = repaired.left.iter().map(Finding::to_string).collect();
+    assert_eq!((repaired.mended.len(), left.len()), (0, 3), "{left:#?}");
+    assert!(found(&left, &["acme/y.jsonl:", "checksum"]));
+    for fork in ["f", "g"] {
+        assert!(found(&left, &[&format!("session acme/{fork}"), "forked from x", "does not exist"]));
+    }
+    assert!(file("acme/blobs").join(&orphan).exists(), "a damaged session may need it");
+}
