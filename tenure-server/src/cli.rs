@@ -3,6 +3,7 @@
 mod care;
 mod chat;
 mod client;
+mod doctor;
 mod keys;
 mod search;
 mod sessions;
@@ -70,6 +71,15 @@ enum Command {
         #[arg(long)]
         example: bool,
     },
+    /// Check the store: holes, damage, missing media, forks without their parent
+    Doctor {
+        /// Mend what is safe to mend
+        #[arg(long)]
+        repair: bool,
+        /// JSON, for programs
+        #[arg(long)]
+        json: bool,
+    },
     /// Bring the store to the newest format (opening it does the same)
     Migrate {
         /// JSON, for programs
@@ -100,6 +110,7 @@ impl Cli {
             Command::Keys { command, json } => command.run(&at, json).await?,
             Command::Config { example: true } => show::print(EXAMPLE)?,
             Command::Config { example: false } => show::print(at.load(&[])?.shown()?)?,
+            Command::Doctor { repair, json } => return doctor::run(&at, repair, json).await,
             Command::Migrate { json } => care::migrate(&at, json).await?,
             Command::Completions { shell } => {
                 let mut script = Vec::new();

@@ -286,7 +286,7 @@ fn out_and_in_again() {
 fn other_peoples_sessions() {
     let dir = temp();
     let dir = dir.path();
-    for name in ["40_agents_sdk.db", "30_claude_code.jsonl", "20_mistralrs_tagged.json", "13_openai_lines.jsonl"] {
+    for name in ["30_claude_code.jsonl", "20_mistralrs_tagged.json", "13_openai_lines.jsonl"] {
         let path = fixture(name).display().to_string();
         let done = tenure(dir, &["sessions", "import", "--json", &path]).json();
         assert!(!done["sessions"].as_array().unwrap().is_empty(), "{name}: {done}");
@@ -295,6 +295,16 @@ fn other_peoples_sessions() {
             tenure(dir, &["sessions", "show", session["id"].as_str().unwrap()]).ok();
         }
     }
+    // In this database, one session of three is broken.
+    let agents = tenure(dir, &["sessions", "import", "--json", &fixture("40_agents_sdk.db").display().to_string()]);
+    let done: Value = serde_json::from_str(&agents.out).unwrap();
+    assert_eq!(
+        (done["sessions"].as_array().unwrap().len(), done["failed"].as_array().unwrap().len()),
+        (2, 1),
+        "{done}"
+    );
+    agents.fails(1, "1 could not be imported");
+    tenure(dir, &["sessions", "show", "trip-to-rome"]).ok();
     let claude = fixture("30_claude_code.jsonl").display().to_string();
     assert!(tenure(dir, &["sessions", "import", &claude]).ok().contains("\n  left out: "));
     // One that is wrong does not stop the others, and is named.
@@ -332,6 +342,26 @@ fn care_for_a_store() {
     sweep.env("TENURE_SESSIONS__TTL", "300ms");
     assert_eq!(finish(sweep, "").json()["expired"], serde_json::json!(["default/two"]));
     assert!(tenure(dir, &["sessions", "list", "--status", "expired"]).ok().contains("two"));
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong() {
+    let dir = temp();
+    let dir = dir.path();
+    let at = ["--store", "jsonl:store"];
+    tenure(dir, &[&at[..], &["doctor"]].concat()).fails(1, "there is no store");
+    chat(dir, &[&at[..], &["one"]].concat(), "hello\nagain\n").ok();
+    assert_eq!(tenure(dir, &[&at[..], &["doctor"]].concat()).ok(), "1 sessions, and nothing wrong\n");
+    // A commit in the middle is broken: no torn tail, but damage.
+    let file = dir.join("store/default/one.jsonl");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("hello", "hallo", 1)).unwrap();
+    let ran = tenure(dir, &[&at[..], &["doctor"]].concat());
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.out.starts_with("WHERE") && ran.out.contains("one.jsonl") && ran.out.contains("backup"), "{}", ran.out);
+    let ran = tenure(dir, &[&at[..], &["doctor", "--repair", "--json"]].concat());
+    let told: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, &told["findings"][0]["mendable"]), (1, &Value::Bool(false)), "{told}");
 }
 
 #[test]
