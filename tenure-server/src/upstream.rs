@@ -136,6 +136,8 @@ impl Upstream {
                         }
                         // Some servers end without a word once they have said why they stopped.
                         Ok(None) if finished => return None,
+                        // And some without the empty line that ends an event.
+                        Ok(None) if events.finish() => continue,
                         Ok(None) => return Some((Err(broken("the stream ended before the answer did")), None)),
                     };
                     if let Err(why) = events.push(&part) {
@@ -158,7 +160,7 @@ impl Model for Upstream {
         body.set("messages", list);
         let response = self.post("chat/completions", body.to_string()).await?;
         let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        if prompt.stream && kind.starts_with("text/event-stream") {
+        if prompt.stream && kind.to_ascii_lowercase().starts_with("text/event-stream") {
             return Ok(Box::pin(self.stream(response)));
         }
         let whole = self.read(response, MAX_ANSWER_BYTES).await?;
@@ -243,6 +245,13 @@ impl Events {
             return Err(format!("a chunk is over {MAX_ANSWER_BYTES} bytes"));
         }
         Ok(())
+    }
+
+    /// The stream has ended: whether what is left of it is a whole event.
+    fn finish(&mut self) -> bool {
+        let Ok(()) = self.push(b"\n\n") else { return false };
+        self.ready.retain(|data| data == "[DONE]" || serde_json::from_str::<&RawValue>(data).is_ok());
+        !self.ready.is_empty()
     }
 
     /// The data of the next whole event.

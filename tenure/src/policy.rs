@@ -140,6 +140,8 @@ pub struct Limits {
     pub max_queue: usize,
     /// Times a step is tried again after another writer was first.
     pub max_retries: usize,
+    /// How long whoever listens to an answer may take nothing of it, before it is finished without them.
+    pub max_stall: Duration,
 }
 
 impl Default for Limits {
@@ -153,6 +155,7 @@ impl Default for Limits {
             max_sweep: 1_000,
             max_queue: 16,
             max_retries: 16,
+            max_stall: Duration::from_secs(60),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! tool turns that we hold. The plan says what of ours stays, and what of theirs is new. Nothing is lost: what is cut off stays
 //! in the log.
 
-use crate::entry::Post;
+use crate::entry::{Outcome, Post};
 use crate::head::{Style, VisibleHash};
 use crate::history::{lead, opening};
 use crate::message::{Message, Role};
@@ -113,8 +113,8 @@ fn choose(session: &Session, rest: &[Message], mode: Mode) -> Way {
     // Asked again before there was an answer: a retry, not a second question.
     let again = |q: &Range<usize>| stored[q.clone()].iter().zip(rest).all(|(s, m)| s.message.is_same(m));
     let question = last_question(stored).filter(|q| q.len() == rest.len()).filter(again);
-    if question.as_ref().is_some_and(|q| q.end == stored.len()) {
-        return Way::Again(stored.len());
+    if let Some(q) = question.as_ref().filter(|q| is_unanswered(session, q.end)) {
+        return Way::Again(q.end);
     }
     if mode == Mode::Append {
         return Way::Add;
@@ -128,6 +128,12 @@ fn choose(session: &Session, rest: &[Message], mode: Mode) -> Way {
         Style::Unknown if ours.message.is_same(first) => Way::Walk,
         Style::Unknown => question.map_or(Way::Add, |q| Way::Again(q.end)),
     }
+}
+
+/// Whether a question that ends here has no answer, or only the beginning of one that broke off.
+fn is_unanswered(session: &Session, end: usize) -> bool {
+    let broken = session.runs.last().filter(|r| r.ended.is_some_and(|(_, outcome)| outcome != Outcome::Completed));
+    session.messages[end..].iter().all(|m| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id))
 }
 
 /// Where the user messages of the last turn are.

@@ -11,7 +11,7 @@ use crate::fields::Fields;
 use crate::head::Head;
 use crate::history::shown;
 use crate::hot::{Draft, Need};
-use crate::id::{Principal, RunId, Seq, SessionId};
+use crate::id::{Key, Principal, RunId, Seq, SessionId};
 use crate::message::Message;
 use crate::model::{Model, ModelError, Piece, Prompt};
 use crate::reconcile::{Mode, Plan, reconcile};
@@ -117,6 +117,8 @@ pub struct Answered {
     pub answer: Answer,
     /// The end of the log after it.
     pub seq: Seq,
+    /// Whether whoever listened took every piece of it; one that takes nothing for too long (`max_stall`) gets no more.
+    pub heard: bool,
 }
 
 /// Why a turn has no answer.
@@ -137,8 +139,6 @@ const KEYS: &str = "turn-keys";
 const ANSWERS: &str = "turn-answers";
 /// How long an idempotency key is remembered.
 const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
-/// A client that takes nothing for so long gets nothing more; the turn goes on without it.
-const STALL: Duration = Duration::from_secs(60);
 
 /// An idempotency key that was used.
 #[derive(Serialize, Deserialize)]
@@ -152,7 +152,16 @@ impl Tenure {
     /// Begins a turn: finds the session, waits until it is free, and keeps what the client says.
     pub async fn turn(&self, who: &Principal, ask: Ask) -> Result<Begun> {
         let (incoming, blobs) = self.detach(&ask.messages)?;
+        // The same key at the same time: the second one waits until it is known what the first one is.
+        let _claiming = match &ask.idempotency {
+            Some((key, _)) => {
+                Some(self.key_gates().enter(&place(who, key)?, OnBusy::Queue, self.limits().max_queue).await?)
+            }
+            None => None,
+        };
         let claim = self.claimed(who, &ask).await?;
+        // A repeated request waits for its own first try, and never stops it or steps aside.
+        let on_busy = if claim.is_some() { OnBusy::Queue } else { ask.on_busy };
         let mut id = match (&claim, &ask.session) {
             (Some(claim), _) => claim.session.clone(),
             (None, Some(id)) => id.clone(),
@@ -164,7 +173,7 @@ impl Tenure {
         let run = claim.as_ref().map_or_else(RunId::generate, |c| c.run.clone());
         for _ in 0..=self.limits().max_retries {
             let key = who.key(&id);
-            let pass = match self.gates().enter(&key, ask.on_busy, self.limits().max_queue).await? {
+            let pass = match self.gates().enter(&key, on_busy, self.limits().max_queue).await? {
                 Entered::Pass(pass) => pass,
                 Entered::Branch(before) => {
                     id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
@@ -199,13 +208,8 @@ impl Tenure {
                 Err(e) => return Err(e),
             };
             pass.began(opened.before);
-            let mut messages = Vec::with_capacity(opened.messages.len() + 1);
-            let assistant = opened.assistant.or_else(|| ask.assistant.clone());
-            if let Some(name) = assistant
-                && let Some(assistant) = self.assistant(who, &name).await?
-            {
-                messages.extend(assistant.instructions.as_deref().map(Message::system));
-            }
+            let mut messages = self.instructions(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
+            messages.reserve(opened.messages.len());
             for message in opened.messages {
                 messages.push(match message.cuts().is_empty() {
                     true => message,
@@ -222,16 +226,33 @@ impl Tenure {
 
     /// What a model would be shown if this were said. Nothing is kept.
     pub async fn preview(&self, who: &Principal, ask: &Ask) -> Result<Vec<Message>> {
-        let Some(id) = &ask.session else { return Ok(ask.messages.clone()) };
-        let session = match self.load(who, id).await {
-            Ok(session) => session,
-            Err(Error::NotFound { .. } | Error::Gone { .. }) => return Ok(ask.messages.clone()),
-            Err(e) => return Err(e),
+        self.detach(&ask.messages)?; // for its limits
+        let session = match &ask.session {
+            Some(id) => match self.load(who, id).await {
+                Ok(session) => Some(session),
+                Err(Error::NotFound { .. } | Error::Gone { .. }) => None,
+                Err(e) => return Err(e),
+            },
+            None => None,
+        };
+        let assistant = session.as_ref().and_then(|s| s.assistant.clone()).or_else(|| ask.assistant.clone());
+        let mut messages = self.instructions(who, assistant).await?;
+        let Some(session) = session else {
+            messages.extend(ask.messages.iter().cloned());
+            return Ok(messages);
         };
         let plan = reconcile(&session, &ask.messages, ask.mode);
         let window = self.policy(&who.tenant, session.assistant.as_deref()).window;
         let new = said(&plan, session.seq);
-        Ok(shown(&after(&session, &plan, &new), session.summary.as_ref(), &window))
+        messages.extend(shown(&after(&session, &plan, &new), session.summary.as_ref(), &window));
+        Ok(messages)
+    }
+
+    /// What a model is told before anything else.
+    async fn instructions(&self, who: &Principal, assistant: Option<String>) -> Result<Vec<Message>> {
+        let Some(name) = assistant else { return Ok(Vec::new()) };
+        let assistant = self.assistant(who, &name).await?;
+        Ok(assistant.and_then(|a| a.instructions.as_deref().map(Message::system)).into_iter().collect())
     }
 
     /// Brings a session that has ended back, or makes room for a new one under its id.
@@ -357,6 +378,12 @@ impl Tenure {
     }
 }
 
+/// Where those meet who have the same key.
+fn place(who: &Principal, key: &str) -> Result<Key> {
+    let hash = blake3::hash(format!("{}\0{key}", who.user).as_bytes());
+    Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
+}
+
 fn keys(who: &Principal) -> Shelf {
     Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
 }
@@ -383,9 +410,10 @@ impl Opening<'_> {
     fn plan(&self, session: &Session) -> Plan {
         let mut plan = reconcile(session, self.incoming, self.ask.mode);
         if self.resuming && session.runs.last().is_some_and(|r| r.id == *self.run) {
-            // What it said is there, and nobody has said anything since.
-            let matched = self.incoming.len();
-            plan = Plan { keep: session.messages.len(), append: Vec::new(), rewound: 0, matched, ..plan };
+            // What it said is there, and nobody has said anything since. What was answered before it broke off is no answer.
+            let (stored, matched) = (&session.messages, self.incoming.len());
+            let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
+            plan = Plan { keep, append: Vec::new(), rewound: stored.len() - keep, matched, ..plan };
         }
         plan
     }
@@ -432,14 +460,15 @@ impl Turn {
         stream: bool,
         mut listener: Option<mpsc::Sender<Piece>>,
     ) -> Result<Answered, TurnError> {
-        let mut answer = Answer::default();
+        let (mut answer, listened) = (Answer::default(), listener.is_some());
+        let stall = self.tenure.limits().max_stall;
         let prompt = Prompt { messages: std::mem::take(&mut self.messages), options, stream };
         let heard = tokio::select! {
-            heard = listen(model, prompt, &mut answer, &mut listener) => heard,
+            heard = listen(model, prompt, &mut answer, &mut listener, stall) => heard,
             () = self.pass.stopped() => Err(TurnError::Stopped),
         };
         match heard {
-            Ok(()) => self.complete(answer).await,
+            Ok(()) => self.complete(answer, listened == listener.is_some()).await,
             Err(why) => {
                 let outcome = if matches!(why, TurnError::Stopped) { Outcome::Cancelled } else { Outcome::Failed };
                 self.give_up(&answer, outcome, &why.to_string()).await?;
@@ -448,7 +477,7 @@ impl Turn {
         }
     }
 
-    async fn complete(self, answer: Answer) -> Result<Answered, TurnError> {
+    async fn complete(self, answer: Answer, heard: bool) -> Result<Answered, TurnError> {
         let Some(message) = answer.message() else {
             let why = ModelError::Broken { why: "it ended before anything was said".into() };
             self.give_up(&answer, Outcome::Failed, &why.to_string()).await?;
@@ -459,7 +488,7 @@ impl Turn {
             (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), body))
         });
         let seq = self.end(vec![message], Outcome::Completed, None, item).await?;
-        Ok(Answered { answer, seq })
+        Ok(Answered { answer, seq, heard })
     }
 
     /// Ends the turn without a whole answer, and keeps what there is of one.
@@ -486,8 +515,10 @@ impl Turn {
         let ended = self.tenure.write(&self.who, id, Need::Session, |state, _| {
             let session = self.tenure.whole_ref(state, id)?;
             // What this answers must still be there.
-            let kept = self.asked == 0 || session.messages.binary_search_by_key(&self.asked, |m| m.seq).is_ok();
             let run = &self.run;
+            let kept = self.asked == 0 || session.messages.binary_search_by_key(&self.asked, |m| m.seq).is_ok();
+            // Another session may have begun under the id.
+            let kept = kept && session.runs.iter().rev().any(|r| r.id == *run);
             if !kept || !session.status.is_live() {
                 let error = Some("the session was rewound, replaced or ended meanwhile".to_owned());
                 let entry = Entry::RunEnded { run: run.clone(), outcome: Outcome::Cancelled, error };
@@ -517,13 +548,14 @@ async fn listen(
     prompt: Prompt,
     answer: &mut Answer,
     listener: &mut Option<mpsc::Sender<Piece>>,
+    stall: Duration,
 ) -> Result<(), TurnError> {
     let mut pieces = model.ask(prompt).await?;
     while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
         let piece = piece?;
         answer.take(&piece).map_err(|why| ModelError::Broken { why })?;
         if let Some(to) = listener
-            && !matches!(tokio::time::timeout(STALL, to.send(piece)).await, Ok(Ok(())))
+            && !matches!(tokio::time::timeout(stall, to.send(piece)).await, Ok(Ok(())))
         {
             *listener = None;
         }

@@ -57,6 +57,7 @@ struct House {
     hot: HotSessions,
     hooks: RwLock<Vec<Hook>>,
     gates: Gates,
+    key_gates: Gates,
     repairs: Vec<Repair>,
 }
 
@@ -110,8 +111,11 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let hot = hot_sessions(options.cache_bytes);
-        let (assistants, hooks, gates) = Default::default();
-        Self { house: Arc::new(House { store, options, assistants, hot, hooks, gates, repairs }), expect: None }
+        let (assistants, hooks, gates, key_gates) = Default::default();
+        Self {
+            house: Arc::new(House { store, options, assistants, hot, hooks, gates, key_gates, repairs }),
+            expect: None,
+        }
     }
 
     /// The store, for what has no verb.
@@ -160,6 +164,10 @@ impl Tenure {
 
     pub(crate) fn gates(&self) -> &Gates {
         &self.house.gates
+    }
+
+    pub(crate) fn key_gates(&self) -> &Gates {
+        &self.house.key_gates
     }
 
     /// The same house, but a verb that is called on this handle is refused with [`Error::Conflict`] unless the log of its session

@@ -120,7 +120,10 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
     let who = caller.writes_as(user)?;
     let stream = peek(&body, "stream")?.unwrap_or(false);
     let session: Option<String> = take(&mut body, "session_id")?;
-    let session = session.or_else(|| header_text(headers, "x-session-id").map(str::to_owned));
+    let session = match session {
+        Some(id) => Some(id),
+        None => named_header(headers, "X-Session-Id")?,
+    };
     let session = session.map(SessionId::new).transpose()?;
     let mode = match take::<String>(&mut body, "history")?.as_deref() {
         None | Some("auto") => Mode::Auto,
@@ -132,7 +135,7 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
     };
     let on_busy: Option<OnBusy> = take(&mut body, "on_busy")?;
     let keep = take(&mut body, "store")?.unwrap_or(true);
-    let key = header_text(headers, "idempotency-key").map(str::to_owned);
+    let key = named_header(headers, "Idempotency-Key")?;
     if key.as_ref().is_some_and(|k| k.is_empty() || k.len() > 256) {
         return Err(ApiError::invalid("Idempotency-Key", "it must have 1 to 256 characters"));
     }
@@ -150,7 +153,11 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
             Some(assistant) => (Some(assistant.clone()), assistant.model.clone()),
             None => (None, Some(name)),
         },
-        (None, None) => (None, None),
+        // Neither is named: the session goes on as it was.
+        (None, None) => match &session {
+            Some(id) => (None, model_of(app, &who, id).await?),
+            None => (None, None),
+        },
     };
     let name = named.unwrap_or_else(|| app.models.default_name().to_owned());
     let Some(model) = app.models.get(&name) else {
@@ -172,6 +179,29 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
         idempotency: key.map(|key| (key, blake3::hash(bytes).to_hex().to_string())),
     };
     Ok(Request { ask, who, model, options: body, stream, keep, talk })
+}
+
+/// The model of a session: its assistant's, else the one it talked to last. None of a model that is there no more.
+async fn model_of(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
+    let head = match app.tenure.head(who, id).await {
+        Ok(head) => head,
+        Err(tenure::Error::NotFound { .. }) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let assistant = match &head.assistant {
+        Some(name) => app.tenure.assistant(who, name).await?,
+        None => None,
+    };
+    let names = [assistant.and_then(|a| a.model.clone()), head.info.model];
+    Ok(names.into_iter().flatten().find(|name| app.models.get(name).is_some()))
+}
+
+/// A header that must be text if it is there.
+fn named_header(headers: &HeaderMap, name: &'static str) -> ApiResult<Option<String>> {
+    match (headers.contains_key(name), header_text(headers, name)) {
+        (true, None) => Err(ApiError::invalid(name, "it must be plain ASCII text")),
+        (_, text) => Ok(text.map(str::to_owned)),
+    }
 }
 
 /// A field of ours, taken out; `null` is as good as none.
@@ -204,7 +234,7 @@ async fn take_turn(
             let mut answer = tenure::Answer::default();
             let again = answer.take(&Piece::Whole(body));
             let broken = |why| tenure::Error::corrupt(format!("the kept answer of {run}"), why);
-            (session_id, again.map(|()| Answered { answer, seq: 0 }).map_err(|why| broken(why).into()))
+            (session_id, again.map(|()| Answered { answer, seq: 0, heard: true }).map_err(|why| broken(why).into()))
         }
         Ok(Begun::Turn(turn)) => {
             let opened = watch.elapsed();
@@ -234,19 +264,39 @@ async fn pass_on(app: &Shared, request: Request) -> ApiResult<Response> {
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
     let mut pieces = request.model.ask(prompt).await?;
     use futures_util::StreamExt;
+    let mut answer = tenure::Answer::default();
+    let broken = |why| tenure::ModelError::Broken { why };
     let Some(first) = pieces.next().await.transpose()? else {
-        return Err(tenure::ModelError::Broken { why: "it ended before anything was said".into() }.into());
+        return Err(broken("it ended before anything was said".to_owned()).into());
     };
-    if let Piece::Whole(body) = &first {
-        return Ok(json_response(body.clone()));
-    }
-    let rest = pieces.map(|piece| match piece {
-        Ok(Piece::Chunk(chunk) | Piece::Whole(chunk)) => event(&chunk),
-        Err(e) => event(&serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default()),
+    answer.take(&first).map_err(broken)?;
+    let first = match (first, request.stream) {
+        (Piece::Whole(body), false) => return Ok(json_response(body)),
+        (Piece::Whole(body), true) => as_chunk(&body),
+        (Piece::Chunk(chunk), _) => chunk,
+    };
+    let rest = stream::unfold(Some((pieces, answer)), move |state| async move {
+        let (mut pieces, mut answer) = state?;
+        let piece = pieces.next().await.map(|p| p.and_then(|p| answer.take(&p).map_err(broken).map(|()| p)));
+        Some(match piece {
+            Some(Ok(Piece::Chunk(chunk) | Piece::Whole(chunk))) => (event(&chunk), Some((pieces, answer))),
+            Some(Err(e)) => (event(&told(e.into())), None),
+            None => (event("[DONE]"), None),
+        })
     });
-    let Piece::Chunk(first) = first else { unreachable!("a whole answer was returned above") };
-    let all = stream::iter([event(&first)]).chain(rest).chain(stream::iter([event("[DONE]")]));
+    let all = stream::iter([event(&first)]).chain(rest);
     Ok(event_stream(Body::from_stream(all.map(Ok::<_, std::convert::Infallible>))))
+}
+
+/// An error as the last event of a stream. No `[DONE]` follows it.
+fn told(error: ApiError) -> String {
+    serde_json::to_string(&error.body()).unwrap_or_default()
+}
+
+/// The client took nothing for so long that pieces of the answer were left out.
+fn too_slow() -> ApiError {
+    let message = "the stream was not read for too long, and its end was left out; the whole answer is in the session";
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
 }
 
 fn event(data: &str) -> Bytes {
@@ -333,8 +383,9 @@ fn stream_out(
             return Some((event(&text), (Next::More, heard, ended, started)));
         }
         let last = match ended.take()?.await {
-            Ok(Ok(_)) => event("[DONE]"),
-            Ok(Err(e)) => event(&serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default()),
+            Ok(Ok(answered)) if answered.heard => event("[DONE]"),
+            Ok(Ok(_)) => event(&told(too_slow())),
+            Ok(Err(e)) => event(&told(e.into())),
             Err(_) => return None,
         };
         Some((last, (Next::Done, heard, ended, started)))
