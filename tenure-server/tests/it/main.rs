@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
 mod auth;
+mod chat;
 mod cli;
+mod crash;
 mod door;
 mod hooks;
+mod kit;
 mod limits;
 mod metrics;
 mod openapi;
@@ -15,3 +18,5 @@ mod stop;
 mod telemetry;
 mod tenants;
 mod transfer;
+mod turns;
+mod upstream;

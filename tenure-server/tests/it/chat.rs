@@ -1,0 +1,428 @@
+//! Chat: what the model is shown and what is kept, for everything that clients send (DESIGN 4.1 and 4.2).
+
+use crate::in_every_way;
+use crate::kit::*;
+use serde_json::{Value, json};
+use tenure::Style;
+use tenure_server::config::Config;
+
+/// A session with a tool turn: question, call, result, answer. The client ran the tool itself.
+async fn tool_turn(home: &Home, id: &str) {
+    home.model.then(Act::Call(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(Act::Say("It rains."));
+    let first = home.chat(json!({"session_id": id, "messages": [user("Weather in Bern?")]})).await;
+    assert_eq!(first.message()["tool_calls"][0]["function"]["arguments"], r#"{"city":"Bern"}"#);
+    assert_eq!(first.body["choices"][0]["finish_reason"], "tool_calls");
+    let second = home.chat(json!({"session_id": id, "messages": [tool("c1", "rain")]})).await;
+    assert_eq!(second.said(), "It rains.");
+}
+
+fn weather() -> Vec<Value> {
+    vec![
+        user("Weather in Bern?"),
+        call("c1", "weather", r#"{"city":"Bern"}"#),
+        tool("c1", "rain"),
+        assistant("It rains."),
+    ]
+}
+
+fn and(mut list: Vec<Value>, more: &[Value]) -> Vec<Value> {
+    list.extend_from_slice(more);
+    list
+}
+
+in_every_way! {
+    /// An unknown id: all of it is new.
+    async fn an_unknown_id_begins_a_session(home: &mut Home) {
+        let sent = [system("Be brief."), user("Hi"), assistant("Hello"), user("How are you?")];
+        let reply = home.chat(json!({"session_id": "new", "messages": sent})).await;
+        assert_eq!((reply.status, reply.said(), reply.session_id()), (200, "answer 1", "new".to_owned()));
+        assert_eq!(reply.body["session_id"], "new");
+        assert_eq!(reply.report(), [0, 0, 0, 4]);
+        assert_eq!(home.model.shown(), sent);
+        assert_eq!(home.stored("new").await, and(sent.to_vec(), &[assistant("answer 1")]));
+    }
+
+    /// Only what is new: the server remembers, the client need not.
+    async fn only_what_is_new(home: &mut Home) {
+        home.chat(json!({"session_id": "s", "messages": [user("My name is Ada.")]})).await;
+        let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
+        assert_eq!(reply.report(), [0, 0, 0, 1]);
+        let want = [user("My name is Ada."), assistant("answer 1"), user("What is my name?")];
+        assert_eq!(home.model.shown(), want);
+        assert_eq!(home.stored("s").await, and(want.to_vec(), &[assistant("answer 2")]));
+        assert_eq!(home.session("s").await.style, Style::Append);
+        // From a client that sends only what is new, the same words twice are two turns.
+        let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
+        assert_eq!(reply.report(), [0, 0, 0, 1]);
+        assert_eq!(home.stored("s").await.len(), 6);
+    }
+
+    /// The whole visible history and something new: the tool turns stay in place.
+    async fn the_whole_history(home: &mut Home) {
+        tool_turn(home, "s").await;
+        let sent = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
+        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        assert_eq!(reply.report(), [2, 2, 0, 1]);
+        assert_eq!(home.model.shown(), and(weather(), &[user("And Basel?")]));
+        assert_eq!(home.stored("s").await, and(weather(), &[user("And Basel?"), assistant("answer 3")]));
+        assert_eq!(home.session("s").await.style, Style::Full);
+    }
+
+    /// The same with the client's own copy of the tool turns: matched, not doubled.
+    async fn an_own_copy_of_the_tool_turns(home: &mut Home) {
+        tool_turn(home, "s").await;
+        let mut sent = and(weather(), &[user("And Basel?")]);
+        // Spelled otherwise, and with more and less in it.
+        sent[1]["tool_calls"][0]["function"]["arguments"] = json!(r#"{ "city" : "Bern" }"#);
+        sent[1].as_object_mut().unwrap().remove("content");
+        sent[2]["name"] = json!("weather");
+        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        assert_eq!(reply.report(), [4, 0, 0, 1]);
+        assert_eq!(home.model.shown(), and(weather(), &[user("And Basel?")]), "ours are shown, as they were");
+        assert_eq!(home.stored("s").await.len(), 6);
+    }
+
+    /// An edited earlier turn: what is before it keeps its tool turns, what followed is rewound and stays readable.
+    async fn an_edited_earlier_turn(home: &mut Home) {
+        tool_turn(home, "s").await;
+        let more = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
+        home.chat(json!({"session_id": "s", "messages": more})).await;
+        let edited = [user("Weather in Bern?"), assistant("It rains."), user("And Geneva?")];
+        let reply = home.chat(json!({"session_id": "s", "messages": edited})).await;
+        assert_eq!(reply.report(), [2, 2, 2, 1]);
+        assert_eq!(home.model.shown(), and(weather(), &[user("And Geneva?")]));
+        assert_eq!(home.stored("s").await, and(weather(), &[user("And Geneva?"), assistant("answer 4")]));
+        let id = tenure::SessionId::new("s").unwrap();
+        let cut = home.app.tenure.discarded(&nobody(), &id).await.unwrap();
+        let cut: Vec<Value> = cut.iter().flat_map(|d| &d.messages).map(|m| m.message.to_value()).collect();
+        assert_eq!(cut, [user("And Basel?"), assistant("answer 3")]);
+    }
+
+    /// A changed system prompt takes effect now; history and tool turns stay.
+    async fn a_changed_system_prompt(home: &mut Home) {
+        home.model.then(Act::Call(vec![("c1", "weather", "{}")])).then(Act::Say("It rains."));
+        home.chat(json!({"session_id": "s", "messages": [system("Be brief."), user("Weather?")]})).await;
+        home.chat(json!({"session_id": "s", "messages": [tool("c1", "rain")]})).await;
+        assert_eq!(home.model.shown()[0], system("Be brief."));
+        let turn = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", "rain"), assistant("It rains.")];
+        // Sent with the whole history, and with only what is new.
+        let sent = [system("Be long."), user("Weather?"), assistant("It rains."), user("Why?")];
+        home.chat(json!({"session_id": "s", "messages": sent})).await;
+        assert_eq!(home.model.shown(), and(and(vec![system("Be long.")], &turn), &[user("Why?")]));
+        home.chat(json!({"session_id": "s", "history": "append", "messages": [system("In rhyme."), user("When?")]})).await;
+        let shown = home.model.shown();
+        assert_eq!((&shown[0], shown.len()), (&system("In rhyme."), 8));
+        assert_eq!(shown.iter().filter(|m| m["role"] == "system").count(), 1);
+        assert_eq!(home.session("s").await.mark.turns, 3, "no turn was lost");
+    }
+
+    /// The last user message again: rewound to it, and answered anew.
+    async fn regenerate(home: &mut Home) {
+        tool_turn(home, "s").await;
+        home.model.then(Act::Say("It still rains."));
+        let reply = home.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
+        assert_eq!(reply.report(), [1, 0, 3, 0]);
+        assert_eq!(home.model.shown(), [user("Weather in Bern?")], "the tools run again");
+        assert_eq!(home.stored("s").await, [user("Weather in Bern?"), assistant("It still rains.")]);
+        // With the history before it, from a client that sends everything.
+        let sent = [user("Weather in Bern?"), assistant("It still rains."), user("Why?")];
+        home.chat(json!({"session_id": "s", "messages": sent})).await;
+        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        assert_eq!(reply.report(), [3, 0, 1, 0]);
+        assert_eq!(home.model.shown(), sent);
+        assert_eq!(home.stored("s").await, and(sent.to_vec(), &[assistant("answer 5")]));
+        // From such a client, a lone first message means "again from here".
+        let reply = home.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
+        assert_eq!(reply.report(), [1, 0, 3, 0]);
+    }
+
+    /// Only tool results: the answers to the calls that are open.
+    async fn only_tool_results(home: &mut Home) {
+        home.model.then(Act::Call(vec![("a", "f", r#"{"x":1}"#), ("b", "g", "{}")]));
+        home.chat(json!({"session_id": "s", "messages": [user("Go")]})).await;
+        // In another order than they were asked for, and one that nobody asked for.
+        let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("zzz", "?"), tool("a", "1")]})).await;
+        assert_eq!(reply.report(), [0, 0, 0, 2]);
+        assert_eq!(reply.body["session"]["orphans"], json!(["zzz"]));
+        let calls = json!([
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": r#"{"x":1}"#}},
+            {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ]);
+        let asked = json!({"role": "assistant", "content": null, "tool_calls": calls});
+        assert_eq!(home.model.shown(), [user("Go"), asked.clone(), tool("a", "1"), tool("b", "2")], "in the calls' order");
+        assert_eq!(home.stored("s").await, [user("Go"), asked, tool("b", "2"), tool("a", "1"), assistant("answer 2")]);
+        // Sent once more: matched, and answered anew.
+        let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("a", "1")]})).await;
+        assert_eq!(reply.report(), [2, 0, 1, 0]);
+        assert_eq!(home.stored("s").await.len(), 5);
+    }
+
+    /// Client-run tools with the whole history: the calls come back with their results.
+    async fn client_tools_with_the_whole_history(home: &mut Home) {
+        home.model.then(Act::Call(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(Act::Say("It rains."));
+        let first = home.chat(json!({"messages": [user("Weather in Bern?")]})).await;
+        let sent = [user("Weather in Bern?"), first.message().clone(), tool("c1", "rain")];
+        let id = first.session_id();
+        let reply = home.chat(json!({"session_id": id, "messages": sent})).await;
+        assert_eq!((reply.said(), reply.report()), ("It rains.", [2, 0, 0, 1]));
+        assert_eq!(home.model.shown(), weather()[..3]);
+        let sent = and(weather(), &[user("Thanks")]);
+        let reply = home.chat(json!({"session_id": id, "messages": sent})).await;
+        assert_eq!(reply.report(), [4, 0, 0, 1]);
+        assert_eq!(home.stored(&id).await, and(sent, &[assistant("answer 3")]));
+    }
+
+    /// A call that nobody answered: the model is shown a marked stand-in, which is not kept.
+    async fn a_call_without_a_result(home: &mut Home) {
+        home.model.then(Act::Call(vec![("c1", "weather", "{}")]));
+        home.chat(json!({"session_id": "s", "messages": [user("Weather?")]})).await;
+        home.chat(json!({"session_id": "s", "messages": [user("Never mind.")]})).await;
+        let want = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", tenure::NO_RESULT), user("Never mind.")];
+        assert_eq!(home.model.shown(), want);
+        let kept = [user("Weather?"), call("c1", "weather", "{}"), user("Never mind."), assistant("answer 2")];
+        assert_eq!(home.stored("s").await, kept);
+    }
+
+    /// An earlier turn without its pictures is the same turn, and they are re-attached; a new one is added.
+    async fn pictures(home: &mut Home) {
+        let (first, second) = (picture("What is this?", 7), picture("And this?", 8));
+        home.chat(json!({"session_id": "s", "messages": [first]})).await;
+        assert_eq!(home.model.shown(), [first.clone()]);
+        let reply = home.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?")]})).await;
+        assert_eq!(reply.report(), [2, 0, 0, 1]);
+        let want = [first.clone(), assistant("answer 1"), user("Sure?")];
+        assert_eq!(home.model.shown(), want, "byte for byte, in the message it came with");
+        home.chat(json!({"session_id": "s", "messages": [user("What is this?"), assistant("answer 1"), user("Sure?"), assistant("answer 2"), second]})).await;
+        let want = and(want.to_vec(), &[assistant("answer 2"), second]);
+        assert_eq!(home.model.shown(), want, "a new picture is added, not swapped in");
+        assert_eq!(home.stored("s").await, and(want, &[assistant("answer 3")]));
+    }
+
+    /// Without an id, the session is the one whose conversation goes on: the longest one.
+    async fn found_by_content(home: &mut Home) {
+        let first = home.chat(json!({"messages": [user("Hi")]})).await;
+        let id = first.session_id();
+        let again = home.chat(json!({"messages": [user("Hi"), assistant("answer 1"), user("More")]})).await;
+        assert_eq!((again.session_id(), again.report()), (id.clone(), [2, 0, 0, 1]));
+        // A second conversation that begins the same way and is shorter.
+        home.model.then(Act::Say("answer 1"));
+        let other = home.chat(json!({"messages": [user("Hi")]})).await.session_id();
+        assert_ne!(other, id);
+        let sent = [user("Hi"), assistant("answer 1"), user("More"), assistant("answer 2"), user("Last")];
+        let reply = home.chat(json!({"messages": sent})).await;
+        assert_eq!((reply.session_id(), reply.report()), (id.clone(), [4, 0, 0, 1]), "the longest match wins");
+        // Something that nobody has said.
+        let reply = home.chat(json!({"messages": [user("Ho"), assistant("answer 1"), user("More")]})).await;
+        assert!(![&id, &other].contains(&&reply.session_id()));
+        // Somebody else who said the same.
+        let sent = json!({"messages": sent});
+        let reply = home.client.chat(home.stream, sent, &[("x-tenure-user", "mallory")]).await;
+        assert_eq!((reply.report(), home.model.shown().len()), ([0, 0, 0, 5], 5));
+        assert!(![&id, &other].contains(&&reply.session_id()), "never across users");
+    }
+
+    /// The header names the session too; the body goes first.
+    async fn found_by_header(home: &mut Home) {
+        let body = json!({"messages": [user("Hi")]});
+        let reply = home.client.chat(home.stream, body, &[("x-session-id", "h")]).await;
+        assert_eq!((reply.session_id(), reply.body["session_id"].as_str()), ("h".to_owned(), Some("h")));
+        let body = json!({"session_id": "b", "messages": [user("Hi")]});
+        let reply = home.client.chat(home.stream, body, &[("x-session-id", "h")]).await;
+        assert_eq!(reply.session_id(), "b");
+        assert_eq!(home.stored("h").await.len(), 2);
+    }
+
+    /// `history` overrides the guess.
+    async fn history_modes(home: &mut Home) {
+        home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
+        let reply = home.chat(json!({"session_id": "s", "history": "append", "messages": [user("Hi")]})).await;
+        assert_eq!(reply.report(), [0, 0, 0, 1]);
+        assert_eq!(home.model.shown(), [user("Hi"), assistant("answer 1"), user("Hi")]);
+        let reply = home.chat(json!({"session_id": "s", "history": "full", "messages": [user("Ho")]})).await;
+        assert_eq!(reply.report(), [0, 0, 4, 1]);
+        assert_eq!(home.model.shown(), [user("Ho")]);
+        let reply = home.chat(json!({"session_id": "s", "history": "some", "messages": [user("Ho")]})).await;
+        assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (400, Some("history")));
+        assert_eq!(home.stored("s").await.len(), 2);
+    }
+
+    /// `store: false`: nothing is kept, and what is there is only read.
+    async fn nothing_is_kept_if_so_wished(home: &mut Home) {
+        let reply = home.chat(json!({"store": false, "messages": [user("Psst")]})).await;
+        let said = if home.stream { reply.events.join("") } else { reply.text.clone() };
+        assert!(said.contains("answer") && reply.headers.get("x-session-id").is_none(), "{reply:?}");
+        assert_eq!(home.sessions().await, 0);
+        home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
+        let before = home.session("s").await;
+        home.chat(json!({"session_id": "s", "store": false, "messages": [user("Psst")]})).await;
+        assert_eq!(home.model.shown(), [user("Hi"), assistant("answer 2"), user("Psst")], "it sees the session");
+        assert_eq!(home.session("s").await, before);
+        assert!(!home.model.bodies().iter().any(|b| b.contains("\"store\"")));
+    }
+
+    /// What it cost is passed on, also in a stream that asks for it.
+    async fn usage(home: &mut Home) {
+        let reply = home.chat(json!({"stream_options": {"include_usage": true}, "messages": [user("Hi")]})).await;
+        assert_eq!(reply.body["usage"], json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}));
+        assert!(!home.stream || reply.is_done());
+    }
+
+    /// What is wrong is told, and changes nothing.
+    async fn bad_requests_change_nothing(home: &mut Home) {
+        let long = "x".repeat(200);
+        for (bad, param) in [
+            (json!({}), "messages"),
+            (json!({"messages": []}), "messages"),
+            (json!({"messages": "Hi"}), "messages"),
+            (json!({"messages": [{"role": "nobody", "content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [user("a"), {"content": "x"}]}), "messages[1]"),
+            (json!({"messages": [user("a")], "session_id": ""}), "session_id"),
+            (json!({"messages": [user("a")], "session_id": "a/b"}), "session_id"),
+            (json!({"messages": [user("a")], "session_id": long}), "session_id"),
+            (json!({"messages": [user("a")], "session_id": 7}), "session_id"),
+            (json!({"messages": [user("a")], "on_busy": "panic"}), "on_busy"),
+            (json!({"messages": [user("a")], "store": "no"}), "store"),
+            (json!({"messages": [user("a")], "user": ""}), "user"),
+        ] {
+            let reply = home.chat(bad.clone()).await;
+            assert_eq!((reply.status, reply.code()), (400, "invalid"), "{bad}: {reply:?}");
+            let found = reply.body["error"]["param"].as_str().unwrap_or_default();
+            assert!(found.contains(param) || param == "session_id" && found == "session", "{bad}: {reply:?}");
+        }
+        assert_eq!((home.sessions().await, home.model.count()), (0, 0));
+    }
+}
+
+/// Fields that are not ours reach the model's server as they came: order, spelling, numbers, spaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_fields_are_passed_on_untouched() {
+    let home = Home::new("memory", false).await.unwrap();
+    let body = r#"{"z_first": {"b":1.50,  "a":[1e2, "\u00e9"]}, "model":"default","session_id":"s","messages":[{"role":"user","content":"Hi","odd":1.0}],
+        "temperature":0.70,"history":"auto","on_busy":"queue","logit_bias":{"50256":-100},"seed":12345678901234567890,"tools":[ ],"last":null}"#;
+    let reply = reply(home.client.post_text(body, &[]).send().await.unwrap()).await;
+    assert_eq!(reply.status, 200);
+    let want = r#"{"z_first":{"b":1.50,  "a":[1e2, "\u00e9"]},"model":"default","messages":[{"role":"user","content":"Hi","odd":1.0}],"temperature":0.70,"logit_bias":{"50256":-100},"seed":12345678901234567890,"tools":[ ],"last":null}"#;
+    assert_eq!(home.model.bodies(), [want]);
+}
+
+/// Several models by name; what each server calls its own, and its key.
+#[tokio::test(flavor = "multi_thread")]
+async fn models_by_name() {
+    let (big, small) = (Script::default(), Script::default());
+    let (one, two) = (big.start().await, small.start().await);
+    let change = |config: &mut Config| {
+        config.models = vec![model("big", &one), model("small", &two)];
+        config.models[1].model = Some("small-2026".into());
+        config.models[1].api_key = Some("sk-1".into());
+    };
+    let home = Home::with("memory", false, change).await.unwrap();
+    let ask =
+        async |model: Value| home.chat(json!({"session_id": "s", "model": model, "messages": [user("Hi")]})).await;
+    assert_eq!(ask(json!("big")).await.status, 200);
+    assert_eq!(ask(json!("small")).await.status, 200);
+    assert_eq!((big.count(), small.count()), (1, 1));
+    assert!(big.headers(0).get("authorization").is_none());
+    assert_eq!(small.headers(0)["authorization"], "Bearer sk-1");
+    let name =
+        |script: &Script| serde_json::from_str::<Value>(&script.bodies().pop().unwrap()).unwrap()["model"].clone();
+    assert_eq!((name(&big), name(&small)), (json!("big"), json!("small-2026")));
+    // None is named: the session's, else the first.
+    assert_eq!(ask(Value::Null).await.status, 200);
+    assert_eq!((big.count(), small.count()), (1, 2));
+    home.chat(json!({"session_id": "other", "messages": [user("Hi")]})).await;
+    assert_eq!((big.count(), small.count()), (2, 2));
+    let reply = ask(json!("huge")).await;
+    assert_eq!((reply.status, reply.code()), (404, "model_not_found"));
+    assert!(reply.text.contains("big, small, rehearsal"), "{}", reply.text);
+    // The built-in one is always there.
+    assert!(ask(json!("rehearsal")).await.said().contains("I see"));
+}
+
+/// Of several choices all are passed on, and the first is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn several_choices() {
+    let home = Home::new("memory", false).await.unwrap();
+    let reply = home.chat(json!({"session_id": "s", "n": 3, "messages": [user("Hi")]})).await;
+    assert_eq!(reply.body["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(home.stored("s").await, [user("Hi"), assistant("answer 1")]);
+}
+
+fn assistants(config: &mut Config) {
+    let poet =
+        json!({"name": "poet", "instructions": "Rhyme.", "model": "default", "short_term": {"max_history_turns": 1}});
+    config.assistants = vec![serde_json::from_value(poet).unwrap()];
+}
+
+/// An assistant as the model, or by `assistant_id`: its instructions come first, and its window counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn assistants_lead() {
+    for (stream, ask) in
+        [(false, json!({"model": "poet"})), (true, json!({"assistant_id": "poet", "model": "default"}))]
+    {
+        let home = Home::with("sqlite", stream, assistants).await.unwrap();
+        let say = async |text: &str, mut more: Value| {
+            (more["session_id"], more["messages"]) = (json!("s"), json!([system("Be brief."), user(text)]));
+            home.chat(more).await
+        };
+        say("One", ask).await;
+        assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("One")]);
+        assert!(home.model.bodies()[0].contains(r#""model":"default""#));
+        assert!(!home.model.bodies()[0].contains("assistant_id"));
+        // The session stays with its assistant.
+        say("Two", json!({})).await;
+        assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("Two")], "one turn is shown");
+        assert_eq!(home.stored("s").await.len(), 5, "all are kept, and the instructions are not among them");
+        assert_eq!(home.session("s").await.assistant.as_deref(), Some("poet"));
+        say("Psst", json!({"store": false})).await;
+        assert_eq!(home.model.shown(), [system("Rhyme."), system("Be brief."), user("Psst")]);
+        let reply = say("One", json!({"assistant_id": "painter"})).await;
+        assert_eq!((reply.status, reply.code()), (404, "not_found"));
+        home.chat(json!({"store": false, "assistant_id": "poet", "messages": [user("Psst")]})).await;
+        assert_eq!(home.model.shown(), [system("Rhyme."), user("Psst")]);
+    }
+}
+
+/// Without content matching, no id means a new session.
+#[tokio::test(flavor = "multi_thread")]
+async fn content_matching_can_be_off() {
+    let home = Home::with("memory", false, |c| c.sessions.content_matching = false).await.unwrap();
+    let id = home.chat(json!({"messages": [user("Hi")]})).await.session_id();
+    let sent = [user("Hi"), assistant("answer 1"), user("More")];
+    assert_ne!(home.chat(json!({"messages": sent})).await.session_id(), id);
+}
+
+/// Limits have names.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits() {
+    let change = |config: &mut Config| {
+        config.limits.max_body_bytes = 2000;
+        config.limits.max_messages = 3;
+        config.limits.max_message_bytes = 500;
+    };
+    let home = Home::with("memory", false, change).await.unwrap();
+    let long = [user(&"x".repeat(600))];
+    let over = [long.to_vec(), vec![user("x"); 4], vec![user(&"x".repeat(3000))]];
+    for (messages, limit) in over.iter().zip(["max_message_bytes", "max_messages", "max_body_bytes"]) {
+        for store in [true, false] {
+            let reply = home.chat(json!({"store": store, "messages": messages})).await;
+            assert_eq!(
+                (reply.status, reply.code(), reply.body["error"]["param"].as_str()),
+                (413, "too_large", Some(limit))
+            );
+        }
+    }
+    assert_eq!((home.sessions().await, home.model.count()), (0, 0));
+}
+
+/// Headers that can not be read are refused, not ignored: a session would be lost, or a request done twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_are_text() {
+    let home = Home::new("memory", false).await.unwrap();
+    for name in ["x-session-id", "idempotency-key"] {
+        let value = reqwest::header::HeaderValue::from_bytes(b"\xfcber").unwrap();
+        let request = home.client.post(false, json!({"messages": [user("Hi")]}), &[]).header(name, value);
+        let reply = reply(request.send().await.unwrap()).await;
+        assert_eq!((reply.status, reply.code()), (400, "invalid"));
+    }
+    assert_eq!(home.sessions().await, 0);
+}

@@ -1,0 +1,166 @@
+//! Invariant 1 over HTTP: the real binary is killed with `kill -9` under load, and nothing acknowledged is missing.
+
+use crate::kit::*;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tenure::{SessionId, Tenure};
+use tokio::sync::Semaphore;
+
+const CLIENTS: usize = 16;
+const ROUNDS: u64 = 4;
+
+/// One client: chats until the server is gone, and counts what was acknowledged. Half of them listen to a stream.
+async fn chat(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
+    let session = format!("c{n}");
+    loop {
+        let turn = acknowledged[n].load(Ordering::SeqCst);
+        // A turn whose answer was lost is asked again: the same words are a retry.
+        let body = json!({"session_id": session, "history": "append", "messages": [user(&format!("question {turn}"))]});
+        let Ok(response) = client.post(n.is_multiple_of(2), body, &[]).send().await else { return };
+        assert_eq!(response.status(), 200);
+        let Ok(text) = response.text().await else { return };
+        let done = if n.is_multiple_of(2) { text.ends_with("data: [DONE]\n\n") } else { text.ends_with('}') };
+        if !done {
+            return;
+        }
+        acknowledged[n].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// One client that writes the messages itself, a turn at a time.
+async fn write(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
+    let session = format!("c{n}");
+    let post = |route: String, body: Value| client.http.post(format!("{}{route}", client.base)).json(&body).send();
+    let Ok(made) = post("/sessions".to_owned(), json!({"id": session})).await else { return };
+    assert!([201, 409].contains(&made.status().as_u16()), "{}", made.status());
+    loop {
+        let turn = acknowledged[n].load(Ordering::SeqCst);
+        let messages = [user(&format!("question {turn}")), assistant("written")];
+        let Ok(done) = post(format!("/sessions/{session}/messages"), json!({"messages": messages})).await else {
+            return;
+        };
+        assert_eq!(done.status(), 201);
+        if done.bytes().await.is_err() {
+            return;
+        }
+        acknowledged[n].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+async fn killed_under_load(kind: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = match kind {
+        "sqlite" => format!("sqlite:{}", dir.path().join("tenure.db").display()),
+        _ => match postgres_url() {
+            Some(url) => url,
+            None => return,
+        },
+    };
+    let model = Script::default();
+    let base_url = model.start().await;
+    let acknowledged: Arc<Vec<AtomicUsize>> = Arc::new((0..CLIENTS).map(|_| AtomicUsize::new(0)).collect());
+    for round in 0..ROUNDS {
+        let mut server = Binary::start(dir.path(), &store, &base_url);
+        let start = |n: usize| match n % 4 {
+            3 => tokio::spawn(write(server.client.clone(), n, acknowledged.clone())),
+            _ => tokio::spawn(chat(server.client.clone(), n, acknowledged.clone())),
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(start).collect();
+        tokio::time::sleep(Duration::from_millis(400 + 170 * round)).await;
+        server.kill();
+        for client in clients {
+            client.await.unwrap();
+        }
+        let tenure = Tenure::open(&store).await.unwrap();
+        for (n, turns) in acknowledged.iter().enumerate() {
+            let turns = turns.load(Ordering::SeqCst);
+            let session = match tenure.load(&nobody(), &SessionId::new(format!("c{n}")).unwrap()).await {
+                Ok(session) => session,
+                Err(tenure::Error::NotFound { .. }) if turns == 0 => continue,
+                Err(e) => panic!("c{n}, round {round}: {e}"),
+            };
+            let said: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
+            assert!(
+                said.len() >= 2 * turns,
+                "c{n}: {turns} turns were acknowledged, {} messages are there",
+                said.len()
+            );
+            // What is there is what was sent: each question once, each with its answer, at most one turn more.
+            assert!(said.len() <= 2 * turns + 2, "c{n}: {turns} turns were acknowledged: {said:?}");
+            for (turn, pair) in said.chunks(2).enumerate() {
+                assert_eq!(pair[0], user(&format!("question {turn}")), "c{n}, round {round}");
+                assert!(pair.get(1).is_none_or(|a| a["role"] == "assistant"), "c{n}, round {round}: {said:?}");
+            }
+            // An answer that the client did not hear of counts: asked again, it would be a second question.
+            acknowledged[n].store(said.len() / 2, Ordering::SeqCst);
+        }
+    }
+    let total: usize = acknowledged.iter().map(|n| n.load(Ordering::SeqCst)).sum();
+    assert!(total > CLIENTS * ROUNDS as usize, "only {total} turns");
+}
+
+mod acknowledged_means_durable {
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sqlite() {
+        super::killed_under_load("sqlite").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn postgres() {
+        super::killed_under_load("postgres").await;
+    }
+}
+
+/// Killed while the model answers: the question is there, and the same request with the same key completes the turn without doubling
+/// it; then it gives the same answer again.
+async fn killed_while_the_model_answers(kind: &str, stream: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = match kind {
+        "sqlite" => format!("sqlite:{}", dir.path().join("tenure.db").display()),
+        _ => match postgres_url() {
+            Some(url) => url,
+            None => return,
+        },
+    };
+    let model = Script::default();
+    let base_url = model.start().await;
+    model.then(Act::Hold("Never", Arc::new(Semaphore::new(0)), " heard"));
+    let (key, body) = ([("idempotency-key", "k")], json!({"history": "append", "messages": [user("Hi")]}));
+    let mut server = Binary::start(dir.path(), &store, &base_url);
+    let lost = tokio::spawn(server.client.post(stream, body.clone(), &key).send());
+    model.asked(1).await;
+    server.kill();
+    if let Ok(begun) = lost.await.unwrap() {
+        assert!(stream && begun.text().await.is_err(), "it was cut off");
+    }
+    let server = Binary::start(dir.path(), &store, &base_url);
+    let reply = server.client.chat(stream, body.clone(), &key).await;
+    assert_eq!(reply.said(), "answer 2");
+    assert_eq!(model.shown(), [user("Hi")]);
+    let again = server.client.chat(stream, body, &key).await;
+    assert_eq!((again.said(), again.session_id(), model.count()), ("answer 2", reply.session_id(), 2));
+    drop(server);
+    let tenure = Tenure::open(&store).await.unwrap();
+    let session = tenure.load(&nobody(), &SessionId::new(reply.session_id()).unwrap()).await.unwrap();
+    let said: Vec<Value> = session.messages.iter().map(|m| m.message.to_value()).collect();
+    assert_eq!(said, [user("Hi"), assistant("answer 2")]);
+}
+
+mod killed_while_the_model_answers {
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sqlite() {
+        super::killed_while_the_model_answers("sqlite", false).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sqlite_streamed() {
+        super::killed_while_the_model_answers("sqlite", true).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn postgres() {
+        super::killed_while_the_model_answers("postgres", false).await;
+    }
+}

@@ -1,0 +1,523 @@
+//! What the tests are made with: a model server that does as it is told and remembers what it was shown, a Tenure server in front of
+//! it, and a client.
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use axum::routing::post;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tenure::{Answer, Piece, Principal, Session, SessionId};
+use tenure_server::config::{Config, ModelConfig};
+use tenure_server::server::{self, App, Shared};
+use tokio::sync::Semaphore;
+
+/// What the model server does with a request.
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// Says this: word by word if a stream was asked for.
+    Say(&'static str),
+    /// Calls tools: id, name, arguments.
+    Call(Vec<(&'static str, &'static str, &'static str)>),
+    /// Says the first part, waits for a permit, says the second. Not streamed, it waits and says both.
+    Hold(&'static str, Arc<Semaphore>, &'static str),
+    /// Answers with a status, a content type, a body and a `Retry-After`.
+    Refuse(u16, &'static str, &'static str, Option<&'static str>),
+    /// Accepts the request and says nothing, not even a status.
+    Hang,
+    /// Answers 200 with this type and these bytes, in these parts; then ends well, breaks off, or says nothing more.
+    Raw(&'static str, Vec<Bytes>, End),
+}
+
+/// How a raw answer ends.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    Well,
+    Cut,
+    Silent,
+}
+
+/// The model server.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    acts: Arc<Mutex<VecDeque<Act>>>,
+    seen: Arc<Mutex<Vec<(HeaderMap, String)>>>,
+}
+
+impl Script {
+    /// What it does next. When nothing is left to do, it says `answer N`.
+    pub fn then(&self, act: Act) -> &Self {
+        self.acts.lock().unwrap().push_back(act);
+        self
+    }
+
+    /// The bodies it was sent.
+    pub fn bodies(&self) -> Vec<String> {
+        self.seen.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()
+    }
+
+    pub fn headers(&self, i: usize) -> HeaderMap {
+        self.seen.lock().unwrap()[i].0.clone()
+    }
+
+    /// How many requests came.
+    pub fn count(&self) -> usize {
+        self.seen.lock().unwrap().len()
+    }
+
+    /// The messages of the last request.
+    pub fn shown(&self) -> Vec<Value> {
+        let last = self.bodies().pop().expect("it was asked");
+        serde_json::from_str::<Value>(&last).unwrap()["messages"].as_array().unwrap().clone()
+    }
+
+    /// Waits until so many requests came.
+    pub async fn asked(&self, times: usize) {
+        within("the model was asked", async || self.count() >= times).await;
+    }
+
+    /// Starts it; its address up to `/v1`.
+    pub async fn start(&self) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = Router::new().route("/v1/chat/completions", post(act)).with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        format!("http://{address}/v1")
+    }
+}
+
+/// Waits for something to become true; ten seconds at most.
+pub async fn within(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    for _ in 0..2000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never: {what}");
+}
+
+async fn act(State(script): State<Script>, headers: HeaderMap, body: String) -> Response {
+    let (act, n) = {
+        let mut seen = script.seen.lock().unwrap();
+        seen.push((headers, body.clone()));
+        let act = script.acts.lock().unwrap().pop_front();
+        (act.unwrap_or(Act::Say("")), seen.len())
+    };
+    let request: Value = serde_json::from_str(&body).unwrap();
+    let stream = request["stream"] == true;
+    match act {
+        Act::Say(text) => {
+            let text = if text.is_empty() { format!("answer {n}") } else { text.to_owned() };
+            let words: Vec<Value> = text.split_inclusive(' ').map(|w| json!({"content": w})).collect();
+            say(&request, json!({"role": "assistant", "content": text}), words, "stop")
+        }
+        Act::Call(calls) => {
+            let call = |(id, name, arguments): &(&str, &str, &str)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            let calls: Vec<Value> = calls.iter().map(call).collect();
+            let mut parts = vec![json!({"content": null})];
+            for (i, call) in calls.iter().enumerate() {
+                let arguments = call["function"]["arguments"].as_str().unwrap();
+                let (first, second) = arguments.split_at(arguments.len() / 2);
+                let mut begin = call.clone();
+                (begin["index"], begin["function"]["arguments"]) = (json!(i), json!(first));
+                parts.push(json!({"tool_calls": [begin]}));
+                parts.push(json!({"tool_calls": [{"index": i, "function": {"arguments": second}}]}));
+            }
+            say(&request, json!({"role": "assistant", "content": null, "tool_calls": calls}), parts, "tool_calls")
+        }
+        Act::Hold(first, permit, second) if stream => {
+            let rest = async move {
+                permit.acquire().await.unwrap().forget();
+                format!("{}{}", chunk(json!({"content": second}), Value::Null), end("stop"))
+            };
+            let first = chunk(json!({"role": "assistant", "content": first}), Value::Null);
+            let parts = futures_util::stream::iter([first]).chain(futures_util::stream::once(rest));
+            let body = Body::from_stream(parts.map(Ok::<_, std::io::Error>));
+            Response::builder().header("content-type", "text/event-stream").body(body).unwrap()
+        }
+        Act::Hold(first, permit, second) => {
+            permit.acquire().await.unwrap().forget();
+            say(&request, json!({"role": "assistant", "content": format!("{first}{second}")}), Vec::new(), "stop")
+        }
+        Act::Refuse(status, kind, body, retry) => {
+            let mut response = Response::builder().status(status).header("content-type", kind);
+            if let Some(retry) = retry {
+                response = response.header("retry-after", retry);
+            }
+            response.body(body.into()).unwrap()
+        }
+        Act::Hang => std::future::pending().await,
+        Act::Raw(kind, parts, end) => {
+            let parts = futures_util::stream::iter(parts).then(|part| async move {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                Ok(part)
+            });
+            let last = futures_util::stream::once(async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                match end {
+                    End::Silent => std::future::pending().await,
+                    End::Cut => Err(std::io::Error::other("cut")),
+                    End::Well => Ok(Bytes::new()),
+                }
+            });
+            Response::builder().header("content-type", kind).body(Body::from_stream(parts.chain(last))).unwrap()
+        }
+    }
+}
+
+/// One chunk of a stream.
+pub fn chunk(delta: Value, finish: Value) -> String {
+    let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
+    let chunk = json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "scripted", "choices": [choice]});
+    format!("data: {chunk}\n\n")
+}
+
+/// The end of a stream.
+pub fn end(finish: &str) -> String {
+    format!("{}data: [DONE]\n\n", chunk(json!({}), json!(finish)))
+}
+
+fn say(request: &Value, message: Value, parts: Vec<Value>, finish: &str) -> Response {
+    let usage = json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10});
+    if request["stream"] != true {
+        let n = request["n"].as_u64().unwrap_or(1);
+        let choice = |i: u64| json!({"index": i, "message": message, "finish_reason": finish});
+        let choices: Vec<Value> = (0..n).map(choice).collect();
+        let body = json!({"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "scripted", "choices": choices, "usage": usage});
+        return Response::builder().header("content-type", "application/json").body(body.to_string().into()).unwrap();
+    }
+    let mut text = chunk(json!({"role": "assistant"}), Value::Null);
+    parts.into_iter().for_each(|part| text.push_str(&chunk(part, Value::Null)));
+    text.push_str(&chunk(json!({}), json!(finish)));
+    if request["stream_options"]["include_usage"] == true {
+        let last = json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "scripted", "choices": [], "usage": usage});
+        text.push_str(&format!("data: {last}\n\n"));
+    }
+    text.push_str("data: [DONE]\n\n");
+    // In parts that do not fit the events.
+    let parts: Vec<Bytes> = text.as_bytes().chunks(97).map(Bytes::copy_from_slice).collect();
+    let body = Body::from_stream(futures_util::stream::iter(parts.into_iter().map(Ok::<_, std::io::Error>)));
+    Response::builder().header("content-type", "text/event-stream; charset=utf-8").body(body).unwrap()
+}
+
+/// A model server's place in the configuration: quick to give up.
+pub fn model(name: &str, base_url: &str) -> ModelConfig {
+    let model = json!({"name": name, "base_url": base_url, "idle_timeout": "400ms", "retries": 0});
+    serde_json::from_value(model).unwrap()
+}
+
+/// A Tenure server in this process, in front of a scripted model.
+pub struct Home {
+    pub app: Shared,
+    pub client: Client,
+    pub model: Script,
+    pub stream: bool,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    served: Option<tokio::task::JoinHandle<()>>,
+    _dir: Option<tempfile::TempDir>,
+}
+
+impl Home {
+    /// `None` if the store can not be had here.
+    pub async fn new(kind: &str, stream: bool) -> Option<Self> {
+        Self::with(kind, stream, |_| ()).await
+    }
+
+    pub async fn with(kind: &str, stream: bool, change: impl FnOnce(&mut Config)) -> Option<Self> {
+        let dir = (kind == "sqlite").then(|| tempfile::tempdir().unwrap());
+        let store = match (kind, &dir) {
+            ("sqlite", Some(dir)) => format!("sqlite:{}", dir.path().join("tenure.db").display()),
+            ("postgres", _) => postgres_url()?,
+            _ => "memory:".to_owned(),
+        };
+        let model = Script::default();
+        let base_url = model.start().await;
+        let mut config = Config { listen: "127.0.0.1:0".into(), store, ..Config::default() };
+        config.models = vec![self::model("default", &base_url)];
+        change(&mut config);
+        let app = App::open(config).await.unwrap();
+        let mut home = Self { app, client: Client::new(""), model, stream, stop: None, served: None, _dir: dir };
+        home.serve().await;
+        Some(home)
+    }
+
+    /// Serves what `app` is, at an address of its own.
+    pub async fn serve(&mut self) {
+        let listener = server::bind(&self.app).await.unwrap();
+        self.client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let run = server::run(self.app.clone(), listener, async move { drop(stopped.await) });
+        self.served = Some(tokio::spawn(async move { run.await.unwrap() }));
+        self.stop = Some(stop);
+    }
+
+    /// Stops the server, closes the store, and starts both anew.
+    pub async fn restart(&mut self) {
+        drop(self.stop.take());
+        self.served.take().unwrap().await.unwrap();
+        let config = self.app.config.clone();
+        self.app = App::open(Config { store: "memory:".into(), ..config.clone() }).await.unwrap(); // lets go of the store
+        self.app = App::open(config).await.unwrap();
+        self.serve().await;
+    }
+
+    /// A chat request in this home's way of asking.
+    pub async fn chat(&self, body: Value) -> Reply {
+        self.client.chat(self.stream, body, &[]).await
+    }
+
+    /// The session, whatever its status.
+    pub async fn session(&self, id: &str) -> Session {
+        self.app.tenure.load_any(&nobody(), &SessionId::new(id).unwrap()).await.unwrap()
+    }
+
+    /// What is stored.
+    pub async fn stored(&self, id: &str) -> Vec<Value> {
+        self.session(id).await.messages.iter().map(|m| m.message.to_value()).collect()
+    }
+
+    /// How many sessions there are.
+    pub async fn sessions(&self) -> usize {
+        let query = tenure::Query::new(tenure::Whose::Tenant(nobody().tenant), 100);
+        self.app.tenure.store().heads(&query).await.unwrap().len()
+    }
+}
+
+/// Whoever asks without a key.
+pub fn nobody() -> Principal {
+    Principal::new("default", "default").unwrap()
+}
+
+/// A schema of its own on the PostgreSQL that `make test` starts. Without one, tests are skipped, but never in CI.
+pub fn postgres_url() -> Option<String> {
+    let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
+        assert!(std::env::var("CI").is_err(), "TENURE_TEST_POSTGRES must be set in CI");
+        eprintln!("skipped: TENURE_TEST_POSTGRES is not set (`make test` sets it)");
+        return None;
+    };
+    let schema = format!("t_{}", SessionId::generate().as_str().replace('-', ""));
+    Some(format!("{url}{}schema={schema}", if url.contains('?') { '&' } else { '?' }))
+}
+
+/// A client.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub http: reqwest::Client,
+    pub base: String,
+}
+
+/// What came back.
+#[derive(Clone, Debug, Default)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: HeaderMap,
+    /// The body as it came.
+    pub text: String,
+    /// The whole answer, or the error; of a stream, what its chunks say together.
+    pub body: Value,
+    /// The data of a stream's events, as they came.
+    pub events: Vec<String>,
+}
+
+impl Reply {
+    pub fn session_id(&self) -> String {
+        self.headers["x-session-id"].to_str().unwrap().to_owned()
+    }
+
+    pub fn message(&self) -> &Value {
+        &self.body["choices"][0]["message"]
+    }
+
+    pub fn said(&self) -> &str {
+        self.message()["content"].as_str().unwrap_or_else(|| panic!("no answer: {self:?}"))
+    }
+
+    /// What was made of the messages: matched, spliced, rewound, appended.
+    pub fn report(&self) -> [u64; 4] {
+        let part = |name: &str| self.body["session"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {self:?}"));
+        [part("matched"), part("spliced"), part("rewound"), part("appended")]
+    }
+
+    pub fn code(&self) -> &str {
+        self.body["error"]["code"].as_str().unwrap_or_default()
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.events.last().is_some_and(|e| e == "[DONE]")
+    }
+}
+
+impl Client {
+    pub fn new(base: &str) -> Self {
+        Self { http: reqwest::Client::new(), base: base.to_owned() }
+    }
+
+    pub fn post(&self, stream: bool, mut body: Value, headers: &[(&str, &str)]) -> reqwest::RequestBuilder {
+        if stream {
+            body["stream"] = json!(true);
+        }
+        self.post_text(&body.to_string(), headers)
+    }
+
+    pub fn post_text(&self, body: &str, headers: &[(&str, &str)]) -> reqwest::RequestBuilder {
+        let request = self.http.post(format!("{}/v1/chat/completions", self.base)).body(body.to_owned());
+        let request = request.header("content-type", "application/json");
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))
+    }
+
+    pub async fn chat(&self, stream: bool, body: Value, headers: &[(&str, &str)]) -> Reply {
+        reply(self.post(stream, body, headers).send().await.unwrap()).await
+    }
+}
+
+/// Reads an answer. A stream that was streamed well is put together; an error in it is what the body is.
+pub async fn reply(response: reqwest::Response) -> Reply {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let streamed = headers.get("content-type").is_some_and(|t| t == "text/event-stream");
+    let text = response.text().await.unwrap();
+    let mut reply = Reply { status, headers, text, ..Reply::default() };
+    if !streamed {
+        reply.body = serde_json::from_str(&reply.text).unwrap_or_default();
+        return reply;
+    }
+    let events = reply.text.split("\n\n").filter(|e| !e.is_empty());
+    reply.events = events.map(|e| e.strip_prefix("data: ").expect("an event with data").to_owned()).collect();
+    let mut answer = Answer::default();
+    let (mut report, mut error) = (Value::Null, None);
+    let id = reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned());
+    for (i, event) in reply.events.iter().enumerate().filter(|(_, e)| *e != "[DONE]") {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        if chunk.get("error").is_some() {
+            assert_eq!(i + 1, reply.events.len(), "nothing follows an error");
+            error = Some(chunk);
+            break;
+        }
+        assert_eq!(chunk["session_id"].as_str(), id.as_deref(), "every chunk names the session");
+        assert_eq!(chunk["object"], "chat.completion.chunk");
+        answer.take(&Piece::Chunk(event.clone())).unwrap();
+        if i == 0 {
+            report = chunk["session"].clone();
+        } else {
+            assert!(chunk.get("session").is_none(), "only the first chunk reports");
+        }
+    }
+    reply.body = serde_json::from_str(&answer.body("streamed", jiff::Timestamp::UNIX_EPOCH)).unwrap();
+    (reply.body["session_id"], reply.body["session"]) = (json!(id), report);
+    if let Some(error) = error {
+        reply.body["error"] = error["error"].clone();
+    }
+    reply
+}
+
+/// The real binary.
+pub struct Binary {
+    child: Child,
+    pub client: Client,
+}
+
+impl Binary {
+    /// Starts it on a store, in front of a model, and waits until it listens.
+    pub fn start(dir: &Path, store: &str, base_url: &str) -> Self {
+        let config = json!({
+            "listen": "127.0.0.1:0", "store": store,
+            "models": [{"name": "default", "base_url": base_url, "retries": 0}],
+            "telemetry": {"log": "off"},
+        });
+        // JSON is YAML.
+        std::fs::write(dir.join("tenure.yaml"), config.to_string()).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+            .arg("serve")
+            .current_dir(dir)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        lines.read_line(&mut line).unwrap();
+        let base = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("it said {line:?}")).to_owned();
+        // Whatever else it says must not make it wait.
+        std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+        Self { child, client: Client::new(&base) }
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Binary {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+pub fn system(text: &str) -> Value {
+    json!({"role": "system", "content": text})
+}
+
+pub fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+pub fn assistant(text: &str) -> Value {
+    json!({"role": "assistant", "content": text})
+}
+
+pub fn call(id: &str, name: &str, arguments: &str) -> Value {
+    let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    json!({"role": "assistant", "content": null, "tool_calls": [call]})
+}
+
+pub fn tool(id: &str, text: &str) -> Value {
+    json!({"role": "tool", "tool_call_id": id, "content": text})
+}
+
+/// A user message with a picture that is large enough to be kept apart.
+pub fn picture(text: &str, fill: u8) -> Value {
+    use base64::Engine;
+    let data = base64::engine::general_purpose::STANDARD.encode(vec![fill; 4000]);
+    json!({"role": "user", "content": [
+        {"type": "text", "text": text},
+        {"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}},
+    ]})
+}
+
+/// Makes each case four tests: whole and streamed, on SQLite and on PostgreSQL.
+#[macro_export]
+macro_rules! in_every_way {
+    ($($(#[doc = $doc:literal])* async fn $name:ident($home:ident: &mut Home) $body:block)*) => {$(
+        $(#[doc = $doc])*
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            async fn case($home: &mut $crate::kit::Home) $body
+
+            async fn on(kind: &str, stream: bool) {
+                if let Some(mut home) = $crate::kit::Home::new(kind, stream).await {
+                    case(&mut home).await;
+                }
+            }
+
+            #[tokio::test(flavor = "multi_thread")]
+            async fn sqlite() { on("sqlite", false).await }
+            #[tokio::test(flavor = "multi_thread")]
+            async fn sqlite_streamed() { on("sqlite", true).await }
+            #[tokio::test(flavor = "multi_thread")]
+            async fn postgres() { on("postgres", false).await }
+            #[tokio::test(flavor = "multi_thread")]
+            async fn postgres_streamed() { on("postgres", true).await }
+        }
+    )*};
+}

@@ -1,0 +1,305 @@
+//! Turns and time: clients that go away, two at once, sessions that end, and requests that come twice.
+
+use crate::in_every_way;
+use crate::kit::*;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tenure::{Outcome, SessionId};
+use tenure_server::auth::Right;
+use tenure_server::config::Config;
+use tokio::sync::Semaphore;
+
+fn held() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(0))
+}
+
+fn id(text: &str) -> SessionId {
+    SessionId::new(text).unwrap()
+}
+
+/// Sends a request and leaves it to itself; its answer comes with the task.
+fn send(home: &Home, stream: bool, body: Value, headers: &[(&str, &str)]) -> tokio::task::JoinHandle<Reply> {
+    let request = home.client.post(stream, body, headers);
+    tokio::spawn(async move { reply(request.send().await.unwrap()).await })
+}
+
+/// Starts a turn that the model holds half way; how to let it go on, and its answer.
+async fn half_way(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
+    let permit = held();
+    let before = home.model.count();
+    home.model.then(Act::Hold("Half", permit.clone(), " whole"));
+    let answer = send(home, home.stream, body, &[]);
+    home.model.asked(before + 1).await;
+    if home.stream {
+        // Its first chunk has been heard.
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    }
+    (permit, answer)
+}
+
+async fn messages(home: &Home, session: &str, count: usize) {
+    let what = format!("{session} has {count} messages");
+    within(&what, async || home.stored(session).await.len() == count).await;
+}
+
+fn ask(session: &str, text: &str) -> Value {
+    json!({"session_id": session, "messages": [user(text)]})
+}
+
+fn busy(session: &str, text: &str, rule: &str) -> Value {
+    json!({"session_id": session, "on_busy": rule, "messages": [user(text)]})
+}
+
+in_every_way! {
+    /// What the user said is durable before the model is asked, and the answer is before it is called done.
+    async fn kept_before_the_model_is_asked(home: &mut Home) {
+        let (permit, answer) = half_way(home, ask("s", "Hi")).await;
+        // As somebody else would find it.
+        let beside = tenure::Tenure::on(home.app.tenure.store().clone(), tenure::Options::default());
+        let stored = async || beside.load(&nobody(), &id("s")).await.unwrap().messages.len();
+        assert_eq!(stored().await, 1);
+        permit.add_permits(1);
+        let reply = answer.await.unwrap();
+        assert_eq!(stored().await, 2, "there when the client has heard the end");
+        assert_eq!(reply.said(), "Half whole");
+    }
+
+    /// A client that goes away loses nothing.
+    async fn a_client_that_goes_away(home: &mut Home) {
+        let (permit, answer) = half_way(home, ask("s", "Hi")).await;
+        answer.abort();
+        assert!(answer.await.unwrap_err().is_cancelled());
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+        permit.add_permits(1);
+        messages(home, "s", 2).await;
+        assert_eq!(home.stored("s").await, [user("Hi"), assistant("Half whole")]);
+        assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, Outcome::Completed);
+    }
+
+    /// `queue`: one after the other, in the order they came.
+    async fn queue(home: &mut Home) {
+        let (permit, first) = half_way(home, ask("s", "1")).await;
+        let mut others = Vec::new();
+        for i in 2..6 {
+            others.push(send(home, home.stream, busy("s", &i.to_string(), "queue"), &[]));
+            tokio::time::sleep(std::time::Duration::from_millis(40)).await;
+        }
+        assert_eq!(home.model.count(), 1, "they wait");
+        permit.add_permits(1);
+        assert_eq!(first.await.unwrap().said(), "Half whole");
+        for other in others {
+            assert_eq!(other.await.unwrap().status, 200);
+        }
+        let said: Vec<Value> = home.stored("s").await.iter().map(|m| m["content"].clone()).collect();
+        assert_eq!(said, ["1", "Half whole", "2", "answer 2", "3", "answer 3", "4", "answer 4", "5", "answer 5"]);
+    }
+
+    /// `reject`: 409, and nothing is kept of it.
+    async fn reject(home: &mut Home) {
+        let (permit, first) = half_way(home, ask("s", "1")).await;
+        let reply = home.chat(busy("s", "2", "reject")).await;
+        assert_eq!((reply.status, reply.code()), (409, "busy"));
+        permit.add_permits(1);
+        assert_eq!(first.await.unwrap().said(), "Half whole");
+        assert_eq!(home.stored("s").await.len(), 2);
+        assert_eq!(home.chat(busy("s", "2", "reject")).await.status, 200);
+    }
+
+    /// `interrupt`: the first turn keeps what it has and says so; its client is told.
+    async fn interrupt(home: &mut Home) {
+        let (_permit, first) = half_way(home, ask("s", "1")).await;
+        let second = home.chat(busy("s", "2", "interrupt")).await;
+        assert_eq!(second.said(), "answer 2");
+        let first = first.await.unwrap();
+        assert_eq!((first.status, first.code()), (if home.stream { 200 } else { 409 }, "interrupted"));
+        let mut want = vec![user("1")];
+        want.extend(home.stream.then(|| assistant("Half")));
+        want.push(user("2"));
+        assert_eq!(home.model.shown(), want);
+        want.push(assistant("answer 2"));
+        assert_eq!(home.stored("s").await, want);
+        let outcomes: Vec<_> = home.session("s").await.runs.iter().map(|r| r.ended.unwrap().1).collect();
+        assert_eq!(outcomes, [Outcome::Cancelled, Outcome::Completed]);
+    }
+
+    /// `branch`: the second one goes on in a fork from before the turn that is on; nobody loses anything.
+    async fn branch(home: &mut Home) {
+        home.chat(ask("s", "0")).await;
+        let (permit, first) = half_way(home, ask("s", "1")).await;
+        let second = home.chat(busy("s", "2", "branch")).await;
+        let fork = second.session_id();
+        assert_ne!(fork, "s");
+        assert_eq!(second.body["session_id"], fork.as_str());
+        permit.add_permits(1);
+        assert_eq!(first.await.unwrap().said(), "Half whole");
+        let root = [user("0"), assistant("answer 1")];
+        assert_eq!(home.stored("s").await, [&root[..], &[user("1"), assistant("Half whole")]].concat());
+        assert_eq!(home.stored(&fork).await, [&root[..], &[user("2"), assistant("answer 3")]].concat());
+    }
+
+    /// Rewound, deleted, purged or replaced while the model answers: the turn is told, and nothing half is written.
+    async fn superseded(home: &mut Home) {
+        for way in ["rewind", "delete", "purge", "replace", "replace after purge"] {
+            let session = way.replace(' ', "-");
+            home.chat(ask(&session, "0")).await;
+            let (permit, first) = half_way(home, ask(&session, "1")).await;
+            let (tenure, who, at) = (&home.app.tenure, nobody(), id(&session));
+            let other = vec![tenure::Message::user("new"); 9];
+            let import = async || {
+                let export = tenure::Export { messages: other.clone(), ..Default::default() };
+                tenure.import(&who, &at, export).await.unwrap();
+            };
+            match way {
+                "rewind" => drop(tenure.rewind(&who, &at, tenure::Point::Position(2)).await.unwrap()),
+                "delete" => assert!(tenure.delete(&who, &at).await.unwrap()),
+                "purge" => assert!(tenure.purge(&who, &at).await.unwrap()),
+                "replace" => import().await,
+                _ => {
+                    assert!(tenure.purge(&who, &at).await.unwrap());
+                    import().await;
+                }
+            }
+            permit.add_permits(1);
+            let first = first.await.unwrap();
+            assert_eq!((first.status, first.code()), (if home.stream { 200 } else { 409 }, "superseded"), "{way}");
+            assert!(!first.is_done());
+            let found = tenure.load_any(&who, &at).await.map(|s| s.messages.len());
+            match way {
+                "rewind" => assert_eq!(found.unwrap(), 2),
+                "delete" => assert_eq!(found.unwrap(), 3),
+                "purge" => assert!(matches!(found, Err(tenure::Error::NotFound { .. }))),
+                _ => assert_eq!(found.unwrap(), 9, "{way}"),
+            }
+        }
+    }
+
+    /// The same key: the same answer, at the same time, later, and after a restart; another body is 422.
+    async fn idempotency(home: &mut Home) {
+        let key = [("idempotency-key", "k 1")];
+        let body = json!({"messages": [user("Hi")]});
+        let permit = held();
+        home.model.then(Act::Hold("Half", permit.clone(), " whole"));
+        // Both at once, as by a client that lost patience; the session is not even named.
+        let first = send(home, home.stream, body.clone(), &key);
+        home.model.asked(1).await;
+        let second = send(home, home.stream, body.clone(), &key);
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+        permit.add_permits(1);
+        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        assert_eq!((first.said(), second.said()), ("Half whole", "Half whole"));
+        let session = first.session_id();
+        assert_eq!(second.session_id(), session);
+        assert!(!home.stream || second.is_done());
+        home.restart().await;
+        let third = home.client.chat(home.stream, body.clone(), &key).await;
+        assert_eq!((third.said(), third.session_id()), ("Half whole", session.clone()));
+        assert_eq!(third.body["choices"][0]["finish_reason"], "stop");
+        assert_eq!((home.model.count(), home.sessions().await), (1, 1));
+        assert_eq!(home.stored(&session).await.len(), 2);
+        let reply = home.client.chat(home.stream, json!({"messages": [user("Ho")]}), &key).await;
+        assert_eq!((reply.status, reply.code()), (422, "idempotency_key_reused"));
+        // Another user's keys are their own.
+        let reply = home.client.chat(home.stream, json!({"messages": [user("Ho")]}), &[key[0], ("x-tenure-user", "bob")]).await;
+        assert_eq!(reply.status, 200);
+        // A key does not make a request stop its own first try.
+        for rule in ["interrupt", "branch", "reject"] {
+            let key = [("idempotency-key", rule)];
+            let permit = held();
+            home.model.then(Act::Hold("Half", permit.clone(), " whole"));
+            let before = home.model.count();
+            let first = send(home, home.stream, busy(rule, "Hi", rule), &key);
+            home.model.asked(before + 1).await;
+            let second = send(home, home.stream, busy(rule, "Hi", rule), &key);
+            tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+            permit.add_permits(1);
+            assert_eq!((first.await.unwrap().said(), second.await.unwrap().said()), ("Half whole", "Half whole"));
+            assert_eq!(home.stored(rule).await.len(), 2);
+        }
+    }
+
+    /// A turn that failed is completed by the same request with the same key; the question is not doubled, and half an answer is no
+    /// answer.
+    async fn idempotency_after_a_failure(home: &mut Home) {
+        let (body, key) = (json!({"session_id": "s", "history": "append", "messages": [user("Hi")]}), [("idempotency-key", "k")]);
+        home.model.then(match home.stream {
+            true => Act::Raw("text/event-stream", vec![chunk(json!({"content": "Half"}), Value::Null).into()], End::Cut),
+            false => Act::Refuse(500, "text/plain", "oh", None),
+        });
+        let reply = home.client.chat(home.stream, body.clone(), &key).await;
+        assert!(reply.status == 500 || reply.code() == "upstream_broken");
+        let reply = home.client.chat(home.stream, body.clone(), &key).await;
+        assert_eq!(reply.said(), "answer 2");
+        assert_eq!(home.model.shown(), [user("Hi")]);
+        assert_eq!(home.stored("s").await, [user("Hi"), assistant("answer 2")]);
+        let reply = home.client.chat(home.stream, body, &key).await;
+        assert_eq!((reply.said(), home.model.count()), ("answer 2", 2));
+    }
+
+    /// A paused session takes no turn.
+    async fn paused(home: &mut Home) {
+        home.chat(ask("s", "Hi")).await;
+        home.app.tenure.pause(&nobody(), &id("s"), None).await.unwrap();
+        let reply = home.chat(ask("s", "More")).await;
+        assert_eq!((reply.status, reply.code(), home.model.count()), (409, "paused", 1));
+        home.app.tenure.activate(&nobody(), &id("s")).await.unwrap();
+        assert_eq!(home.chat(ask("s", "More")).await.status, 200);
+    }
+
+    /// Under the id of a deleted session a new one begins.
+    async fn a_deleted_id_begins_afresh(home: &mut Home) {
+        home.chat(ask("s", "Hi")).await;
+        home.app.tenure.delete(&nobody(), &id("s")).await.unwrap();
+        let reply = home.chat(ask("s", "Again")).await;
+        assert_eq!((reply.status, reply.report()), (200, [0, 0, 0, 1]));
+        assert_eq!(home.model.shown(), [user("Again")]);
+        assert_eq!(home.stored("s").await.len(), 2);
+    }
+
+    /// Somebody else's session is not there, and not touched.
+    async fn somebody_elses_session(home: &mut Home) {
+        home.client.chat(home.stream, ask("s", "Secret"), &[("x-tenure-user", "ada")]).await;
+        // Whoever has no key is the administrator; a key of one user is not.
+        let bob = tenure::User::new("bob").unwrap();
+        let (_, secret) = home.app.keys.add(nobody().tenant, Some(bob), vec![Right::Write], None).await.unwrap();
+        let bearer = format!("Bearer {secret}");
+        let reply = home.client.chat(home.stream, ask("s", "Mine?"), &[("authorization", &bearer)]).await;
+        assert_eq!((reply.status, reply.code(), home.model.count()), (404, "not_found", 1));
+        assert!(!reply.text.contains("Secret"));
+    }
+}
+
+/// At most `max_queue` wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_queue_has_an_end() {
+    let home = Home::with("memory", false, |c| c.limits.max_queue = 2).await.unwrap();
+    let (permit, first) = half_way(&home, ask("s", "1")).await;
+    let waiting = [send(&home, false, ask("s", "2"), &[]), send(&home, false, ask("s", "3"), &[])];
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let reply = home.chat(ask("s", "4")).await;
+    assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (429, Some("max_queue")));
+    // Another session is not concerned.
+    assert_eq!(home.chat(ask("other", "1")).await.status, 200);
+    permit.add_permits(1);
+    assert_eq!(first.await.unwrap().status, 200);
+    for answer in waiting {
+        assert_eq!(answer.await.unwrap().status, 200);
+    }
+    assert_eq!(home.stored("s").await.len(), 6);
+}
+
+/// Under the id of an expired session: it goes on, a new one begins, or it is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_expired() {
+    for (rule, shown, status) in [("restore", 3, 200), ("fresh", 1, 200), ("reject", 1, 410)] {
+        let change = |config: &mut Config| {
+            config.sessions.ttl = "300ms".parse().unwrap();
+            config.sessions.on_expired = serde_json::from_value(json!(rule)).unwrap();
+        };
+        let home = Home::with("sqlite", false, change).await.unwrap();
+        home.chat(ask("s", "Hi")).await;
+        tokio::time::sleep(std::time::Duration::from_millis(450)).await;
+        let reply = home.chat(ask("s", "Back")).await;
+        assert_eq!((reply.status, home.model.shown().len()), (status, shown), "{rule}");
+        assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
+    }
+}

@@ -1,0 +1,266 @@
+//! Model servers that fail, hang, cut the stream or send garbage: what the client is told, and what is kept.
+
+use crate::in_every_way;
+use crate::kit::*;
+use axum::body::Bytes;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tenure::{Options, Outcome, Tenure};
+use tenure_server::server::App;
+
+fn parts(text: &str, size: usize) -> Vec<Bytes> {
+    text.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()
+}
+
+const SSE: &str = "text/event-stream";
+
+fn words(text: &str) -> String {
+    chunk(json!({"role": "assistant", "content": text}), Value::Null)
+}
+
+async fn ask(home: &Home) -> Reply {
+    home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await
+}
+
+/// The user's words are there, the run says that it failed, and there is nothing else.
+async fn failed(home: &Home, kept: &[Value]) {
+    let mut want = vec![user("Hi")];
+    want.extend_from_slice(kept);
+    assert_eq!(home.stored("s").await, want);
+    let session = home.session("s").await;
+    let run = session.runs.last().unwrap();
+    assert_eq!(run.ended.unwrap().1, Outcome::Failed);
+    assert!(run.error.is_some());
+}
+
+in_every_way! {
+    /// An error of the model's server is passed on: status, type, body, `Retry-After`. The retry is not a second question.
+    async fn errors_are_passed_on(home: &mut Home) {
+        let body = r#"{"error": {"message":"slow down","type":"tokens","code":null}}"#;
+        home.model
+            .then(Act::Refuse(429, "application/json; charset=utf-8", body, Some("7")))
+            .then(Act::Refuse(400, "text/html", "<p>no</p>", None));
+        let reply = ask(home).await;
+        assert_eq!((reply.status, reply.text.as_str()), (429, body));
+        assert_eq!(reply.headers["content-type"], "application/json; charset=utf-8");
+        assert_eq!(reply.headers["retry-after"], "7");
+        assert_eq!(reply.session_id(), "s");
+        failed(home, &[]).await;
+        let reply = ask(home).await;
+        assert_eq!((reply.status, reply.text.as_str()), (400, "<p>no</p>"));
+        assert_eq!(reply.headers["content-type"], "text/html");
+        failed(home, &[]).await;
+        let reply = ask(home).await;
+        assert_eq!((reply.said(), reply.report()), ("answer 3", [1, 0, 0, 0]));
+        assert_eq!(home.model.shown(), [user("Hi")]);
+        assert_eq!(home.stored("s").await, [user("Hi"), assistant("answer 3")]);
+    }
+
+    /// A stream that breaks off: what was said until then is kept, and the same question is a retry, in every mode.
+    async fn a_stream_that_breaks_off(home: &mut Home) {
+        if !home.stream {
+            return;
+        }
+        for mode in ["auto", "append"] {
+            home.model.then(Act::Raw(SSE, vec![words("Half an").into(), words(" ans").into()], End::Cut));
+            let ask = async || home.chat(json!({"session_id": mode, "history": mode, "messages": [user("Hi")]})).await;
+            let reply = ask().await;
+            assert_eq!((reply.status, reply.code(), reply.said()), (200, "upstream_broken", "Half an ans"));
+            assert!(!reply.is_done());
+            assert_eq!(home.stored(mode).await, [user("Hi"), assistant("Half an ans")]);
+            assert_eq!(home.session(mode).await.runs[0].ended.unwrap().1, Outcome::Failed);
+            home.model.then(Act::Say("Whole."));
+            let reply = ask().await;
+            assert_eq!((reply.said(), reply.report()), ("Whole.", [1, 0, 1, 0]));
+            assert_eq!(home.model.shown(), [user("Hi")]);
+            assert_eq!(home.stored(mode).await, [user("Hi"), assistant("Whole.")]);
+        }
+    }
+
+    /// A model server that says nothing is given up.
+    async fn silence(home: &mut Home) {
+        home.model.then(Act::Hang);
+        let reply = ask(home).await;
+        assert_eq!((reply.status, reply.code()), (504, "upstream_timeout"));
+        assert!(reply.text.contains("idle_timeout"));
+        failed(home, &[]).await;
+        assert_eq!(home.model.count(), 1, "it may be at work: not asked again");
+    }
+}
+
+/// Silence in the middle of a stream, or of a body.
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_on_the_way() {
+    let home = Home::new("memory", true).await.unwrap();
+    home.model.then(Act::Raw(SSE, vec![words("Half").into()], End::Silent));
+    let reply = ask(&home).await;
+    assert_eq!((reply.status, reply.code(), reply.is_done()), (200, "upstream_timeout", false));
+    failed(&home, &[assistant("Half")]).await;
+    let home = Home::new("memory", false).await.unwrap();
+    home.model.then(Act::Raw("application/json", vec!["{\"choices\"".into()], End::Silent));
+    assert_eq!(ask(&home).await.status, 504);
+    home.model.then(Act::Raw("application/json", vec!["{\"choices\"".into()], End::Cut));
+    let reply = ask(&home).await;
+    assert_eq!((reply.status, reply.code()), (502, "upstream_broken"));
+    failed(&home, &[]).await;
+}
+
+/// What is no answer is 502 before anything was passed on, and an error event after; never a panic, never kept as an answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage() {
+    let huge = format!("data: \"{}\"\n\n", "x".repeat(1 << 20));
+    let error = "data: {\"error\": {\"message\": \"overloaded\", \"code\": 503}}\n\n";
+    let streams: [(&'static str, Vec<Bytes>); 8] = [
+        (SSE, vec!["data: nonsense\n\n".into()]),
+        (SSE, vec![Bytes::from_static(b"data: \xff\xfe\n\n")]),
+        (SSE, vec![error.into()]),
+        (SSE, vec!["data: {\"choices\": 7}\n\n".into()]),
+        (SSE, vec![huge.into()]),
+        (SSE, vec![]),
+        ("text/html", vec!["<h1>Welcome</h1>".into()]),
+        ("application/json", vec!["{}".into()]),
+    ];
+    for (kind, bytes) in streams {
+        for first in [None, Some("Half")] {
+            for store in [true, false] {
+                let home = Home::new("memory", true).await.unwrap();
+                let mut all: Vec<Bytes> = first.filter(|_| kind == SSE).map(|f| words(f).into()).into_iter().collect();
+                let began = !all.is_empty();
+                all.extend(bytes.clone());
+                home.model.then(Act::Raw(kind, all, End::Well));
+                let request = json!({"session_id": "s", "store": store, "messages": [user("Hi")]});
+                let response = home.client.post(true, request, &[]).send().await.unwrap();
+                let (status, text) = (response.status().as_u16(), response.text().await.unwrap());
+                assert_eq!(status, if began { 200 } else { 502 }, "{kind} {bytes:?}: {text}");
+                assert!(text.contains(r#""code":"upstream_broken""#), "{kind} {bytes:?}: {text}");
+                assert!(!text.contains("[DONE]"), "{kind} {bytes:?}: {text}");
+                match store {
+                    true if began => failed(&home, &[assistant("Half")]).await,
+                    true => failed(&home, &[]).await,
+                    false => assert_eq!(home.sessions().await, 0),
+                }
+            }
+        }
+    }
+    for body in
+        ["", "[]", "{}", "{\"choices\":[]}", "{\"choices\":[{\"message\":7}]}", "<html>", "{\"error\":{}}", "null"]
+    {
+        let home = Home::new("memory", false).await.unwrap();
+        home.model.then(Act::Raw("application/json", vec![body.into()], End::Well));
+        let reply = ask(&home).await;
+        assert_eq!((reply.status, reply.code()), (502, "upstream_broken"), "{body}: {reply:?}");
+        failed(&home, &[]).await;
+    }
+}
+
+/// Streams as servers write them: any parts, any line ends, comments, no `[DONE]`, no last empty line, whole answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_but_good_streams() {
+    let plain = format!("{}{}{}", words("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null), end("stop"));
+    let finished = plain.replace("data: [DONE]\n\n", "");
+    let unfinished =
+        format!("{}{}data: [DONE]", words("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null));
+    let whole = json!({"choices": [{"index": 0, "message": assistant("Grüezi mitenand 👋"), "finish_reason": "stop"}]});
+    let odd: Vec<(&'static str, String, usize)> = vec![
+        (SSE, plain.clone(), 1),
+        (SSE, plain.clone(), 7),
+        (SSE, plain.replace('\n', "\r\n"), 5),
+        (SSE, format!(": hello\n\nevent: message\nid: 1\nretry: 10\n{plain}"), 64),
+        (SSE, plain.replace("data: ", "data:"), 64),
+        (SSE, finished.clone(), 64),
+        (SSE, finished.trim_end().to_owned(), 64),
+        (SSE, unfinished, 64),
+        ("Text/Event-Stream;charset=UTF-8", plain, 64),
+        ("application/json", whole.to_string(), 64),
+    ];
+    for (kind, text, size) in odd {
+        for store in [true, false] {
+            let home = Home::new("memory", true).await.unwrap();
+            home.model.then(Act::Raw(kind, parts(&text, size), End::Well));
+            let response =
+                home.client.post(true, json!({"session_id": "s", "store": store, "messages": [user("Hi")]}), &[]);
+            let response = response.send().await.unwrap();
+            assert_eq!(response.headers()["content-type"], SSE, "{text:?}");
+            if !store {
+                assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"), "{text:?}");
+                continue;
+            }
+            let reply = reply(response).await;
+            assert_eq!((reply.said(), reply.is_done()), ("Grüezi mitenand 👋", true), "in parts of {size}: {text:?}");
+            assert_eq!(home.stored("s").await, [user("Hi"), assistant("Grüezi mitenand 👋")]);
+        }
+    }
+}
+
+/// Asked again only if nothing was answered: not reached, or not ready.
+#[tokio::test(flavor = "multi_thread")]
+async fn retries() {
+    for stream in [false, true] {
+        let home = Home::with("memory", stream, |c| c.models[0].retries = 2).await.unwrap();
+        home.model.then(Act::Refuse(503, "text/plain", "starting", None)).then(Act::Refuse(
+            502,
+            "text/plain",
+            "",
+            None,
+        ));
+        assert_eq!(ask(&home).await.said(), "answer 3");
+        assert_eq!(home.stored("s").await.len(), 2);
+        for (act, times) in [
+            (Act::Refuse(429, "text/plain", "", None), 1),
+            (Act::Refuse(500, "text/plain", "", None), 1),
+            (Act::Refuse(503, "text/plain", "starting", None), 3),
+            (Act::Hang, 1),
+            (Act::Raw(SSE, vec![words("Half").into()], End::Cut), 1),
+        ] {
+            let home = Home::with("memory", stream, |c| c.models[0].retries = 2).await.unwrap();
+            for _ in 0..times {
+                home.model.then(act.clone());
+            }
+            ask(&home).await;
+            assert_eq!(home.model.count(), times, "{act:?}");
+            let half = [assistant("Half")];
+            failed(&home, if stream && matches!(act, Act::Raw(..)) { &half } else { &[] }).await;
+        }
+        // Nobody there at all.
+        let home =
+            Home::with("memory", stream, |c| c.models[0].base_url = "http://127.0.0.1:9/v1".into()).await.unwrap();
+        let reply = ask(&home).await;
+        assert_eq!((reply.status, reply.code()), (502, "upstream_unreachable"));
+        failed(&home, &[]).await;
+    }
+}
+
+/// Chunks are passed on as they arrive, not when the answer is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_are_not_held_back() {
+    let home = Home::new("memory", true).await.unwrap();
+    let permit = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    home.model.then(Act::Hold("One", permit.clone(), " two"));
+    let mut response = home.client.post(true, json!({"messages": [user("Hi")]}), &[]).send().await.unwrap();
+    let first = tokio::time::timeout(Duration::from_millis(300), response.chunk()).await.expect("before the second");
+    assert!(std::str::from_utf8(&first.unwrap().unwrap()).unwrap().contains("One"));
+    permit.add_permits(1);
+    assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+}
+
+/// A client that reads nothing for too long is told that something is missing. The whole answer is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_too_slow() {
+    let mut home = Home::new("memory", true).await.unwrap();
+    let mut options = Options::default();
+    options.limits.max_stall = Duration::from_millis(100);
+    let tenure = Tenure::open_with("memory:", options).await.unwrap();
+    home.app = App::on(tenure, home.app.config.clone()).unwrap();
+    home.serve().await;
+    let (word, times) = ("x".repeat(64 << 10), 400);
+    let mut all = vec![Bytes::from(words(&word)); times];
+    all.push(end("stop").into());
+    home.model.then(Act::Raw(SSE, all, End::Well));
+    let request = json!({"session_id": "s", "messages": [user("Hi")]});
+    let response = home.client.post(true, request, &[]).send().await.unwrap();
+    within("the turn ends without its client", async || home.stored("s").await.len() == 2).await;
+    let reply = reply(response).await;
+    assert_eq!((reply.status, reply.code(), reply.is_done()), (200, "too_slow", false));
+    assert!(reply.said().len() < word.len() * times);
+    assert_eq!(home.stored("s").await[1]["content"].as_str().unwrap().len(), word.len() * times);
+}
