@@ -21,8 +21,9 @@ lint: ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy $(all) --all-targets -- -D warnings
 
-test: lint ## lints, then every test, with a PostgreSQL of its own
+test: lint ## lints, then every test, with a PostgreSQL and a Python environment of its own
 	scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
+	scripts/python-env.sh pytest -q -p no:cacheprovider tenure-server/tests/python
 
 bench: ## benchmarks, with a PostgreSQL of its own
 	scripts/bench-peers.sh

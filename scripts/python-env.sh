@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Prepares the Python environment of the server's tests in target/python, with the versions in requirements.txt, and runs a command in it:
+#
+#   scripts/python-env.sh pytest tenure-server/tests/python
+#
+# Installs only what is missing or has changed.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd -P)
+wanted=$root/tenure-server/tests/python/requirements.txt
+venv=$root/target/python
+
+if ! cmp -s "$wanted" "$venv/installed"; then
+    rm -rf "$venv"
+    mkdir -p "$root/target"
+    if ! python3 -m venv "$venv" 2>/dev/null; then
+        # Debian and Ubuntu have it in a package of its own.
+        sudo=''
+        if [ "$(id -u)" != 0 ]; then sudo='sudo -n'; fi
+        echo "python-env.sh: installing python3-venv with apt-get" >&2
+        $sudo apt-get install -y -qq --no-install-recommends python3-venv </dev/null >&2 || {
+            echo "python-env.sh: Python 3 with venv can not be had; install it (on Debian and Ubuntu: apt-get install python3-venv)" >&2
+            exit 1
+        }
+        python3 -m venv "$venv"
+    fi
+    echo "python-env.sh: installing the Python test environment into target/python" >&2
+    "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
+    cp "$wanted" "$venv/installed"
+fi
+PATH=$venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1 exec "$@"
