@@ -187,7 +187,7 @@ impl FromRequestParts<Shared> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
         let named = match header_text(&parts.headers, USER_HEADER) {
-            Some(user) => Some(User::new(user).map_err(|e| e.within("X-Tenure-User"))?),
+            Some(user) => Some(User::new(user).map_err(|e| ApiError::invalid("X-Tenure-User", e.to_string()))?),
             None => None,
         };
         let tenant = match parts.extensions.get::<InHand>() {

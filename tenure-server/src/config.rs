@@ -454,7 +454,10 @@ fn tree(text: &str) -> anyhow::Result<Value> {
 
 /// Sets one value by its path.
 fn set(tree: &mut Value, at: &str, value: &str) -> anyhow::Result<()> {
-    let value: Value = serde_saphyr::from_str(value).unwrap_or_else(|_| Value::from(value));
+    let read = serde_saphyr::from_str(value).ok();
+    // `memory:` is a store's URL, not a mapping without a value.
+    let read = read.filter(|v: &Value| !v.is_object() || value.trim_start().starts_with('{'));
+    let value = read.unwrap_or_else(|| Value::from(value));
     let mut place = tree;
     let mut names = at.split('.').peekable();
     while let Some(name) = names.next() {
@@ -516,10 +519,12 @@ mod tests {
 
     #[test]
     fn flags_win_and_secrets_are_hidden() {
-        let mut tree = tree("store: memory:\nlimits: {max_page: 7}").unwrap();
+        let mut tree = tree("store: 'memory:'\nlimits: {max_page: 7}").unwrap();
         set(&mut tree, "store", "postgres://me:secret@db/x").unwrap();
         set(&mut tree, "sessions.ttl", "2h").unwrap();
+        set(&mut tree, "on_expire.transcripts", "memory:").unwrap();
         let config = Config::from_tree(tree).unwrap();
+        assert_eq!(config.on_expire.transcripts, "memory:");
         assert_eq!((config.limits.max_page, config.sessions.ttl), (7, "2h".parse().unwrap()));
         let shown = config.shown().unwrap();
         assert!(!shown.contains("secret") && shown.contains("me:***@db"), "{shown}");

@@ -85,20 +85,22 @@ impl Report {
     }
 }
 
-/// Does some steps at once, in this task, and begins the next as soon as one of them is done. They begin in the order in which they come.
+/// Does some steps at once, in this task, and begins the next as soon as one of them is done. They begin in the order in which they come,
+/// and are reported in it.
 async fn side_by_side<T, F: Future<Output = Result<T>>>(
     steps: impl Iterator<Item = (Key, F)>,
     mut done: impl FnMut(Key, Result<T>),
 ) {
-    let mut steps = steps.map(|(key, step)| (key, Box::pin(step)));
-    let mut under_way: Vec<(Key, Pin<Box<F>>)> = Vec::new();
+    let mut steps = steps.enumerate().map(|(place, (key, step))| (place, key, Box::pin(step)));
+    let mut under_way: Vec<(usize, Key, Pin<Box<F>>)> = Vec::new();
+    let mut outcomes = Vec::new();
     loop {
         under_way.extend(steps.by_ref().take(SIDE_BY_SIDE - under_way.len()));
         if under_way.is_empty() {
-            return;
+            break;
         }
         let (at, outcome) = poll_fn(|context| {
-            for (at, (_, step)) in under_way.iter_mut().enumerate() {
+            for (at, (_, _, step)) in under_way.iter_mut().enumerate() {
                 if let Poll::Ready(outcome) = step.as_mut().poll(context) {
                     return Poll::Ready((at, outcome));
                 }
@@ -106,9 +108,11 @@ async fn side_by_side<T, F: Future<Output = Result<T>>>(
             Poll::Pending
         })
         .await;
-        let (key, _) = under_way.remove(at);
-        done(key, outcome);
+        let (place, key, _) = under_way.remove(at);
+        outcomes.push((place, key, outcome));
     }
+    outcomes.sort_by_key(|(place, ..)| *place);
+    outcomes.into_iter().for_each(|(_, key, outcome)| done(key, outcome));
 }
 
 /// Proof of an erasure.

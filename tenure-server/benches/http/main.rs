@@ -28,7 +28,7 @@ fn main() {
     let chosen: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let wants = |name: &str| chosen.is_empty() || chosen.iter().any(|c| c == name);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let mut report = Report::new();
+    let mut report = Report::begin();
     runtime.block_on(async {
         if wants("chat") {
             chat::added(&mut report).await;

@@ -26,7 +26,7 @@ pub async fn run(at: &At, repair: bool, as_json: bool) -> anyhow::Result<ExitCod
         let told = json!({"sessions": looked_at, "mended_while_opening": opened, "mended": mended, "findings": left});
         line(told.to_string())?;
     } else {
-        opened.iter().try_for_each(|r| line(clean(&format!("mended while opening: {}: {}", r.place, r.what))))?;
+        opened.iter().try_for_each(|r| line(clean(&format!("on opening: {}: {}", r.place, r.what))))?;
         mended.iter().try_for_each(|f| line(clean(&format!("mended: {}: {}", f.place, f.what))))?;
         if !left.is_empty() {
             let row = |f: &Finding| [clean(&f.place), clean(&f.what), clean(&f.cure.to_string())];

@@ -358,7 +358,7 @@ impl Reply {
 
 impl Client {
     pub fn new(base: &str) -> Self {
-        Self { http: reqwest::Client::new(), base: base.to_owned() }
+        Self { http: tenure_server::tls::client().build().unwrap(), base: base.to_owned() }
     }
 
     pub fn post(&self, stream: bool, mut body: Value, headers: &[(&str, &str)]) -> reqwest::RequestBuilder {

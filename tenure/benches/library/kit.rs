@@ -25,7 +25,7 @@ pub struct Report(Vec<Row>);
 
 impl Report {
     /// Prints the head of the table.
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         println!("| what | ours | beside | ratio | promise |\n|---|---|---|---|---|");
         Self(Vec::new())
     }

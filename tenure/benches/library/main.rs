@@ -29,7 +29,7 @@ fn main() {
     if args.next().as_deref() == Some(memory::CHILD) {
         return runtime.block_on(memory::child(args));
     }
-    let mut report = Report::new();
+    let mut report = Report::begin();
     runtime.block_on(async {
         if wants("append") {
             writes::append(&mut report).await;
