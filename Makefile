@@ -1,6 +1,6 @@
 # `make` runs what CI runs.
 .DEFAULT_GOAL := test
-.PHONY: help check lint test bench bench-http clean-postgres
+.PHONY: help check lint test bench bench-http fuzz clean-postgres
 
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
@@ -31,6 +31,9 @@ bench: ## benchmarks, with a PostgreSQL of its own
 
 bench-http: ## the server beside the limits, with a PostgreSQL of its own
 	scripts/with-postgres.sh cargo bench --locked -p tenure-server --bench http
+
+fuzz: ## build the fuzz targets (then: cargo fuzz run -s none request)
+	cargo build --manifest-path fuzz/Cargo.toml --target-dir target/fuzz
 
 clean-postgres: ## stop the test PostgreSQL, remove its data
 	scripts/postgres.sh stop

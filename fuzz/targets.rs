@@ -1,0 +1,99 @@
+//! What is fuzzed: each takes any bytes, and panics only if a promise is broken. The server's tests run the corpus through the same functions.
+
+use axum::body::Body;
+use axum::http::Request;
+use std::sync::OnceLock;
+use tenure::{
+    Entry, Key, Message, Mode, Record, Session, SessionId, Tenant, Window, history, is_valid, reconcile as plan,
+};
+use tenure_server::config::Config;
+use tenure_server::server::{App, in_process};
+use tower::ServiceExt;
+
+/// Routes that take a body.
+const ROUTES: [(&str, &str); 9] = [
+    ("POST", "/v1/chat/completions"),
+    ("PUT", "/v1/sessions/f"),
+    ("POST", "/sessions"),
+    ("PATCH", "/sessions/f"),
+    ("POST", "/sessions/f/messages"),
+    ("POST", "/sessions/f/rewind"),
+    ("POST", "/sessions/f/fork"),
+    ("POST", "/sessions/import"),
+    ("POST", "/assistants"),
+];
+
+/// Any body on any route: never a panic, never a 5xx.
+pub fn request(data: &[u8]) {
+    static RUNTIME: OnceLock<(tokio::runtime::Runtime, axum::Router)> = OnceLock::new();
+    let (runtime, router) = RUNTIME.get_or_init(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let config = Config { store: "memory:".into(), ..Config::default() };
+        let app = runtime.block_on(App::open(config)).unwrap();
+        (runtime, in_process(&app))
+    });
+    for (method, path) in ROUTES {
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let request = request.body(Body::from(data.to_vec())).unwrap();
+        let response = runtime.block_on(router.clone().oneshot(request)).unwrap();
+        assert!(response.status().as_u16() < 500, "{method} {path}: {}", response.status());
+    }
+}
+
+/// Lines of messages, `---` between what is stored and what comes in: the plan keeps no more than there is, loses no tool turn that it keeps,
+/// and what a model is then shown is valid.
+pub fn reconcile(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let (stored, incoming) = text.split_once("\n---\n").unwrap_or((text, ""));
+    let messages = |text: &str| text.lines().filter_map(|l| Message::parse(l).ok()).collect::<Vec<_>>();
+    let key = Key { tenant: Tenant::default(), session: SessionId::new("f").unwrap() };
+    let entries =
+        std::iter::once(Entry::created(Default::default())).chain(messages(stored).into_iter().map(Entry::message));
+    let at = "2026-01-01T00:00:00Z".parse().unwrap();
+    let records: Vec<Record> = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry }).collect();
+    let incoming = messages(incoming);
+    for mode in [Mode::Auto, Mode::Full, Mode::Append] {
+        let mut session = Session::replay(&key, records.clone()).unwrap();
+        assert!(is_valid(&history(&session, &Window::default())));
+        let plan = plan(&session, &incoming, mode);
+        assert!(plan.keep <= session.messages.len() && plan.append.len() <= incoming.len());
+        assert_eq!(plan.rewound, session.messages.len() - plan.keep);
+        session.messages.truncate(plan.keep);
+        let mut seq = records.len() as u64;
+        for post in plan.append {
+            seq += 1;
+            session.apply(&Record { seq, at, entry: Entry::Message(post) });
+        }
+        for max_turns in [None, Some(1)] {
+            assert!(is_valid(&history(&session, &Window { max_turns, max_tokens: None })));
+        }
+    }
+}
+
+/// Any text as somebody's session.
+pub fn foreign(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    for foreign in tenure::foreign::read(text, None).into_iter().flatten().flatten() {
+        // What was understood can be said again.
+        if let Ok(again) = tenure::foreign::to_mistralrs(&foreign.export) {
+            tenure::foreign::read(again.get(), None).unwrap();
+        }
+    }
+}
+
+/// Any bytes as a transcript, and as a session file of the JSONL store.
+pub fn jsonl(data: &[u8]) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("t.jsonl");
+    std::fs::write(&file, data).unwrap();
+    tenure::read_transcript(&file).ok();
+    let store = dir.path().join("store");
+    std::fs::create_dir_all(store.join("default")).unwrap();
+    std::fs::write(store.join("default/f.jsonl"), data).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let Ok(tenure) = tenure::Tenure::open(&format!("jsonl:{}", store.display())).await else { return };
+        let who = tenure::Principal::tenant_wide("default").unwrap();
+        tenure.load_any(&who, &SessionId::new("f").unwrap()).await.ok();
+    });
+}
