@@ -59,9 +59,7 @@ pub fn reconcile(data: &[u8]) {
         assert!(plan.keep <= session.messages.len() && plan.append.len() <= incoming.len());
         assert_eq!(plan.rewound, session.messages.len() - plan.keep);
         session.messages.truncate(plan.keep);
-        let mut seq = records.len() as u64;
-        for post in plan.append {
-            seq += 1;
+        for (seq, post) in (records.len() as u64 + 1..).zip(plan.append) {
             session.apply(&Record { seq, at, entry: Entry::Message(post) });
         }
         for max_turns in [None, Some(1)] {
