@@ -25,16 +25,14 @@ fn direct(messages: usize, stream: bool) -> Vec<u8> {
 pub async fn added(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
-    for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {
-        let tenure = Tenure::open(&store).await.unwrap();
-        create(&tenure, name).await;
-        fill(&tenure, &id(name), messages).await;
-    }
     let db = raw::open(&dir.path().join("raw.db"));
     raw::commit(&db, 1, 0, &(0..2750).flat_map(turn).collect::<Vec<_>>());
     let upstream = upstream();
-    let server = Server::start(&store, Some(&upstream), &[("TENURE_SESSIONS__TTL", "never")]);
+    let server = Server::start(&store, Some(&upstream), &[]);
     let (mut ours, mut theirs) = (Client::connect(&server.address).await, Client::connect(&upstream).await);
+    for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {
+        crate::messages::filled(&mut ours, name, messages).await;
+    }
     let (question, answer) = ([Message::user(&words(210, 1))], [Message::assistant(&words(600, 7))]);
     let mut added = Vec::new();
     for (name, messages) in [("s1000", 1_000), ("s10000", 10_000)] {

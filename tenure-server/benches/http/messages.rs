@@ -10,6 +10,17 @@ fn append(session: &str, n: usize) -> Vec<u8> {
     Client::request("POST", &format!("/sessions/{session}/messages"), &body)
 }
 
+/// Fills a session with many turns, in large steps, as a client does.
+pub async fn filled(client: &mut Client, session: &str, messages: usize) {
+    begin(client, session).await;
+    for from in (0..messages / 4).step_by(500) {
+        let said: Vec<String> =
+            (from..(from + 500).min(messages / 4)).flat_map(turn).map(|m| m.as_str().to_owned()).collect();
+        let body = format!(r#"{{"messages":[{}]}}"#, said.join(","));
+        client.send(&Client::request("POST", &format!("/sessions/{session}/messages"), &body)).await;
+    }
+}
+
 async fn begin(client: &mut Client, session: &str) {
     client.send(&Client::request("POST", "/sessions", &format!(r#"{{"id":"{session}"}}"#))).await;
 }
@@ -18,14 +29,11 @@ async fn begin(client: &mut Client, session: &str) {
 pub async fn one_client(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
-    let tenure = Tenure::open(&store).await.unwrap();
-    create(&tenure, "long").await;
-    fill(&tenure, &id("long"), 5_000).await;
-    drop(tenure);
     let db = raw::open(&dir.path().join("raw.db"));
-    let server = Server::start(&store, None, &[("TENURE_SESSIONS__TTL", "never")]);
+    let server = Server::start(&store, None, &[]);
     let mut client = Client::connect(&server.address).await;
     begin(&mut client, "short").await;
+    filled(&mut client, "long", 5_000).await;
     let (mut short, mut long, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..900 {
         let said = turn(n);

@@ -7,13 +7,11 @@ use crate::*;
 async fn house(sizes: &[(&str, usize)]) -> (tempfile::TempDir, Server) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
-    let tenure = Tenure::open(&store).await.unwrap();
+    let server = Server::start(&store, None, &[]);
+    let mut client = Client::connect(&server.address).await;
     for (name, messages) in sizes {
-        create(&tenure, name).await;
-        fill(&tenure, &id(name), *messages).await;
+        crate::messages::filled(&mut client, name, *messages).await;
     }
-    drop(tenure);
-    let server = Server::start(&store, None, &[("TENURE_SESSIONS__TTL", "never")]);
     (dir, server)
 }
 
