@@ -68,6 +68,7 @@ mod splice;
 pub mod store;
 mod sweep;
 mod tenure;
+mod tools;
 mod transcript;
 mod transfer;
 
@@ -99,6 +100,7 @@ pub use session::{Checkpoint, Place, Point, Review, Run, Said, Session, Summary}
 pub use store::{Cure, Finding, Orphan, Query, Whose};
 pub use sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
 pub use tenure::{New, Options, Page, Tenure};
+pub use tools::{Call, Output, Tool, ToolError, Tools};
 pub use transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
 pub use transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};
 
