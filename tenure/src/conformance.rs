@@ -42,6 +42,7 @@ macro_rules! conformance {
         $crate::conformance! { @cases $store ($factory)
             log:
                 a_created_session_reads_back
+                a_glance_shows_what_is_there
                 every_kind_of_entry_reads_back
                 times_are_kept_to_the_microsecond
                 messages_are_kept_byte_for_byte
@@ -76,6 +77,8 @@ macro_rules! conformance {
                 conversations_are_found_by_their_hash
                 the_first_due_come_first
                 leases_that_ended_are_found
+                leases_are_found_by_their_last_word
+                what_waits_for_a_person_is_found
                 all_conditions_must_hold
                 a_changed_head_is_found_by_what_it_is_now
                 sessions_are_counted_by_their_state;

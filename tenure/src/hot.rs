@@ -2,7 +2,11 @@
 //!
 //! A write commits against the log's end as the cache knows it and reads nothing. If somebody else was first, the store says
 //! so, the cache catches up with the records after its own, and the step is taken again. A read asks the store for the card
-//! first, so that it always sees what was acknowledged before it, by whichever process.
+//! first, so that it always sees what was acknowledged before it, by whichever process. Those who wait for one session share the
+//! answer, if it was asked for after they came.
+
+#[cfg(test)]
+mod tests;
 
 use crate::entry::{Entry, Record};
 use crate::error::{Error, Result};
@@ -16,7 +20,7 @@ use crate::tenure::Tenure;
 use jiff::Timestamp;
 use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// What is known of a session without asking the store. It may be behind, never wrong.
@@ -38,10 +42,24 @@ impl State {
     }
 }
 
+/// What is known of a session, and since when.
+#[derive(Debug, Default)]
+struct Known {
+    state: State,
+    /// Whatever was acknowledged before this moment is in it.
+    as_of: u64,
+}
+
+/// A moment of this process, later than all that were given before. No clock: those stand still, and jump.
+fn moment() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::SeqCst) + 1
+}
+
 /// One session in the cache. Its lock makes the writers of this process wait for each other, so that they need not conflict.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
-    state: Mutex<State>,
+    known: Mutex<Known>,
     weight: AtomicUsize,
 }
 
@@ -89,12 +107,18 @@ pub(crate) struct Draft<R> {
     pub items: Vec<(String, Item)>,
     pub blobs: Vec<Blob>,
     pub cut: Vec<Message>,
+    /// The end of the lease from now on, which is not in the log.
+    pub lease: Option<Timestamp>,
     pub reply: R,
 }
 
 impl<R> Draft<R> {
     pub fn new(entries: Vec<Entry>, reply: R) -> Self {
-        Self { entries, items: Vec::new(), blobs: Vec::new(), cut: Vec::new(), reply }
+        Self { entries, items: Vec::new(), blobs: Vec::new(), cut: Vec::new(), lease: None, reply }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.entries.is_empty() && self.items.is_empty() && self.lease.is_none()
     }
 }
 
@@ -120,17 +144,27 @@ impl Tenure {
         need: Need,
         f: impl FnOnce(&State) -> Result<R>,
     ) -> Result<R> {
-        let key = who.key(id);
-        self.know(&key.tenant).await?;
+        let (key, came) = (who.key(id), moment());
         let hot = self.hot(&key);
-        let mut state = hot.state.lock().await;
-        count_found(&state, need);
-        self.catch_up(&key, &mut state).await?;
-        admit(who, id, &state)?;
-        self.warm(&key, &mut state, need).await?;
-        let answer = f(&state);
-        self.reweigh(&key, &hot, &state);
+        // Side by side: both may have to ask the store.
+        let (told, known) = tokio::join!(self.know(&key.tenant), self.fresh(&key, &hot, need, came));
+        told?;
+        let mut known = known?;
+        admit(who, id, &known.state)?;
+        self.warm(&key, &mut known.state, need).await?;
+        let answer = f(&known.state);
+        self.reweigh(&key, &hot, &known.state);
         answer
+    }
+
+    /// What is known of a session, with everything that was acknowledged before the caller came.
+    async fn fresh<'a>(&self, key: &Key, hot: &'a Hot, need: Need, came: u64) -> Result<MutexGuard<'a, Known>> {
+        let mut known = hot.known.lock().await;
+        count_found(&known.state, need);
+        if known.as_of <= came || known.state.head().is_none() {
+            self.catch_up(key, &mut known).await?;
+        }
+        Ok(known)
     }
 
     /// Takes one step in a session: look at it, decide what to write, commit. If somebody else was first, looks again.
@@ -144,44 +178,47 @@ impl Tenure {
         let key = who.key(id);
         self.know(&key.tenant).await?;
         let hot = self.hot(&key);
-        let mut state = hot.state.lock().await;
-        count_found(&state, need);
+        let mut known = hot.known.lock().await;
+        count_found(&known.state, need);
         let mut fresh = false;
         // One round more, for looking again.
         for _ in 0..=self.limits().max_retries + 1 {
-            // A session is only ever folded from a fresh card: an old one may name a parent that is another session by now.
-            if state.head().is_none() || (need == Need::Session && !matches!(*state, State::Whole(_))) {
-                self.catch_up(&key, &mut state).await?;
+            // A session is only ever folded from a fresh card: an old one may name a parent that is another session by now. And while
+            // another node works on it, the end of its lease is not in the log: what we know of it may be old without a conflict.
+            let head = known.state.head();
+            let elsewhere = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
+            let unknown = head.is_none() || (need == Need::Session && !matches!(known.state, State::Whole(_)));
+            if unknown || (elsewhere && !fresh) {
+                self.catch_up(&key, &mut known).await?;
                 fresh = true;
             }
-            self.warm(&key, &mut state, need).await?;
-            let now = self.now();
-            let admitted =
-                admit(who, id, &state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
-            let draft = admitted.and_then(|()| step(&state, now));
+            self.warm(&key, &mut known.state, need).await?;
+            let (now, state) = (self.now(), &known.state);
+            let admitted = admit(who, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
+            let draft = admitted.and_then(|()| step(state, now));
             // What we know may be behind: look before saying no, or that there is nothing to do.
-            let idle = draft.as_ref().map_or(true, |d| d.entries.is_empty() && d.items.is_empty());
+            let idle = draft.as_ref().map_or(true, Draft::is_idle);
             if idle && !fresh {
-                self.catch_up(&key, &mut state).await?;
+                self.catch_up(&key, &mut known).await?;
                 fresh = true;
                 continue;
             }
             let draft = draft?;
-            match self.commit(&mut state, draft, now).await {
+            match self.commit(&mut known, draft, now).await {
                 Err(Error::Conflict { .. }) => {
-                    self.catch_up(&key, &mut state).await?;
+                    self.catch_up(&key, &mut known).await?;
                     fresh = true;
                 }
                 answer => {
                     if answer.is_err() {
-                        *state = State::Cold;
+                        known.state = State::Cold;
                     }
-                    self.reweigh(&key, &hot, &state);
+                    self.reweigh(&key, &hot, &known.state);
                     return answer;
                 }
             }
         }
-        Err(Error::Conflict { session_id: id.clone(), expected: state.head().map_or(0, |h| h.seq) })
+        Err(Error::Conflict { session_id: id.clone(), expected: known.state.head().map_or(0, |h| h.seq) })
     }
 
     /// Takes one step in the store, and counts it.
@@ -193,12 +230,16 @@ impl Tenure {
             Err(_) => "failed",
         };
         metrics::counter!("tenure_commits_total", "outcome" => outcome).increment(1);
+        if done.is_ok() && !commit.records.is_empty() {
+            self.watchers().tell(&commit.head.key());
+        }
         done
     }
 
-    async fn commit<R>(&self, state: &mut State, draft: Draft<R>, now: Timestamp) -> Result<R> {
-        let Some(before) = state.head() else { return Err(Error::unavailable("the session was not loaded")) };
-        if draft.entries.is_empty() && draft.items.is_empty() {
+    async fn commit<R>(&self, known: &mut Known, draft: Draft<R>, now: Timestamp) -> Result<R> {
+        let began = moment();
+        let Some(before) = known.state.head() else { return Err(Error::unavailable("the session was not loaded")) };
+        if draft.is_idle() {
             return Ok(draft.reply);
         }
         let numbered = (before.seq + 1..).zip(draft.entries);
@@ -208,10 +249,17 @@ impl Tenure {
         if head.status != before.status || head.due_at.is_none() {
             head.due_at = self.due_at(&head);
         }
+        if let (Some(lease), Some(until)) = (&mut head.lease, draft.lease) {
+            lease.until = until;
+        }
         let base = Some(before.seq);
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
         self.commit_step(&commit).await?;
-        match state {
+        // What a fork leans on is the store's to say, and may have changed.
+        if commit.head.parent.is_none() {
+            known.as_of = began;
+        }
+        match &mut known.state {
             State::Whole(session) => {
                 commit.records.iter().for_each(|r| drop(session.take(r)));
                 session.set_head(commit.head);
@@ -222,14 +270,20 @@ impl Tenure {
     }
 
     /// Brings what is known up to the store's truth: the card, and the records that came since.
-    async fn catch_up(&self, key: &Key, state: &mut State) -> Result<()> {
-        let Some(head) = self.store().head(key).await? else {
-            *state = State::Cold;
+    async fn catch_up(&self, key: &Key, known: &mut Known) -> Result<()> {
+        let began = moment();
+        // What is in use is at hand in the store too: no other thread need wake up for it.
+        let glance = known.state.head().and_then(|_| self.store().glance(key));
+        let head = match glance {
+            Some(found) => found?,
+            None => self.store().head(key).await?,
+        };
+        let Some(head) = head else {
+            known.state = State::Cold;
             self.forget(key);
             return Err(Error::NotFound { session_id: key.session.clone() });
         };
-        let known = std::mem::take(state);
-        *state = match known {
+        known.state = match std::mem::take(&mut known.state) {
             // The same session, and not behind by more than records of its own.
             State::Whole(mut session)
                 if session.info.created_at == head.info.created_at
@@ -245,6 +299,7 @@ impl Tenure {
             }
             _ => State::Head(Box::new(head)),
         };
+        known.as_of = began;
         Ok(())
     }
 
@@ -311,9 +366,9 @@ impl Tenure {
     }
 
     /// Tells the cache when a session has grown or shrunk a good deal.
-    fn reweigh(&self, key: &Key, hot: &Arc<Hot>, state: &MutexGuard<'_, State>) {
+    fn reweigh(&self, key: &Key, hot: &Arc<Hot>, state: &State) {
         let known = hot.weight.load(Ordering::Relaxed);
-        let now = match &**state {
+        let now = match state {
             State::Whole(session) => session.weight(),
             _ => CARD_BYTES,
         };

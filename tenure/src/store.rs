@@ -2,7 +2,7 @@
 
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Status, VisibleHash, field_label, fold_case, tag_label};
+use crate::head::{Head, Reviewing, Status, VisibleHash, field_label, fold_case, tag_label};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
 use crate::media::{Blob, BlobId};
 use crate::message::Message;
@@ -57,6 +57,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// The index card of a session.
     async fn head(&self, key: &Key) -> Result<Option<Head>>;
+
+    /// The same at once, if the store can tell without making its caller wait; `None`: ask [`Store::head`]. Meant for sessions in use,
+    /// whose card is at hand.
+    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>>;
 
     /// The index cards that match, in the query's order.
     async fn heads(&self, query: &Query) -> Result<Vec<Head>>;
@@ -233,6 +237,8 @@ pub struct Query {
     pub metadata: Vec<(String, Value)>,
     /// With this text in the title, whatever its case.
     pub title: Option<String>,
+    /// Having to do with people in this way.
+    pub reviewing: Option<Reviewing>,
     /// Leaning on this session.
     pub parent: Option<SessionId>,
     /// With one of these conversations.
@@ -265,6 +271,7 @@ impl Query {
             tags: Vec::new(),
             metadata: Vec::new(),
             title: None,
+            reviewing: None,
             parent: None,
             hashes: Vec::new(),
             due_before: None,
@@ -278,7 +285,8 @@ impl Query {
     /// The labels ([`Head::labels`]) that a session must have.
     pub fn labels(&self) -> Vec<String> {
         let tags = self.tags.iter().map(|t| tag_label(t));
-        tags.chain(self.metadata.iter().map(|(k, v)| field_label(k, v))).collect()
+        let fields = self.metadata.iter().map(|(k, v)| field_label(k, v));
+        tags.chain(fields).chain(self.reviewing.iter().map(Reviewing::label)).collect()
     }
 
     /// What the folded title ([`Head::folded_title`]) must contain.
@@ -289,9 +297,10 @@ impl Query {
     /// Whether a session matches, order, cursor, offset and limit apart: what every store's answer must agree with.
     pub fn matches(&self, head: &Head) -> bool {
         let has = |want: &Option<String>, got: &Option<String>| want.is_none() || want == got;
+        let labels = self.labels();
         let labelled = || {
-            let (want, have) = (self.labels(), head.labels());
-            want.iter().all(|l| have.contains(l))
+            let have = head.labels();
+            labels.iter().all(|l| have.contains(l))
         };
         (match &self.whose {
             Whose::User(t, u) => head.tenant == *t && head.user == *u,
@@ -302,7 +311,7 @@ impl Query {
             && (self.status.is_empty() || self.status.contains(&head.status))
             && self.created_after.is_none_or(|t| head.info.created_at >= t)
             && self.created_before.is_none_or(|t| head.info.created_at < t)
-            && (self.tags.is_empty() && self.metadata.is_empty() || labelled())
+            && (labels.is_empty() || labelled())
             && self.folded_title().is_none_or(|t| head.folded_title().contains(&t))
             && self.parent.as_ref().is_none_or(|p| head.parent.as_ref().is_some_and(|h| h.session == *p))
             && (self.hashes.is_empty() || self.hashes.contains(&head.mark.hash))

@@ -1,9 +1,9 @@
 //! Listing: every condition, the order, and pages.
 
 use super::{Fixture, Log, head_of, key, moment};
-use crate::entry::{Created, Entry};
-use crate::head::{Head, Status, VisibleHash};
-use crate::id::{Key, RunId, SessionId, Tenant, User};
+use crate::entry::{Claim, Created, Decision, Entry, InfoChange, Outcome, ReviewDecided, ReviewOpened};
+use crate::head::{Head, Reviewing, Status, VisibleHash};
+use crate::id::{Key, ReviewId, RunId, SessionId, Tenant, User};
 use crate::message::Message;
 use crate::store::{Commit, Cursor, Order, Query, Store, Whose};
 use serde_json::{Map, Value, json};
@@ -424,9 +424,9 @@ pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
     for (id, tenant, until) in [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None)] {
         let mut log = Log::begin(key(tenant, id), Created::default(), moment(0));
-        log.push(Entry::RunStarted { run: run.clone(), detail: Map::new() });
+        log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
         if let Some(until) = until.map(moment) {
-            log.push(Entry::RunClaimed { run: run.clone(), node: "n".to_owned(), until });
+            log.push(Entry::RunClaimed { run: run.clone(), claim: Claim { node: "n".to_owned(), until } });
         }
         log.save(&*store).await;
     }
@@ -434,6 +434,98 @@ pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&ended(10)).await.unwrap(), &[]);
     assert_ids(&store.heads(&ended(30)).await.unwrap(), &["b"]);
     assert_ids(&store.heads(&ended(31)).await.unwrap(), &["b", "a"]);
+}
+
+/// A lease that was renewed is found by its new end, and not any more once its run waits for a person or has ended.
+pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture) {
+    let run = RunId::new("r").unwrap();
+    let ended = |seconds| Query { lease_before: Some(moment(seconds)), ..Query::new(Whose::Everyone, 9) };
+    let mut logs = Vec::new();
+    for id in ["a", "b", "c"] {
+        let mut log = Log::new(id);
+        let claim = Some(Claim { node: "n".to_owned(), until: moment(10) });
+        log.push(Entry::RunStarted { run: run.clone(), claim, detail: Map::new() }).save(&*store).await;
+        logs.push(log);
+    }
+    assert_ids(&store.heads(&ended(11)).await.unwrap(), &["c", "b", "a"]);
+    let mut head = logs[0].head();
+    head.lease.as_mut().unwrap().until = moment(50);
+    store.commit(&Commit::new(Some(head.seq), Vec::new(), head)).await.unwrap();
+    logs[1].push(asked("b", 3, None)).save(&*store).await;
+    let over = Entry::RunEnded { run, outcome: Outcome::Completed, error: None, code: None };
+    logs[2].push(over).save(&*store).await;
+    assert_ids(&store.heads(&ended(11)).await.unwrap(), &[]);
+    assert_ids(&store.heads(&ended(51)).await.unwrap(), &["a"]);
+}
+
+/// A question to a person, which is this record of its session.
+fn asked(session: &str, seq: u64, queue: Option<&str>) -> Entry {
+    Entry::review_opened(ReviewOpened {
+        review: ReviewId::of(&SessionId::new(session).unwrap(), seq),
+        step: "pay".to_owned(),
+        run: None,
+        call: None,
+        queue: queue.map(str::to_owned),
+        lost: false,
+        timeout: None,
+        detail: Map::new(),
+    })
+}
+
+/// Sessions in which something waits for a person, in any queue or in one, and those in which a person has decided.
+pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
+    let long = "q".repeat(3000);
+    let mut logs: Vec<Log> = ["a", "b", "c", "d", "e"].into_iter().map(Log::new).collect();
+    for (n, id, queue) in [(0, "a", None), (1, "b", Some("money")), (2, "c", Some("Money")), (3, "d", Some(&*long))] {
+        logs[n].push(asked(id, 2, queue));
+    }
+    logs[3].push(asked("d", 3, Some("a\0b 'c'")));
+    // Two at once, in one session; and a tag and a field that are called like it are something else.
+    logs[1].push(asked("b", 3, Some("law")));
+    let change = InfoChange {
+        tags: Some(vec!["review".to_owned(), "review:money".to_owned(), "reviewed".to_owned()]).into(),
+        metadata: Map::from_iter([("review".to_owned(), json!("money"))]),
+        ..InfoChange::default()
+    };
+    logs[4].push(Entry::info(change));
+    for log in &mut logs {
+        log.save(&*store).await;
+    }
+    let expect = async |reviewing: Reviewing, want: &[&str]| {
+        for whose in [Whose::Everyone, all().whose] {
+            let query = Query { whose, reviewing: Some(reviewing.clone()), ..all() };
+            let mut found = store.heads(&query).await.unwrap();
+            found.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
+            assert_ids(&found, want);
+            assert!(found.iter().all(|h| query.matches(h)));
+        }
+    };
+    let queue = |name: &str| Reviewing::Queue(name.to_owned());
+    expect(Reviewing::Open, &["a", "b", "c", "d"]).await;
+    expect(queue("money"), &["b"]).await;
+    expect(queue("law"), &["b"]).await;
+    expect(queue(&long), &["d"]).await;
+    expect(queue("a\0b 'c'"), &["d"]).await;
+    expect(queue("mone"), &[]).await;
+    expect(Reviewing::Decided, &[]).await;
+    let decided = |id: &str, seq| {
+        Entry::review_decided(ReviewDecided {
+            review: ReviewId::of(&SessionId::new(id).unwrap(), seq),
+            step: "pay".to_owned(),
+            decision: Decision::Approved,
+            reviewer: "eve".to_owned(),
+            notes: None,
+            arguments: None,
+        })
+    };
+    logs[1].push(decided("b", 2)).save(&*store).await;
+    logs[0].push(decided("a", 2)).save(&*store).await;
+    expect(Reviewing::Open, &["b", "c", "d"]).await;
+    expect(queue("money"), &[]).await;
+    expect(queue("law"), &["b"]).await;
+    expect(Reviewing::Decided, &["a", "b"]).await;
+    let with_tag = Query { tags: vec!["x".to_owned()], reviewing: Some(Reviewing::Open), ..all() };
+    assert_ids(&store.heads(&with_tag).await.unwrap(), &[]);
 }
 
 /// Of several conditions, a session must meet each.

@@ -2,8 +2,8 @@
 
 use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
 use crate::entry::{
-    Change, Checkpointed, Created, Decision, Entry, InfoChange, Outcome, Post, Record, ReviewDecided, ReviewOpened,
-    Rewound,
+    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Outcome, Post, Record, ReviewDecided,
+    ReviewOpened, Rewound, Timeout,
 };
 use crate::error::Error;
 use crate::head::{Status, Style};
@@ -21,7 +21,7 @@ fn map(value: Value) -> Map<String, Value> {
 /// One entry of every kind, `created` apart, with every field in use; and once with none.
 pub(super) fn every_kind() -> Vec<Entry> {
     let run = RunId::new("run-1").unwrap();
-    let review = ReviewId::new("review:1").unwrap();
+    let review = ReviewId::new("rev_1_s:1").unwrap();
     let mark = Log::new("x").say("one").head().mark;
     let text = Change::Set("Ein schöner \"Titel\"".to_owned());
     let tags = Change::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
@@ -50,8 +50,13 @@ pub(super) fn every_kind() -> Vec<Entry> {
         Entry::info(InfoChange::default()),
         Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
         Entry::Status { to: Status::Active, reason: None },
-        Entry::RunStarted { run: run.clone(), detail: detail.clone() },
-        Entry::RunClaimed { run: run.clone(), node: "node/1 ☃".to_owned(), until: moment(99) },
+        Entry::RunStarted { run: run.clone(), claim: None, detail: detail.clone() },
+        Entry::RunStarted {
+            run: run.clone(),
+            claim: Some(Claim { node: "n".to_owned(), until: moment(98) }),
+            detail: Map::new(),
+        },
+        Entry::RunClaimed { run: run.clone(), claim: Claim { node: "node/1 ☃".to_owned(), until: moment(99) } },
         Entry::ToolStarted {
             run: run.clone(),
             call: "call_1".to_owned(),
@@ -64,8 +69,12 @@ pub(super) fn every_kind() -> Vec<Entry> {
             run: Some(run.clone()),
             call: Some("call_1".to_owned()),
             queue: Some("finance".to_owned()),
+            lost: true,
+            timeout: Some(Timeout { at: moment(120), decision: Decision::Rejected }),
             detail,
         }),
+        Entry::ReviewClaimed { review: review.clone(), by: Some("bob".to_owned()), until: Some(moment(110)) },
+        Entry::ReviewClaimed { review: review.clone(), by: None, until: None },
         Entry::review_decided(ReviewDecided {
             review,
             step: "pay".to_owned(),
@@ -75,7 +84,12 @@ pub(super) fn every_kind() -> Vec<Entry> {
             arguments: Some(json!({"amount": 1e-7})),
         }),
         Entry::Compacted { upto: 2, summary: Message::parse(r#"{ "role":"user" , "content":"\u00e4" }"#).unwrap() },
-        Entry::RunEnded { run, outcome: Outcome::Failed, error: Some("it was late".to_owned()) },
+        Entry::RunEnded {
+            run,
+            outcome: Outcome::Failed,
+            error: Some("it was late".to_owned()),
+            code: Some("late".to_owned()),
+        },
     ]
 }
 
@@ -108,6 +122,22 @@ pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
     log.say("three").save(&*store).await;
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
     assert_eq!(read_all(&*store, &log.key).await, log.records);
+}
+
+/// Where a store can tell at once what a card is, it is what it is now: after each commit, and after a purge.
+pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    for n in 0..50 {
+        log.say(&n.to_string()).save(&*store).await;
+        for _ in 0..2 {
+            if let Some(seen) = store.glance(&log.key) {
+                assert_eq!(seen.unwrap(), Some(log.head()));
+            }
+            assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
+        }
+    }
+    store.purge(&log.key).await.unwrap();
+    assert!(store.glance(&log.key).is_none_or(|seen| seen.unwrap().is_none()));
 }
 
 /// Entries of every kind come back as they were.
@@ -289,8 +319,8 @@ pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
 pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     let run = RunId::new("r").unwrap();
-    log.push(Entry::RunStarted { run: run.clone(), detail: Map::new() });
-    log.push(Entry::RunClaimed { run, node: "n".to_owned(), until: moment(60) }).save(&*store).await;
+    log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
+    log.push(Entry::RunClaimed { run, claim: Claim { node: "n".to_owned(), until: moment(60) } }).save(&*store).await;
     for seconds in [100, 200] {
         let mut head = log.head();
         head.due_at = Some(moment(seconds));

@@ -1,9 +1,9 @@
 //! Random checks against a model: the same in every run, and the seed is in the message.
 
 use super::{Fixture, Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
-use crate::entry::{Created, Entry, InfoChange};
-use crate::head::{Head, Status, VisibleHash};
-use crate::id::{RunId, Tenant, User};
+use crate::entry::{Claim, Created, Entry, InfoChange, ReviewOpened};
+use crate::head::{Head, Reviewing, Status, VisibleHash};
+use crate::id::{ReviewId, RunId, Tenant, User};
 use crate::message::Message;
 use crate::store::{Cursor, Item, Order, Owner, Query, Store, Whose};
 use serde_json::{Map, Value, json};
@@ -44,9 +44,25 @@ fn created(rng: &mut Rng) -> Created {
 /// Anything that may happen in a session.
 fn event(rng: &mut Rng, log: &mut Log) {
     let run = RunId::new("r").unwrap();
-    match rng.below(5) {
+    match rng.below(6) {
+        5 => {
+            let opened = ReviewOpened {
+                review: ReviewId::of(&log.key.session, log.seq() + 1),
+                step: "x".to_owned(),
+                run: None,
+                call: None,
+                queue: rng.pick(&NAMES).map(str::to_owned),
+                lost: false,
+                timeout: None,
+                detail: Map::new(),
+            };
+            log.push(Entry::review_opened(opened))
+        }
         0 => log.push(Entry::Status { to: *rng.pick(&STATES), reason: None }),
-        1 => log.push(Entry::RunClaimed { run, node: "n".to_owned(), until: moment(rng.below(50) as i64) }),
+        1 => log.push(Entry::RunClaimed {
+            run,
+            claim: Claim { node: "n".to_owned(), until: moment(rng.below(50) as i64) },
+        }),
         2 => log.push(Entry::info(InfoChange {
             title: Some(rng.pick(&TITLES).to_string()).into(),
             tags: Some(some(rng, &TAGS)).into(),
@@ -122,6 +138,9 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
     }
     if rng.once_in(4) {
         query.title = Some(rng.pick(&SOUGHT).to_string());
+    }
+    if rng.once_in(5) {
+        query.reviewing = Some(rng.pick(&[Reviewing::Open, Reviewing::Queue("x".to_owned())]).clone());
     }
     if rng.once_in(10) {
         query.parent = one.parent.clone().map(|p| p.session);

@@ -70,6 +70,13 @@ impl JsonlStore {
         open::found(&PathBuf::from(dir))
     }
 
+    /// Cards are in memory.
+    fn card(&self, key: &Key) -> Result<Option<Head>> {
+        let state = self.disk.state();
+        state.intact(&Place::session(key))?;
+        Ok(state.index.head(key).cloned())
+    }
+
     /// Works on a file while nobody else does.
     async fn in_turn<T: Send + 'static>(
         &self,
@@ -115,9 +122,11 @@ impl Store for JsonlStore {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<Head>> {
-        let state = self.disk.state();
-        state.intact(&Place::session(key))?;
-        Ok(state.index.head(key).cloned())
+        self.card(key)
+    }
+
+    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
+        Some(self.card(key))
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {

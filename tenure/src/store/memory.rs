@@ -65,6 +65,10 @@ impl Store for MemoryStore {
         Ok(self.state().index.head(key).cloned())
     }
 
+    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
+        Some(Ok(self.state().index.head(key).cloned()))
+    }
+
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         Ok(self.state().index.heads(query))
     }

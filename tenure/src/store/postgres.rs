@@ -78,6 +78,10 @@ impl Store for PostgresStore {
         heads::head(&self.link, key).await
     }
 
+    fn glance(&self, _: &Key) -> Option<Result<Option<Head>>> {
+        None
+    }
+
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         heads::heads(&self.link, query).await
     }

@@ -1,5 +1,5 @@
-//! The store in one SQLite file. One thread writes: it takes whatever has queued into one transaction, so that many commits
-//! share one fsync. Readers run beside it. Other processes may use the same file at the same time.
+//! The store in one SQLite file. One connection writes: whoever is at it takes whatever has queued into one transaction, so that many
+//! commits share one fsync. Readers run beside it. Other processes may use the same file at the same time.
 
 mod cards;
 mod check;
@@ -8,6 +8,8 @@ mod file;
 mod items;
 mod purge;
 mod records;
+mod scribe;
+mod seat;
 mod writer;
 
 #[cfg(test)]
@@ -15,18 +17,20 @@ mod tests;
 
 use self::commit::Write;
 use self::file::{File, Pool};
+use self::seat::Seat;
 use self::writer::Writer;
 use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
-use crate::id::{Key, Tenant};
+use crate::id::{Key, Seq, Tenant};
 use crate::media::BlobId;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::{fmt, result};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Sessions in one SQLite file.
 pub struct SqliteStore {
@@ -74,12 +78,31 @@ impl SqliteStore {
         blocking(move || file.found()).await
     }
 
+    /// Reads a little: here, if this thread may wait for the disk.
+    async fn peek<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        let permit = self.readers.permit().await?;
+        match Seat::here() {
+            Some(seat) => seat.wait(|| self.readers.with(work)),
+            None => self.read_with(permit, work).await,
+        }
+    }
+
     /// Reads on a connection of its own.
     async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
     ) -> Result<T> {
-        let permit = self.readers.permit().await?;
+        self.read_with(self.readers.permit().await?, work).await
+    }
+
+    async fn read_with<T: Send + 'static>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
         let pool = self.readers.clone();
         blocking(move || {
             let _permit = permit;
@@ -88,6 +111,9 @@ impl SqliteStore {
         .await
     }
 }
+
+/// So many records are a little.
+const A_LITTLE: Seq = 128;
 
 /// Does what would hold up other tasks.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
@@ -109,7 +135,11 @@ impl Store for SqliteStore {
 
     async fn head(&self, key: &Key) -> Result<Option<Head>> {
         let key = key.clone();
-        self.read(move |conn, file| cards::head(conn, file, &key)).await
+        self.peek(move |conn, file| cards::head(conn, file, &key)).await
+    }
+
+    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
+        self.readers.glance(|conn, file| cards::head(conn, file, key))
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
@@ -123,7 +153,9 @@ impl Store for SqliteStore {
 
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
         let (key, range) = (key.clone(), range.clone());
-        self.read(move |conn, file| records::records(conn, file, &key, &range)).await
+        let most = range.upto.saturating_sub(range.after).min(range.limit as Seq);
+        let work = move |conn: &Connection, file: &File| records::records(conn, file, &key, &range);
+        if most <= A_LITTLE { self.peek(work).await } else { self.read(work).await }
     }
 
     async fn purge(&self, key: &Key) -> Result<()> {
@@ -142,7 +174,7 @@ impl Store for SqliteStore {
             self.writer.settle().await?;
         }
         let (place, name) = (shelf.clone(), key.to_owned());
-        let mut item = self.read(move |conn, file| items::get(conn, file, &place, &name)).await?;
+        let mut item = self.peek(move |conn, file| items::get(conn, file, &place, &name)).await?;
         if let (Some(item), Some(at)) = (&mut item, used) {
             let (shelf, key) = (shelf.clone(), key.to_owned());
             self.writer.mark(move |conn, _| items::mark(conn, &shelf, &key, at));
@@ -154,7 +186,7 @@ impl Store for SqliteStore {
     async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         self.writer.settle().await?;
         let (shelf, after) = (shelf.clone(), after.map(str::to_owned));
-        self.read(move |conn, file| items::items(conn, file, &shelf, after.as_deref(), limit)).await
+        self.peek(move |conn, file| items::items(conn, file, &shelf, after.as_deref(), limit)).await
     }
 
     async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {

@@ -221,6 +221,22 @@ impl Pool {
         done
     }
 
+    /// Reads on a connection that is idle now, or not at all: nobody waits here, neither for a connection nor for a lock on the file.
+    pub fn glance<T>(&self, look: impl FnOnce(&Connection, &File) -> Done<T>) -> Option<Result<T>> {
+        let _permit = self.permits.try_acquire().ok()?;
+        let conn = self.idle().pop()?;
+        let done = conn.busy_timeout(Duration::ZERO).map_err(Fault::from).and_then(|()| look(&conn, &self.file));
+        // A connection without its patience is of no use to others.
+        let patient = conn.busy_timeout(BUSY_TIMEOUT);
+        if patient.is_ok() {
+            self.idle().push(conn);
+        }
+        match done {
+            Err(Fault::Sql(e)) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
+            done => Some(done.map_err(|fault| self.file.told(fault))),
+        }
+    }
+
     /// Reads on a new connection, which remembers nothing.
     pub fn afresh<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
         let conn = self.open().map_err(|e| self.file.error(&e))?;

@@ -1,4 +1,4 @@
-//! The thread that writes: what shares a transaction, what fails alone, and what fails together.
+//! Writing: whose thread does it, what shares a transaction, what fails alone, and what fails together.
 
 use super::*;
 use crate::entry::{Parent, Post};
@@ -61,6 +61,109 @@ async fn commits_that_wait_share_a_transaction() {
     assert!(pages() - before < 16, "{} pages for one transaction", pages() - before);
     for log in &logs {
         assert_eq!(store.head(&log.head.key()).await.unwrap(), Some(log.head.clone()));
+    }
+}
+
+/// Whose thread does a step.
+async fn who_writes(store: &SqliteStore) -> Option<String> {
+    let name = |_: &Connection, _: &super::super::File| Ok(std::thread::current().name().map(str::to_owned));
+    store.writer.write(name).await.unwrap()
+}
+
+const OWN: Option<&str> = Some("tenure-sqlite");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_alone_is_done_where_it_is() {
+    let (store, _directory, _) = shared(Place::new().await);
+    assert_eq!(who_writes(&store).await.as_deref(), std::thread::current().name());
+    let there = store.clone();
+    let task = JoinSet::from_iter([async move { who_writes(&there).await }]).join_all().await;
+    assert_ne!(task[0].as_deref(), OWN);
+    // Not while somebody else is at it, nor right after many came at once.
+    let held = hold(&store).await;
+    let late = JoinSet::from_iter([(); 2].map(|()| {
+        let store = store.clone();
+        async move { who_writes(&store).await }
+    }));
+    while store.writer.waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    drop(held);
+    assert_eq!(late.join_all().await.iter().map(Option::as_deref).collect::<Vec<_>>(), [OWN; 2]);
+    assert_eq!(who_writes(&store).await.as_deref(), OWN);
+    // But soon again: when the thread has put everything down.
+    while who_writes(&store).await.as_deref() == OWN {}
+}
+
+#[tokio::test]
+async fn a_runtime_of_one_thread_waits_for_no_disk() {
+    let place = Place::new().await;
+    assert_eq!(who_writes(&place.store).await.as_deref(), OWN);
+}
+
+#[test]
+fn tasks_that_have_no_other_thread_wait_for_no_disk() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let (store, _directory, _) = shared(Place::new().await);
+        let there = store.clone();
+        let mut tasks = JoinSet::new();
+        tasks.spawn_local(async move { who_writes(&there).await });
+        assert_eq!(tasks.join_all().await[0].as_deref(), OWN);
+        // The future that the set itself runs for does not stumble either.
+        who_writes(&store).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_of_one_task_share_a_transaction() {
+    let (store, _directory, file) = shared(Place::new().await);
+    let mut logs: Vec<_> = (0..4).map(|n| Log::new(&format!("s{n}"))).collect();
+    for log in &mut logs {
+        log.save(&store).await;
+    }
+    let pages = || std::fs::metadata(format!("{file}-wal")).unwrap().len() / 4096;
+    let before = pages();
+    let [a, b, c, d] = &mut logs[..] else { unreachable!() };
+    tokio::join!(
+        a.say("hi").save(&store),
+        b.say("hi").save(&store),
+        c.say("hi").save(&store),
+        d.say("hi").save(&store)
+    );
+    assert!(pages() - before < 8, "{} pages for one transaction", pages() - before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_done_although_nobody_waits_for_it() {
+    let place = Place::new().await;
+    let commit = Log::new("s").commit();
+    {
+        let mut step = std::pin::pin!(place.store.commit(&commit));
+        let once = std::future::poll_fn(|context| std::task::Poll::Ready(step.as_mut().poll(context).is_pending()));
+        assert!(once.await, "it lets others bring theirs");
+    }
+    while place.store.head(&key("s")).await.unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_ever_after_a_panic() {
+    for flavor in ["a thread of the caller's", "the store's own"] {
+        let (store, _directory, _) = shared(Place::new().await);
+        let held = if flavor == "the store's own" { Some(hold(&store).await) } else { None };
+        let there = store.clone();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { there.writer.write::<()>(|_, _| panic!("on purpose")).await });
+        while held.is_some() && store.writer.waiting() < 1 {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        let told = tasks.join_next().await.unwrap();
+        assert!(told.is_err() || told.unwrap().is_err());
+        let refused = store.commit(&Log::new("s").commit()).await.unwrap_err();
+        assert_eq!(refused.code(), "unavailable", "{refused}");
     }
 }
 

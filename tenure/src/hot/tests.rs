@@ -1,0 +1,58 @@
+use super::*;
+use crate::entry::Post;
+use crate::tenure::{New, Options};
+use std::pin::pin;
+use std::task::Poll;
+
+fn who() -> Principal {
+    Principal::new("t", "ada").unwrap()
+}
+
+/// Says something without the cache: as another process does.
+async fn say_elsewhere(tenure: &Tenure, id: &SessionId) {
+    let other = Tenure::on(tenure.store().clone(), Options::default());
+    other.append(&who(), id, vec![Message::user("hi")]).await.unwrap();
+}
+
+/// Those who waited for a session while it was looked up share what was found; those who come later look again.
+#[tokio::test]
+async fn a_look_serves_all_who_came_before_it() {
+    let tenure = Tenure::open("memory:").await.unwrap();
+    let id = tenure.create(&who(), New::default()).await.unwrap().info.session_id.clone();
+    let length = |state: &State| Ok(state.head().map_or(0, |h| h.mark.messages));
+    assert_eq!(tenure.read(&who(), &id, Need::Head, length).await.unwrap(), 0);
+
+    let (ada, hot) = (who(), tenure.hot(&who().key(&id)));
+    let mut held = hot.known.lock().await;
+    let mut waits = pin!(tenure.read(&ada, &id, Need::Head, length));
+    assert!(std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
+    tenure.catch_up(&who().key(&id), &mut held).await.unwrap();
+    say_elsewhere(&tenure, &id).await;
+    drop(held);
+    assert_eq!(waits.await.unwrap(), 0, "what was found when it had come already");
+    assert_eq!(tenure.read(&who(), &id, Need::Head, length).await.unwrap(), 1);
+
+    // A look that began before is not enough.
+    let mut held = hot.known.lock().await;
+    tenure.catch_up(&who().key(&id), &mut held).await.unwrap();
+    let mut waits = pin!(tenure.read(&ada, &id, Need::Head, length));
+    assert!(std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
+    say_elsewhere(&tenure, &id).await;
+    drop(held);
+    assert_eq!(waits.await.unwrap(), 2);
+}
+
+/// A commit is a look too: its base was right.
+#[tokio::test]
+async fn a_commit_serves_all_who_came_before_it() {
+    let tenure = Tenure::open("memory:").await.unwrap();
+    let id = tenure.create(&who(), New::default()).await.unwrap().info.session_id.clone();
+    let hot = tenure.hot(&who().key(&id));
+    let mut held = hot.known.lock().await;
+    tenure.catch_up(&who().key(&id), &mut held).await.unwrap();
+    let before = held.as_of;
+    let came = moment();
+    let entry = Entry::Message(Post { run: None, lead: false, message: Message::user("hi") });
+    tenure.commit(&mut held, Draft::new(vec![entry], ()), tenure.now()).await.unwrap();
+    assert!(before < came && came < held.as_of);
+}
