@@ -4,9 +4,10 @@
 
 use crate::error::{Error, Result};
 use crate::id::{Principal, Reach, Tenant, check_text};
-use crate::policy::{Period, Policy};
+use crate::policy::{Checkpoints, Period, Policy, ReviewRule};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::tool_source::ToolSource;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -39,9 +40,45 @@ pub struct Assistant {
     /// Their tool results.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cache: CacheSize,
+    /// When its runs set checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoints: Option<Checkpoints>,
+    /// What a person must allow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub review: Vec<ReviewRule>,
+    /// How much its runs may do.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub runs: RunLimits,
+    /// Where its tools come from. Only a declared assistant has any: they start programs and reach addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ToolSource>,
     /// Anything else the application wants to know of it.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
+}
+
+/// How much an assistant's runs may do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunLimits {
+    /// So many times the model is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rounds: Option<usize>,
+    /// So long a run may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_time: Option<Period>,
+    /// So many tokens its model may use; 0: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u64>,
+    /// So long one tool call may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_timeout: Option<Period>,
+    /// So many bytes one tool may answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_result_bytes: Option<usize>,
+    /// So many tool calls are made at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel: Option<usize>,
 }
 
 /// How long an assistant's sessions last.
@@ -106,6 +143,21 @@ impl Assistant {
         if let Some(max) = self.cache.max_entries {
             policy.cache.max_entries = max;
         }
+        policy.runs.review = self.review.clone();
+        let (ours, theirs) = (&mut policy.runs, &self.runs);
+        ours.checkpoints = self.checkpoints.unwrap_or(ours.checkpoints);
+        ours.max_rounds = theirs.max_rounds.unwrap_or(ours.max_rounds);
+        ours.max_result_bytes = theirs.max_result_bytes.unwrap_or(ours.max_result_bytes);
+        ours.parallel = theirs.parallel.unwrap_or(ours.parallel);
+        if let Some(tokens) = theirs.max_tokens {
+            ours.max_tokens = (tokens > 0).then_some(tokens);
+        }
+        if let Some(time) = theirs.max_time {
+            ours.max_time = time.duration().unwrap_or(Duration::MAX);
+        }
+        if let Some(time) = theirs.tool_timeout {
+            ours.tool_timeout = time.duration().unwrap_or(Duration::MAX);
+        }
         policy
     }
 }
@@ -115,6 +167,8 @@ impl Assistant {
 pub(crate) struct Assistants {
     declared: RwLock<BTreeMap<String, Arc<Assistant>>>,
     own: RwLock<HashMap<Tenant, Own>>,
+    /// Held while one is made or changed, to know whether it is new. Across awaits, so not std's.
+    changing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -167,24 +221,48 @@ impl Tenure {
         Ok(all.into_values().collect())
     }
 
-    /// Makes an assistant of the tenant's own, or changes it. Its sessions follow it from then on.
-    pub async fn put_assistant(&self, who: &Principal, assistant: Assistant) -> Result<()> {
+    /// Makes an assistant of the tenant's own, or changes it; whether it is new. Its sessions follow it from then on.
+    pub async fn put_assistant(&self, who: &Principal, assistant: Assistant) -> Result<bool> {
+        let item = self.assistant_item(who, &assistant)?;
+        let _changing = self.assistants_known().changing.lock().await;
+        let new = self.store().get(&shelf(&who.tenant), &item.key, None).await?.is_none();
+        self.store().put(&shelf(&who.tenant), &item, None).await?;
+        self.read_assistants(&who.tenant).await?;
+        Ok(new)
+    }
+
+    /// Makes an assistant of the tenant's own, unless there is one of that name; whether it was made. Of several at once one makes it, if
+    /// they ask the same process; between processes the last one wins.
+    pub async fn create_assistant(&self, who: &Principal, assistant: Assistant) -> Result<bool> {
+        let item = self.assistant_item(who, &assistant)?;
+        let _changing = self.assistants_known().changing.lock().await;
+        let free = self.store().get(&shelf(&who.tenant), &item.key, None).await?.is_none();
+        if free {
+            self.store().put(&shelf(&who.tenant), &item, None).await?;
+        }
+        self.read_assistants(&who.tenant).await?;
+        Ok(free)
+    }
+
+    fn assistant_item(&self, who: &Principal, assistant: &Assistant) -> Result<Item> {
         self.may_change(who, &assistant.name)?;
         check_text(&assistant.name).map_err(|why| Error::invalid("name", format!("not a valid name: {why}")))?;
-        let value = serde_json::to_string(&assistant).expect("plain data");
+        if !assistant.tools.is_empty() {
+            return Err(Error::invalid("tools", "tools can only be declared in the server's configuration"));
+        }
+        let value = serde_json::to_string(assistant).expect("plain data");
         let max = self.limits().max_info_bytes;
         if value.len() > max {
             return Err(Error::TooLarge { what: "an assistant".into(), limit: "max_info_bytes", max: max as u64 });
         }
         let (now, key) = (self.now(), assistant.name.clone());
-        let item = Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None };
-        self.store().put(&shelf(&who.tenant), &item, None).await?;
-        self.read_assistants(&who.tenant).await
+        Ok(Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None })
     }
 
     /// Removes an assistant of the tenant's own; whether there was one. Its sessions stay, and are kept as those of no assistant.
     pub async fn remove_assistant(&self, who: &Principal, name: &str) -> Result<bool> {
         self.may_change(who, name)?;
+        let _changing = self.assistants_known().changing.lock().await;
         let removed = self.store().remove(&shelf(&who.tenant), name).await?;
         self.read_assistants(&who.tenant).await?;
         Ok(removed)

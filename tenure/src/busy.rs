@@ -19,7 +19,7 @@ pub enum OnBusy {
     Queue,
     /// It is refused.
     Reject,
-    /// It stops the turn that is on, which keeps what it has, and goes next.
+    /// It stops the turn that is on, which keeps what it has, and goes on after those who wait already.
     Interrupt,
     /// It goes on in a fork, from where the session was before the turn that is on.
     Branch,
@@ -80,6 +80,13 @@ impl Gates {
             if gate.interested == 0 {
                 all.remove(key);
             }
+        }
+    }
+
+    /// Stops the turn that is on.
+    pub fn stop(&self, key: &Key) {
+        if let Some(gate) = self.lock().get(key) {
+            gate.stop.send_replace(true);
         }
     }
 

@@ -1,13 +1,15 @@
 //! Checkpoints, rewind and fork: points to come back to, and ways to come back.
 
-use crate::entry::{Checkpointed, Created, Entry, Parent, Record, Rewound};
+use crate::entry::{Checkpointed, Created, Entry, Outcome, Parent, Record, Rewound};
 use crate::error::{Error, Result};
 use crate::head::Head;
 use crate::hot::{Draft, Need};
 use crate::id::{Key, Label, Principal, RunId, Seq, SessionId};
 use crate::message::{Message, Role};
+use crate::runs::unpaused;
 use crate::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
 use crate::tenure::Tenure;
+use crate::work::ended;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -74,8 +76,15 @@ impl Tenure {
                 return Ok(Draft::new(Vec::new(), Rewind { seq: session.seq, position, discarded }));
             }
             let cut = session.messages[position..].iter().map(|m| m.message.clone()).collect();
+            // A question about what is cut off need not be answered; its run has nothing to go on with.
+            let moot = session.open_reviews().find(|r| r.seq > place.seq).and_then(|r| r.opened.run.clone());
+            let why = || Some("the session was rewound".to_owned());
+            let over = moot.map(|run| ended(&run, Outcome::Cancelled, why(), Some("superseded")));
+            let on = over.as_ref().and_then(|_| unpaused(session));
             let entry = Entry::Rewound(Rewound { to: place.seq, mark: place.mark });
-            let mut draft = Draft::new(vec![entry], Rewind { seq: session.seq + 1, position, discarded });
+            let entries: Vec<Entry> = [entry].into_iter().chain(over).chain(on).collect();
+            let seq = session.seq + entries.len() as Seq;
+            let mut draft = Draft::new(entries, Rewind { seq, position, discarded });
             draft.cut = cut;
             Ok(draft)
         })

@@ -12,7 +12,6 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use std::sync::Arc;
 
 /// One thing that happened in a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +40,9 @@ pub enum Entry {
     RunStarted {
         /// The run.
         run: RunId,
+        /// Who works on it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        claim: Option<Claim>,
         /// What it was started with.
         #[serde(default, skip_serializing_if = "Map::is_empty")]
         detail: Map<String, Value>,
@@ -49,10 +51,9 @@ pub enum Entry {
     RunClaimed {
         /// The run.
         run: RunId,
-        /// The node.
-        node: String,
-        /// The end of the lease.
-        until: Timestamp,
+        /// Who works on it.
+        #[serde(flatten)]
+        claim: Claim,
     },
     /// A tool call is about to be made: if no result follows, it may or may not have happened.
     ToolStarted {
@@ -75,9 +76,23 @@ pub enum Entry {
         /// What went wrong, if it failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
+        /// The same as one stable word.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        code: Option<String>,
     },
     /// A person must decide something.
     ReviewOpened(Box<ReviewOpened>),
+    /// Somebody looks at a review, so that nobody else need; or does so no more.
+    ReviewClaimed {
+        /// The review.
+        review: ReviewId,
+        /// Who; nobody: it is free again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+        /// Until when others leave it alone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<Timestamp>,
+    },
     /// A person has decided.
     ReviewDecided(Box<ReviewDecided>),
     /// The oldest messages are shown to models as a summary; they stay in the log.
@@ -243,6 +258,15 @@ pub struct InfoChange {
     pub style: Change<Style>,
 }
 
+/// A node's right to work on a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The node.
+    pub node: String,
+    /// The end of the lease.
+    pub until: Timestamp,
+}
+
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -271,9 +295,24 @@ pub struct ReviewOpened {
     /// Who is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// More about it.
+    /// The call may have been made already, and its result was lost: was it done?
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lost: bool,
+    /// When it is decided without a person, and how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Timeout>,
+    /// More about it: the arguments of the call.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub detail: Map<String, Value>,
+}
+
+/// What happens to a review that nobody decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timeout {
+    /// When.
+    pub at: Timestamp,
+    /// The decision.
+    pub decision: Decision,
 }
 
 /// What a person decided.
@@ -305,6 +344,17 @@ pub enum Decision {
     Rejected,
     /// Do it with other arguments.
     Corrected,
+}
+
+impl Decision {
+    /// One word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Decision::Approved => "approved",
+            Decision::Rejected => "rejected",
+            Decision::Corrected => "corrected",
+        }
+    }
 }
 
 /// An entry with its place in the log and its time.
@@ -444,6 +494,7 @@ impl Record {
 
 /// Records that are read one after the other. Their texts are gathered in chunks that the messages then share: one piece of memory
 /// for many, and a message that is kept longer than the others keeps no more than its chunk.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     done: Vec<Record>,
@@ -453,8 +504,10 @@ pub(crate) struct Records {
 }
 
 /// A chunk is done when it has so many bytes.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 const CHUNK_BYTES: usize = 64 << 10;
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 impl Records {
     /// With room for so many.
     pub fn with_capacity(records: usize) -> Self {
@@ -485,7 +538,7 @@ impl Records {
     }
 
     fn close(&mut self) -> Result<(), (Seq, String)> {
-        let chunk = Arc::new(std::mem::take(&mut self.chunk));
+        let chunk = std::sync::Arc::new(std::mem::take(&mut self.chunk));
         let mut from = 0;
         for (seq, at, to) in self.waiting.drain(..) {
             let entry = Entry::decode_with(&chunk[from..to], |text| Text::within(&chunk, text));

@@ -1,6 +1,6 @@
 //! What can go wrong, and what to do about it.
 
-use crate::id::{Seq, SessionId};
+use crate::id::{ReviewId, RunId, Seq, SessionId};
 
 /// The result of everything that can fail here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -78,6 +78,40 @@ pub enum Error {
         what: String,
     },
 
+    /// A run that the session does not have.
+    #[error("there is no run {run} in session {session_id}; list its runs to see what is there")]
+    NoSuchRun {
+        /// The session.
+        session_id: SessionId,
+        /// The run.
+        run: RunId,
+    },
+
+    /// A review that is not there, or not for whoever asks.
+    #[error("there is no review {review}; list the reviews to see what is there")]
+    NoSuchReview {
+        /// The review.
+        review: ReviewId,
+    },
+
+    /// The review needs no decision any more.
+    #[error("review {review} is decided already: {how}")]
+    Decided {
+        /// The review.
+        review: ReviewId,
+        /// How, in words.
+        how: String,
+    },
+
+    /// Somebody else looks at the review.
+    #[error("review {review} is claimed by {by}; wait until it is released, or its time is over")]
+    Claimed {
+        /// The review.
+        review: ReviewId,
+        /// Who.
+        by: String,
+    },
+
     /// The input is wrong; nothing was changed.
     #[error("{message}")]
     Invalid {
@@ -150,6 +184,10 @@ impl Error {
             Error::Paused { .. } => "paused",
             Error::Busy { .. } => "busy",
             Error::Superseded { .. } => "superseded",
+            Error::NoSuchRun { .. } => "no_such_run",
+            Error::NoSuchReview { .. } => "no_such_review",
+            Error::Decided { .. } => "already_decided",
+            Error::Claimed { .. } => "claimed",
             Error::Exists { .. } => "exists",
             Error::Conflict { .. } => "conflict",
             Error::KeyReused { .. } => "idempotency_key_reused",

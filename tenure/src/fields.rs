@@ -37,6 +37,25 @@ impl Fields {
         }
     }
 
+    /// The object as text with a field set, as [`Fields::set`] does it, to a value that is JSON text already: large ones are neither read
+    /// nor copied once more.
+    pub fn text_with(&self, name: &str, value: &str) -> String {
+        let rest: usize = self.0.iter().map(|(n, v)| n.len() + v.get().len() + 8).sum();
+        let mut text = String::with_capacity(rest + name.len() + value.len() + 8);
+        let mut put = |name: &str, value: &str| {
+            text.push(if text.is_empty() { '{' } else { ',' });
+            text.push_str(&serde_json::Value::from(name).to_string());
+            text.push(':');
+            text.push_str(value);
+        };
+        self.0.iter().for_each(|(n, v)| put(n, if n == name { value } else { v.get() }));
+        if self.get(name).is_none() {
+            put(name, value);
+        }
+        text.push('}');
+        text
+    }
+
     /// The fields' names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(n, _)| n.as_str())
@@ -74,5 +93,20 @@ impl<'de> Deserialize<'de> for Fields {
             }
         }
         d.deserialize_map(InOrder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_put_in_its_place_as_text() {
+        for object in ["{}", r#"{"a": 1}"#, r#"{"a": [1, 2], "list": "old", "\"b\"\n": {"x": 1.0}}"#] {
+            let mut fields: Fields = serde_json::from_str(object).unwrap();
+            let text = fields.text_with("list", "[3,4]");
+            fields.set("list", [3, 4]);
+            assert_eq!(text, fields.to_string());
+        }
     }
 }

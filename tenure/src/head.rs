@@ -1,6 +1,6 @@
 //! The index card of a session: all that listing, matching, sweeping and taking over need, without reading the log.
 
-use crate::entry::Parent;
+use crate::entry::{Claim, Parent};
 use crate::id::{Key, RunId, Seq, SessionId, Tenant, User};
 use crate::message::Role;
 use jiff::Timestamp;
@@ -154,6 +154,25 @@ pub struct Lease {
     pub until: Timestamp,
 }
 
+impl Lease {
+    pub(crate) fn new(run: &RunId, claim: &Claim) -> Self {
+        Self { run: run.clone(), node: claim.node.clone(), until: claim.until }
+    }
+}
+
+/// A question that a person has not answered yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenReview {
+    /// Its record.
+    pub seq: Seq,
+    /// Who is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// When it is decided without a person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Timestamp>,
+}
+
 /// The index card. All but `due_at` and the lease's end follows from the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Head {
@@ -196,6 +215,9 @@ pub struct Head {
     /// Who works on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
+    /// What waits for a person.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reviews: Vec<OpenReview>,
 }
 
 impl Head {
@@ -204,11 +226,18 @@ impl Head {
         Key { tenant: self.tenant.clone(), session: self.info.session_id.clone() }
     }
 
-    /// What stores index for tag and metadata filters: each tag, and each metadata field with a plain value.
+    /// What stores index for filters: each tag, each metadata field with a plain value, and what waits for a person.
     pub fn labels(&self) -> Vec<String> {
         let tags = self.info.tags.iter().map(|t| tag_label(t));
         let plain = self.info.metadata.iter().filter(|(_, v)| !v.is_object() && !v.is_array());
         let mut labels: Vec<_> = tags.chain(plain.map(|(k, v)| field_label(k, v))).collect();
+        if !self.reviews.is_empty() {
+            labels.push(Reviewing::Open.label());
+        }
+        labels.extend(self.reviews.iter().filter_map(|r| Some(Reviewing::Queue(r.queue.clone()?).label())));
+        if self.info.metadata.contains_key(DECISIONS) {
+            labels.push(Reviewing::Decided.label());
+        }
         labels.sort();
         labels.dedup();
         labels
@@ -217,6 +246,31 @@ impl Head {
     /// The title as stores search it.
     pub fn folded_title(&self) -> String {
         self.info.title.as_deref().map(fold_case).unwrap_or_default()
+    }
+}
+
+/// Where a session keeps what people have decided.
+pub(crate) const DECISIONS: &str = "hitl_decisions";
+
+/// How a session has to do with people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reviewing {
+    /// Something waits for a person.
+    Open,
+    /// Something waits in this queue.
+    Queue(String),
+    /// A person has decided something.
+    Decided,
+}
+
+impl Reviewing {
+    /// Tags and fields begin with a quotation mark, so that this is none of them.
+    pub(crate) fn label(&self) -> String {
+        match self {
+            Reviewing::Open => "review".to_owned(),
+            Reviewing::Queue(queue) => bounded(format!("review:{}", Value::from(queue.as_str()))),
+            Reviewing::Decided => "reviewed".to_owned(),
+        }
     }
 }
 

@@ -111,6 +111,15 @@ fn check_label(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// `rev_12_SESSION`, whatever the length of that; in old logs any id.
+fn check_review(s: &str) -> Result<(), &'static str> {
+    let parts = s.strip_prefix("rev_").and_then(|s| s.split_once('_'));
+    match parts {
+        Some((seq, session)) if seq.parse::<Seq>().is_ok() && check_id(session).is_ok() => Ok(()),
+        _ => check_id(s),
+    }
+}
+
 name! {
     /// A session's id, chosen by the client or generated. Never a credential.
     SessionId, "session_id", check_id
@@ -132,8 +141,8 @@ name! {
     RunId, "run_id", check_id
 }
 name! {
-    /// The id of a human review.
-    ReviewId, "review_id", check_id
+    /// The id of a human review: the record that opened it, and its session.
+    ReviewId, "review_id", check_review
 }
 
 impl SessionId {
@@ -147,6 +156,27 @@ impl RunId {
     /// A fresh, unique id that sorts by its time.
     pub fn generate() -> Self {
         Self(format!("run_{}", uuid::Uuid::now_v7().simple()).into())
+    }
+}
+
+impl ReviewId {
+    /// The review that a record opens.
+    pub fn of(session: &SessionId, seq: Seq) -> Self {
+        Self(format!("rev_{seq}_{session}").into())
+    }
+
+    fn parts(&self) -> Option<(&str, &str)> {
+        self.as_str().strip_prefix("rev_")?.split_once('_')
+    }
+
+    /// The record that opened it.
+    pub fn seq(&self) -> Option<Seq> {
+        self.parts()?.0.parse().ok()
+    }
+
+    /// Its session.
+    pub fn session(&self) -> Option<SessionId> {
+        SessionId::new(self.parts()?.1).ok()
     }
 }
 

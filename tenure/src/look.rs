@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::head::Head;
 use crate::hot::Need;
 use crate::id::{Principal, SessionId};
-use crate::session::{Said, Session};
+use crate::session::{Point, Said, Session};
 use crate::tenure::Tenure;
 
 /// What came of a look at a session in the cache.
@@ -41,6 +41,23 @@ impl Tenure {
             (Seen::Done(answer), _) => Ok(answer),
             (Seen::Detached(_), None) => Err(crate::Error::unavailable("the session was looked at twice")),
         }
+    }
+
+    /// A session as it was at a point: what had been said, what was pending, and what was known of it then.
+    pub async fn state_at(&self, who: &Principal, id: &SessionId, at: impl Into<Point>) -> Result<Session> {
+        let at = at.into();
+        let (head, seq) = self
+            .read(who, id, Need::Session, |state| {
+                let session = self.whole_ref(state, id)?;
+                self.check_live(session)?;
+                Ok((session.head().clone(), crate::checkpoint::place(session, &at)?.seq))
+            })
+            .await?;
+        let records = self.log(&head).await?.into_iter().flatten().take_while(|r| r.seq <= seq);
+        let then = Session::replay(&head.key(), records);
+        let then =
+            then.ok_or_else(|| crate::Error::corrupt(format!("session {}", head.key()), "its log has no beginning"))?;
+        self.attach(then).await
     }
 
     /// A session's messages from a position on, at most so many, with the card they belong to.

@@ -72,6 +72,7 @@ pub(crate) struct Text {
 
 impl Text {
     /// A part of a text, which must be a slice of it.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub fn within(whole: &Arc<String>, part: &str) -> Self {
         let from = part.as_ptr() as usize - whole.as_ptr() as usize;
         Self { whole: whole.clone(), from, to: from + part.len() }

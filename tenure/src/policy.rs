@@ -1,5 +1,6 @@
 //! What can be set: for an assistant's sessions, and for the house as a whole.
 
+use crate::entry::Decision;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, time::Duration};
@@ -97,6 +98,130 @@ impl Default for CachePolicy {
     }
 }
 
+/// When a run sets checkpoints. There is one after each completed turn too, unless they are set by hand only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Checkpoints {
+    /// After each tool call.
+    #[default]
+    Tool,
+    /// After each step: a model's answer and all that it called for.
+    Step,
+    /// When the last one is so old.
+    Every(Duration),
+    /// Never: only when somebody asks for one.
+    Manual,
+}
+
+impl From<Checkpoints> for String {
+    fn from(c: Checkpoints) -> String {
+        match c {
+            Checkpoints::Tool => "tool".to_owned(),
+            Checkpoints::Step => "step".to_owned(),
+            Checkpoints::Manual => "manual".to_owned(),
+            Checkpoints::Every(d) => Period::of(d).to_string(),
+        }
+    }
+}
+
+impl TryFrom<String> for Checkpoints {
+    type Error = Error;
+    fn try_from(s: String) -> Result<Self> {
+        match s.as_str() {
+            "tool" => Ok(Checkpoints::Tool),
+            "step" => Ok(Checkpoints::Step),
+            "manual" => Ok(Checkpoints::Manual),
+            other => match other.parse::<Period>() {
+                Ok(p) if p.duration().is_some_and(|d| !d.is_zero()) => {
+                    Ok(Checkpoints::Every(p.duration().unwrap_or_default()))
+                }
+                _ => Err(Error::invalid("", format!("{s:.40?} is not tool, step, manual or a time such as 60s"))),
+            },
+        }
+    }
+}
+
+/// A tool call that a person must allow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReviewRule {
+    /// The tool's name, or a pattern: `refund_*`.
+    pub tool: String,
+    /// Who is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// How long to wait for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Period>,
+    /// What is decided then.
+    #[serde(default = "rejected")]
+    pub on_timeout: Decision,
+}
+
+fn rejected() -> Decision {
+    Decision::Rejected
+}
+
+impl ReviewRule {
+    /// Whether it is for this tool.
+    pub fn covers(&self, tool: &str) -> bool {
+        matches_pattern(&self.tool, tool)
+    }
+}
+
+/// Whether a name fits a pattern in which `*` stands for anything.
+pub fn matches_pattern(pattern: &str, name: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut left) = name.strip_prefix(start) else { return false };
+    let mut parts = rest.split('*').peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return left.ends_with(part);
+        }
+        match left.find(part) {
+            Some(at) => left = &left[at + part.len()..],
+            None => return false,
+        }
+    }
+    true
+}
+
+/// What a run may do, and how much of it. Each limit ends the run with a code of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunPolicy {
+    /// When checkpoints are set.
+    pub checkpoints: Checkpoints,
+    /// What a person must allow.
+    pub review: Vec<ReviewRule>,
+    /// So many times the model is asked (`too_many_rounds`).
+    pub max_rounds: usize,
+    /// So long the run may take, waiting for people apart (`out_of_time`).
+    pub max_time: Duration,
+    /// So many tokens the model may use, as its server counts them (`out_of_tokens`). `None`: any number.
+    pub max_tokens: Option<u64>,
+    /// So long one tool call may take (`tool_timeout`).
+    pub tool_timeout: Duration,
+    /// So many bytes one tool may answer (`result_too_large`).
+    pub max_result_bytes: usize,
+    /// So many tool calls are made at once.
+    pub parallel: usize,
+}
+
+impl Default for RunPolicy {
+    fn default() -> Self {
+        Self {
+            checkpoints: Checkpoints::Tool,
+            review: Vec::new(),
+            max_rounds: 50,
+            max_time: Duration::from_secs(60 * 60),
+            max_tokens: None,
+            tool_timeout: Duration::from_secs(120),
+            max_result_bytes: 1 << 20,
+            parallel: 8,
+        }
+    }
+}
+
 /// Everything that can be set for the sessions of an assistant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -108,6 +233,8 @@ pub struct Policy {
     pub window: Window,
     /// The cache of tool results.
     pub cache: CachePolicy,
+    /// Their runs.
+    pub runs: RunPolicy,
 }
 
 impl Default for Policy {
@@ -117,6 +244,7 @@ impl Default for Policy {
             retention: Some(30 * DAY),
             window: Window { max_turns: Some(50), max_tokens: None },
             cache: CachePolicy::default(),
+            runs: RunPolicy::default(),
         }
     }
 }
@@ -140,6 +268,10 @@ pub struct Limits {
     pub max_queue: usize,
     /// Times a step is tried again after another writer was first.
     pub max_retries: usize,
+    /// How long a node may work on a run without saying that it still does. After that another may take it over.
+    pub lease: Duration,
+    /// How long a request waits for another node that works on its session.
+    pub max_wait: Duration,
     /// How long whoever listens to an answer may take nothing of it, before it is finished without them.
     pub max_stall: Duration,
 }
@@ -155,6 +287,8 @@ impl Default for Limits {
             max_sweep: 1_000,
             max_queue: 16,
             max_retries: 16,
+            lease: Duration::from_secs(30),
+            max_wait: Duration::from_secs(600),
             max_stall: Duration::from_secs(60),
         }
     }

@@ -8,7 +8,9 @@ use crate::entry::{Outcome, Post};
 use crate::head::{Style, VisibleHash};
 use crate::history::{lead, opening};
 use crate::message::{Message, Role};
+use crate::review::NOTICE;
 use crate::session::{Said, Session};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// How to read what a client sends.
@@ -44,6 +46,7 @@ pub struct Plan {
 
 /// Compares a session with the messages of a request.
 pub fn reconcile(session: &Session, incoming: &[Message], mode: Mode) -> Plan {
+    let incoming = &*without_notices(session, incoming);
     let stored = &session.messages[..];
     let split = incoming.iter().take_while(|m| m.role().instructs()).count();
     let (system, rest) = incoming.split_at(split);
@@ -85,6 +88,25 @@ pub fn prefix_hashes(incoming: &[Message]) -> Vec<VisibleHash> {
     }
     hashes.reverse();
     hashes
+}
+
+/// A client that sends everything back also sends what it was told while a person had to decide. In its place stands the answer that came
+/// later, if there is one by now.
+fn without_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
+    let is_notice = |m: &Message| m.role() == Role::Assistant && m.text().starts_with(NOTICE);
+    if session.reviews.is_empty() || !incoming.iter().any(is_notice) {
+        return Cow::Borrowed(incoming);
+    }
+    let mut visible = session.messages.iter().map(|m| &m.message).filter(|m| m.is_visible());
+    let mut meant = Vec::with_capacity(incoming.len());
+    for message in incoming {
+        let ours = if message.is_visible() { visible.next() } else { None };
+        match is_notice(message) {
+            true => meant.extend(ours.filter(|m| m.role() == Role::Assistant).cloned()),
+            false => meant.push(message.clone()),
+        }
+    }
+    Cow::Owned(meant)
 }
 
 enum Way {

@@ -3,25 +3,24 @@
 //! What the user said is durable before the model is asked; the answer is durable before the turn is called done. A turn that fails
 //! or is stopped keeps what it has and says so (`run_ended`).
 
-use crate::answer::Answer;
+use crate::assistant::Assistant;
 use crate::busy::{Entered, OnBusy, Pass};
 use crate::entry::{Change, Created, Entry, InfoChange, Outcome, Post, Record};
 use crate::error::{Error, Result};
-use crate::fields::Fields;
 use crate::head::Head;
 use crate::history::shown;
 use crate::hot::{Draft, Need};
-use crate::id::{Key, Principal, RunId, Seq, SessionId};
+use crate::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
 use crate::message::Message;
-use crate::model::{Model, ModelError, Piece, Prompt};
 use crate::reconcile::{Mode, Plan, reconcile};
-use crate::session::{Point, Said, Session};
+use crate::session::{Point, Run, Said, Session};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 /// What a request under the id of an expired session does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +56,8 @@ pub struct Ask {
     pub on_expired: OnExpired,
     /// The same key with the same body is answered once, and the same each time.
     pub idempotency: Option<(String, String)>,
+    /// What its run is started with. One that names its `model` can be taken over by another node.
+    pub detail: Map<String, Value>,
 }
 
 /// What was made of the messages of a request.
@@ -73,6 +74,13 @@ pub struct Spliced {
     /// Tool results that answer no call we know of, which were left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<String>,
+}
+
+impl Turn {
+    /// Whose session it is in.
+    pub fn principal(&self) -> &Principal {
+        &self.who
+    }
 }
 
 /// What became of a request.
@@ -94,49 +102,34 @@ pub enum Begun {
 /// A turn that has begun: what the user said is kept, and the session is ours until it is done or dropped.
 #[derive(Debug)]
 pub struct Turn {
-    tenure: Tenure,
-    who: Principal,
-    pass: Pass,
-    remember: bool,
+    pub(crate) tenure: Tenure,
+    pub(crate) who: Principal,
+    pub(crate) pass: Pass,
+    pub(crate) remember: bool,
     /// The message that is answered; 0: there is none.
-    asked: Seq,
+    pub(crate) asked: Seq,
+    /// The assistant that the session belongs to.
+    pub(crate) assistant: Option<Arc<Assistant>>,
     /// The session.
     pub session_id: SessionId,
     /// The id of this turn's run.
     pub run: RunId,
     /// What was made of the request's messages.
     pub spliced: Spliced,
-    /// What the model is to be shown.
+    /// What the model is to be shown first; nothing: the run goes on from where it stands.
     pub messages: Vec<Message>,
+    /// What the run was started with.
+    pub detail: Map<String, Value>,
+    /// When it was.
+    pub started_at: Timestamp,
+    /// When this node began to work on it.
+    pub(crate) claimed_at: Timestamp,
 }
 
-/// An answer that is kept.
-#[derive(Clone, Debug)]
-pub struct Answered {
-    /// The answer.
-    pub answer: Answer,
-    /// The end of the log after it.
-    pub seq: Seq,
-    /// Whether whoever listened took every piece of it; one that takes nothing for too long (`max_stall`) gets no more.
-    pub heard: bool,
-}
-
-/// Why a turn has no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum TurnError {
-    /// It could not be kept.
-    #[error(transparent)]
-    Store(#[from] Error),
-    /// The model gave none.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Another request stopped the turn.
-    #[error("another request interrupted this turn; what was said until then is kept")]
-    Stopped,
-}
-
+/// In the detail of a run: somebody may ask for its answer again.
+pub(crate) const KEYED: &str = "keyed";
 const KEYS: &str = "turn-keys";
-const ANSWERS: &str = "turn-answers";
+pub(crate) const ANSWERS: &str = "turn-answers";
 /// How long an idempotency key is remembered.
 const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
@@ -162,30 +155,34 @@ impl Tenure {
         let claim = self.claimed(who, &ask).await?;
         // A repeated request waits for its own first try, and never stops it or steps aside.
         let on_busy = if claim.is_some() { OnBusy::Queue } else { ask.on_busy };
+        let fresh = || ask.idempotency.as_ref().map_or_else(SessionId::generate, |(key, body)| same_id(who, key, body));
         let mut id = match (&claim, &ask.session) {
             (Some(claim), _) => claim.session.clone(),
             (None, Some(id)) => id.clone(),
-            (None, None) if ask.content_matching => {
-                self.find(who, &incoming).await?.unwrap_or_else(SessionId::generate)
-            }
-            (None, None) => SessionId::generate(),
+            (None, None) if ask.content_matching => self.find(who, &incoming).await?.unwrap_or_else(fresh),
+            (None, None) => fresh(),
         };
-        let run = claim.as_ref().map_or_else(RunId::generate, |c| c.run.clone());
-        for _ in 0..=self.limits().max_retries {
+        // Two nodes that get the same request at once give it the same run.
+        let run = ask.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(who, key, body));
+        let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
+        while tries <= self.limits().max_retries {
             let key = who.key(&id);
             let pass = match self.gates().enter(&key, on_busy, self.limits().max_queue).await? {
                 Entered::Pass(pass) => pass,
                 Entered::Branch(before) => {
                     id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
+                    tries += 1;
                     continue;
                 }
             };
+            let claim = self.claimed(who, &ask).await?;
             if let Some(claim) = &claim
                 && let Some(body) = self.answer_of(who, claim).await?
             {
                 return Ok(Begun::Before { session_id: id, run, body });
             }
-            let opening = Opening { ask: &ask, incoming: &incoming, run: &run, resuming: claim.is_some() };
+            let opening_at = self.now();
+            let opening = Opening { ask: &ask, incoming: &incoming, run: &run, redo };
             if let (Some((key, body)), None) = (&ask.idempotency, &claim) {
                 self.remember_key(who, key, Claim { body: body.clone(), session: id.clone(), run: run.clone() })
                     .await?;
@@ -196,32 +193,78 @@ impl Tenure {
             };
             let opened = match opened {
                 Ok(opened) => opened,
+                // Another node is at it; if with this very request, that is waited for, never stopped or left aside.
+                Err(e @ Error::Busy { .. }) => {
+                    drop(pass);
+                    let same = self.head(who, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
+                    match on_busy {
+                        OnBusy::Queue => self.wait_for(&key, &mut waited).await?,
+                        _ if same => self.wait_for(&key, &mut waited).await?,
+                        OnBusy::Branch => {
+                            let before = self.head(who, &id).await?.mark.turns.saturating_sub(1);
+                            id = self.fork(who, &id, Point::Turn(before), None).await?.info.session_id;
+                        }
+                        _ => return Err(e),
+                    }
+                    continue;
+                }
+                // Another node has just done it: its answer is there now.
+                Err(Error::Conflict { .. }) if !redo => {
+                    redo = true;
+                    continue;
+                }
                 Err(Error::Gone { status, session_id }) => {
                     self.reopen(who, &session_id, status, ask.on_expired).await?;
+                    tries += 1;
                     continue;
                 }
                 // Made by somebody else just now, or somebody else's: the next look tells.
                 Err(Error::Exists { session_id }) => {
                     self.head(who, &session_id).await?;
+                    tries += 1;
                     continue;
                 }
                 Err(e) => return Err(e),
             };
             pass.began(opened.before);
-            let mut messages = self.instructions(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
-            messages.reserve(opened.messages.len());
-            for message in opened.messages {
-                messages.push(match message.cuts().is_empty() {
-                    true => message,
-                    false => self.attach_message(&who.tenant, &message).await?,
-                });
-            }
+            let started_at = opening_at;
+            let assistant = self.assistant_of(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
+            let messages = match opened.goes_on {
+                true => Vec::new(),
+                false => self.prompt(&who.tenant, assistant.as_deref(), opened.messages).await?,
+            };
             let (tenure, who, remember) = (self.clone(), who.clone(), ask.idempotency.is_some());
-            let (asked, spliced) = (opened.asked, opened.spliced);
-            let turn = Turn { tenure, who, pass, remember, asked, session_id: id, run, spliced, messages };
+            let (asked, spliced, detail) = (opened.asked, opened.spliced, ask.detail);
+            let session_id = id;
+            let turn = Turn {
+                tenure,
+                who,
+                pass,
+                remember,
+                asked,
+                assistant,
+                session_id,
+                run,
+                spliced,
+                messages,
+                detail,
+                started_at,
+                claimed_at: started_at,
+            };
             return Ok(Begun::Turn(Box::new(turn)));
         }
         Err(Error::Conflict { session_id: id, expected: 0 })
+    }
+
+    /// The run that a request with this key and body began, if it did.
+    pub async fn started(&self, who: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
+        let ask = Ask { idempotency: Some((key.to_owned(), body.to_owned())), ..Ask::default() };
+        let Some(claim) = self.claimed(who, &ask).await? else { return Ok(None) };
+        match self.run(who, &claim.session, &claim.run).await {
+            Ok(_) => Ok(Some((claim.session, claim.run))),
+            Err(Error::NotFound { .. } | Error::NoSuchRun { .. } | Error::Gone { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     /// What a model would be shown if this were said. Nothing is kept.
@@ -236,7 +279,8 @@ impl Tenure {
             None => None,
         };
         let assistant = session.as_ref().and_then(|s| s.assistant.clone()).or_else(|| ask.assistant.clone());
-        let mut messages = self.instructions(who, assistant).await?;
+        let assistant = self.assistant_of(who, assistant).await?;
+        let mut messages: Vec<Message> = instructions(assistant.as_deref()).collect();
         let Some(session) = session else {
             messages.extend(ask.messages.iter().cloned());
             return Ok(messages);
@@ -248,11 +292,40 @@ impl Tenure {
         Ok(messages)
     }
 
-    /// What a model is told before anything else.
-    async fn instructions(&self, who: &Principal, assistant: Option<String>) -> Result<Vec<Message>> {
-        let Some(name) = assistant else { return Ok(Vec::new()) };
-        let assistant = self.assistant(who, &name).await?;
-        Ok(assistant.and_then(|a| a.instructions.as_deref().map(Message::system)).into_iter().collect())
+    pub(crate) async fn assistant_of(&self, who: &Principal, name: Option<String>) -> Result<Option<Arc<Assistant>>> {
+        match name {
+            Some(name) => self.assistant(who, &name).await,
+            None => Ok(None),
+        }
+    }
+
+    /// What a model is shown: its instructions, and what was said, with its media.
+    pub(crate) async fn prompt(
+        &self,
+        tenant: &Tenant,
+        assistant: Option<&Assistant>,
+        said: Vec<Message>,
+    ) -> Result<Vec<Message>> {
+        let mut messages: Vec<Message> = instructions(assistant).collect();
+        messages.reserve(said.len());
+        for message in said {
+            messages.push(match message.cuts().is_empty() {
+                true => message,
+                false => self.attach_message(tenant, &message).await?,
+            });
+        }
+        Ok(messages)
+    }
+
+    /// Waits a little for another node to be done with a session.
+    async fn wait_for(&self, key: &Key, waited: &mut Duration) -> Result<()> {
+        let pause = (*waited / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
+        *waited += pause;
+        if *waited > self.limits().max_wait {
+            return Err(Error::Busy { session_id: key.session.clone() });
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
     }
 
     /// Brings a session that has ended back, or makes room for a new one under its id.
@@ -271,11 +344,15 @@ impl Tenure {
         opening: &Opening<'_>,
         blobs: &[crate::media::Blob],
     ) -> Result<Opened> {
-        self.write(who, id, Need::Session, |state, _| {
+        self.write(who, id, Need::Session, |state, now| {
             let session = self.whole_ref(state, id)?;
             self.check_active(session)?;
+            if opening.is_done(session) {
+                return Err(Error::Conflict { session_id: id.clone(), expected: session.seq });
+            }
             let plan = opening.plan(session);
-            let mut entries = Vec::new();
+            let mut entries: Vec<Entry> =
+                self.step_in(session, opening.run, opening.ask.on_busy, now)?.into_iter().collect();
             let mut cut = Vec::new();
             if plan.rewound > 0 {
                 let (entry, messages) = crate::checkpoint::rewound(session, plan.keep);
@@ -289,8 +366,13 @@ impl Tenure {
             };
             let change = opening.change(session, &plan);
             entries.extend((change != InfoChange::default()).then(|| Entry::info(change)));
-            entries.push(opening.started());
-            let opened = self.opened(session, &plan, asked);
+            let (goes_on, claim) = (opening.goes_on(session), self.claim(now));
+            entries.push(match session.head().run.as_ref() == Some(opening.run) {
+                true => Entry::RunClaimed { run: opening.run.clone(), claim },
+                false => opening.started(claim),
+            });
+            let asked = if goes_on { 0 } else { asked };
+            let opened = Opened { goes_on, ..self.opened(session, &plan, asked) };
             let mut draft = Draft::new(entries, opened);
             let used: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
@@ -298,6 +380,37 @@ impl Tenure {
             Ok(draft)
         })
         .await
+    }
+
+    /// Ends the run that is still on, if this turn may: the gate is ours, so it belongs to another node, or to nobody any more.
+    pub(crate) fn step_in(
+        &self,
+        session: &Session,
+        by: &RunId,
+        on_busy: OnBusy,
+        now: Timestamp,
+    ) -> Result<Option<Entry>> {
+        let Some(run) = session.head().run.clone() else { return Ok(None) };
+        let lease = session.head().lease.as_ref().filter(|l| l.node != self.node());
+        let lasting = session.run(&run).is_some_and(|r| r.detail.contains_key("model"));
+        let at_work = lease.is_some_and(|l| match lasting {
+            // Somebody will take it over.
+            true => !self.is_free(l, now.saturating_sub(self.lease()).unwrap_or(now)),
+            false => !self.is_free(l, now),
+        });
+        // The same request at another node: never stopped by itself.
+        let same = run == *by;
+        if at_work && (same || on_busy != OnBusy::Interrupt) {
+            return Err(Error::Busy { session_id: session.info.session_id.clone() });
+        }
+        if same {
+            return Ok(None);
+        }
+        let (outcome, error, code) = match at_work {
+            true => (Outcome::Cancelled, "another request interrupted it", "interrupted"),
+            false => (Outcome::Failed, "the node that worked on it has stopped", "abandoned"),
+        };
+        Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
     }
 
     /// The first turn of a session: one commit with all of it.
@@ -320,7 +433,11 @@ impl Tenure {
         first.entry = Entry::created(created);
         let asked = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
         let posts = plan.append.iter().cloned().map(Entry::Message);
-        let more = (2..).zip(posts.chain([opening.started()])).map(|(seq, entry)| Record { seq, at: now, entry });
+        let more = (2..).zip(posts.chain([opening.started(self.claim(now))])).map(|(seq, entry)| Record {
+            seq,
+            at: now,
+            entry,
+        });
         self.begin_with(&key, &first, more.collect(), blobs.to_vec()).await?;
         Ok(self.opened(&empty, &plan, asked))
     }
@@ -329,6 +446,7 @@ impl Tenure {
         let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
         let new = said(plan, session.seq);
         Opened {
+            goes_on: false,
             before: plan.keep.min(session.messages.len()),
             asked,
             assistant: session.assistant.clone(),
@@ -371,7 +489,7 @@ impl Tenure {
         Ok(self.store().get(&shelf, claim.run.as_str(), None).await?.map(|i| i.value))
     }
 
-    fn item(&self, key: &str, value: String) -> Item {
+    pub(crate) fn item(&self, key: &str, value: String) -> Item {
         let now = self.now();
         let expires_at = now.checked_add(KEY_TTL).ok();
         Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
@@ -384,8 +502,27 @@ fn place(who: &Principal, key: &str) -> Result<Key> {
     Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
 }
 
+fn same_hash(who: &Principal, key: &str, body: &str) -> String {
+    blake3::hash(format!("{}\0{}\0{key}\0{body}", who.tenant, who.user).as_bytes()).to_hex()[..32].to_owned()
+}
+
+/// The session that a request with a key begins, if it names none.
+fn same_id(who: &Principal, key: &str, body: &str) -> SessionId {
+    SessionId::new(same_hash(who, key, body)).unwrap_or_else(|_| SessionId::generate())
+}
+
+/// The run of a request with a key.
+fn same_run(who: &Principal, key: &str, body: &str) -> RunId {
+    RunId::new(format!("run_{}", same_hash(who, key, body))).unwrap_or_else(|_| RunId::generate())
+}
+
 fn keys(who: &Principal) -> Shelf {
     Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
+}
+
+/// What a model is told before anything else.
+fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> {
+    assistant.and_then(|a| a.instructions.as_deref()).map(Message::system).into_iter()
 }
 
 /// What a turn begins with.
@@ -393,12 +530,14 @@ struct Opening<'a> {
     ask: &'a Ask,
     incoming: &'a [Message],
     run: &'a RunId,
-    /// The same request came before, and may have got as far as keeping what was said.
-    resuming: bool,
+    /// What was done before is done again: its answer is not there any more.
+    redo: bool,
 }
 
 /// A turn whose beginning is kept.
 struct Opened {
+    /// Its run was left behind by another node, and goes on from where it stands.
+    goes_on: bool,
     before: usize,
     asked: Seq,
     assistant: Option<String>,
@@ -407,19 +546,39 @@ struct Opened {
 }
 
 impl Opening<'_> {
+    /// Whether another node has done this very request meanwhile.
+    fn is_done(&self, session: &Session) -> bool {
+        let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == Outcome::Completed);
+        !self.redo && session.runs.last().is_some_and(completed)
+    }
+
+    /// Whether this very request came before, and has not ended or has called tools: what was done until then stays done.
+    fn goes_on(&self, session: &Session) -> bool {
+        let mut same = session.runs.iter().rev().take_while(|r| r.id == *self.run);
+        session.head().run.as_ref() == Some(self.run) || same.any(|r| !r.tools_started.is_empty())
+    }
+
     fn plan(&self, session: &Session) -> Plan {
         let mut plan = reconcile(session, self.incoming, self.ask.mode);
-        if self.resuming && session.runs.last().is_some_and(|r| r.id == *self.run) {
-            // What it said is there, and nobody has said anything since. What was answered before it broke off is no answer.
-            let (stored, matched) = (&session.messages, self.incoming.len());
+        let (stored, matched) = (&session.messages, self.incoming.len());
+        if self.goes_on(session) {
+            return Plan { keep: stored.len(), append: Vec::new(), rewound: 0, matched, ..plan };
+        }
+        if session.runs.last().is_some_and(|r| r.id == *self.run) {
+            // The same request came before. What it said is there, and nobody has said anything since. What was answered before it broke
+            // off is no answer.
             let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
             plan = Plan { keep, append: Vec::new(), rewound: stored.len() - keep, matched, ..plan };
         }
         plan
     }
 
-    fn started(&self) -> Entry {
-        Entry::RunStarted { run: self.run.clone(), detail: Default::default() }
+    fn started(&self, claim: crate::entry::Claim) -> Entry {
+        let mut detail = self.ask.detail.clone();
+        if self.ask.idempotency.is_some() {
+            detail.insert(KEYED.to_owned(), Value::Bool(true));
+        }
+        Entry::RunStarted { run: self.run.clone(), claim: Some(claim), detail }
     }
 
     fn change(&self, session: &Session, plan: &Plan) -> InfoChange {
@@ -449,116 +608,4 @@ fn said(plan: &Plan, seq: Seq) -> Vec<Said> {
 
 fn after<'a>(session: &'a Session, plan: &Plan, new: &'a [Said]) -> Vec<&'a Said> {
     session.messages[..plan.keep].iter().chain(new).collect()
-}
-
-impl Turn {
-    /// Asks the model and keeps its answer. The pieces are handed on as they arrive; whoever listens may go away, the turn goes on.
-    pub async fn run(
-        mut self,
-        model: &dyn Model,
-        options: Fields,
-        stream: bool,
-        mut listener: Option<mpsc::Sender<Piece>>,
-    ) -> Result<Answered, TurnError> {
-        let (mut answer, listened) = (Answer::default(), listener.is_some());
-        let stall = self.tenure.limits().max_stall;
-        let prompt = Prompt { messages: std::mem::take(&mut self.messages), options, stream };
-        let heard = tokio::select! {
-            heard = listen(model, prompt, &mut answer, &mut listener, stall) => heard,
-            () = self.pass.stopped() => Err(TurnError::Stopped),
-        };
-        match heard {
-            Ok(()) => self.complete(answer, listened == listener.is_some()).await,
-            Err(why) => {
-                let outcome = if matches!(why, TurnError::Stopped) { Outcome::Cancelled } else { Outcome::Failed };
-                self.give_up(&answer, outcome, &why.to_string()).await?;
-                Err(why)
-            }
-        }
-    }
-
-    async fn complete(self, answer: Answer, heard: bool) -> Result<Answered, TurnError> {
-        let Some(message) = answer.message() else {
-            let why = ModelError::Broken { why: "it ended before anything was said".into() };
-            self.give_up(&answer, Outcome::Failed, &why.to_string()).await?;
-            return Err(why.into());
-        };
-        let item = self.remember.then(|| {
-            let body = answer.body(self.run.as_str(), self.tenure.now());
-            (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), body))
-        });
-        let seq = self.end(vec![message], Outcome::Completed, None, item).await?;
-        Ok(Answered { answer, seq, heard })
-    }
-
-    /// Ends the turn without a whole answer, and keeps what there is of one.
-    async fn give_up(&self, answer: &Answer, outcome: Outcome, why: &str) -> Result<()> {
-        let said = answer.message().into_iter().collect();
-        match self.end(said, outcome, Some(why.to_owned()), None).await {
-            // It has ended in another way.
-            Err(Error::Superseded { .. } | Error::NotFound { .. } | Error::Gone { .. } | Error::Paused { .. }) => {
-                Ok(())
-            }
-            other => other.map(drop),
-        }
-    }
-
-    async fn end(
-        &self,
-        said: Vec<Message>,
-        outcome: Outcome,
-        error: Option<String>,
-        item: Option<(String, Item)>,
-    ) -> Result<Seq> {
-        let id = &self.session_id;
-        let superseded = || Error::Superseded { session_id: id.clone() };
-        let ended = self.tenure.write(&self.who, id, Need::Session, |state, _| {
-            let session = self.tenure.whole_ref(state, id)?;
-            // What this answers must still be there.
-            let run = &self.run;
-            let kept = self.asked == 0 || session.messages.binary_search_by_key(&self.asked, |m| m.seq).is_ok();
-            // Another session may have begun under the id.
-            let kept = kept && session.runs.iter().rev().any(|r| r.id == *run);
-            if !kept || !session.status.is_live() {
-                let error = Some("the session was rewound, replaced or ended meanwhile".to_owned());
-                let entry = Entry::RunEnded { run: run.clone(), outcome: Outcome::Cancelled, error };
-                return Ok(Draft::new(if session.status.is_live() { vec![entry] } else { Vec::new() }, None));
-            }
-            let post = |m: &Message| Entry::Message(Post { run: Some(run.clone()), lead: false, message: m.clone() });
-            let mut entries: Vec<Entry> = said.iter().map(post).collect();
-            if outcome == Outcome::Completed {
-                entries.extend(crate::checkpoint::automatic(session, &said, Some(run)));
-            }
-            entries.push(Entry::RunEnded { run: run.clone(), outcome, error: error.clone() });
-            let seq = session.seq + entries.len() as Seq;
-            let mut draft = Draft::new(entries, Some(seq));
-            draft.items.extend(item.clone());
-            Ok(draft)
-        });
-        match ended.await {
-            Ok(seq) => seq.ok_or_else(superseded),
-            Err(Error::NotFound { .. }) => Err(superseded()),
-            Err(e) => Err(e),
-        }
-    }
-}
-
-async fn listen(
-    model: &dyn Model,
-    prompt: Prompt,
-    answer: &mut Answer,
-    listener: &mut Option<mpsc::Sender<Piece>>,
-    stall: Duration,
-) -> Result<(), TurnError> {
-    let mut pieces = model.ask(prompt).await?;
-    while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
-        let piece = piece?;
-        answer.take(&piece).map_err(|why| ModelError::Broken { why })?;
-        if let Some(to) = listener
-            && !matches!(tokio::time::timeout(stall, to.send(piece)).await, Ok(Ok(())))
-        {
-            *listener = None;
-        }
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The fold: a log becomes a session. The one place that says what an entry means.
 
 use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
-use crate::head::{Head, Lease, Mark, SessionInfo, Status};
+use crate::head::{Head, Lease, Mark, OpenReview, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
 use crate::message::{Message, Piece, Role};
 use jiff::Timestamp;
@@ -64,6 +64,9 @@ impl PartialEq for Memo {
     }
 }
 
+/// In the detail of a `tool_started`: nothing was called.
+pub(crate) const CACHED: &str = "cached";
+
 /// One turn of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
@@ -75,8 +78,27 @@ pub struct Run {
     pub ended: Option<(Timestamp, Outcome)>,
     /// What went wrong.
     pub error: Option<String>,
-    /// Tool calls that were begun, with the tool's name: the ledger.
-    pub tools_started: Vec<(String, String)>,
+    /// The same as one stable word.
+    pub code: Option<String>,
+    /// Its first record.
+    pub seq: Seq,
+    /// What it was started with.
+    pub detail: Map<String, Value>,
+    /// Tool calls that were begun: the ledger.
+    pub tools_started: Vec<Started>,
+}
+
+/// A tool call that was begun.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Started {
+    /// Its record.
+    pub seq: Seq,
+    /// The id of the call.
+    pub call: String,
+    /// The tool's name.
+    pub tool: String,
+    /// Whether its result was in the cache, so that nothing was called.
+    pub cached: bool,
 }
 
 /// A question to a person, and the answer.
@@ -84,10 +106,16 @@ pub struct Run {
 pub struct Review {
     /// When it was asked.
     pub opened_at: Timestamp,
+    /// Its record.
+    pub seq: Seq,
     /// What was asked.
     pub opened: ReviewOpened,
+    /// Who looks at it, and until when others leave it alone.
+    pub claimed: Option<(String, Option<Timestamp>)>,
     /// What was decided.
     pub decided: Option<(Timestamp, ReviewDecided)>,
+    /// Whether the run went on or ended without it.
+    pub void: bool,
 }
 
 /// A summary that stands for the oldest messages when a model is shown the history.
@@ -257,23 +285,32 @@ impl Session {
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.messages.len())),
             Entry::Rewound(r) => return self.cut(r.to),
-            Entry::RunStarted { run, .. } => {
-                let (ended, error, tools_started) = Default::default();
-                self.runs.push(Run { id: run.clone(), started_at: at, ended, error, tools_started });
+            Entry::RunStarted { run, detail, .. } => {
+                let (ended, error, code, tools_started) = Default::default();
+                let (id, detail) = (run.clone(), detail.clone());
+                self.runs.push(Run { id, started_at: at, ended, error, code, seq, detail, tools_started });
             }
-            Entry::ToolStarted { run, call, tool, .. } => {
+            Entry::ToolStarted { run, call, tool, detail } => {
                 if let Some(run) = self.run_mut(run) {
-                    run.tools_started.push((call.clone(), tool.clone()));
+                    let cached = detail.get(CACHED) == Some(&Value::Bool(true));
+                    run.tools_started.push(Started { seq, call: call.clone(), tool: tool.clone(), cached });
                 }
             }
-            Entry::RunEnded { run, outcome, error } => {
+            Entry::RunEnded { run, outcome, error, code } => {
+                self.void_reviews(|r| r.opened.run.as_ref() == Some(run));
                 if let Some(run) = self.run_mut(run) {
                     run.ended = Some((at, *outcome));
-                    run.error = error.clone();
+                    (run.error, run.code) = (error.clone(), code.clone());
                 }
             }
             Entry::ReviewOpened(opened) => {
-                self.reviews.push(Review { opened_at: at, opened: (**opened).clone(), decided: None });
+                let (opened, opened_at) = ((**opened).clone(), at);
+                self.reviews.push(Review { opened_at, seq, opened, claimed: None, decided: None, void: false });
+            }
+            Entry::ReviewClaimed { review, by, until } => {
+                if let Some(review) = self.reviews.iter_mut().find(|r| r.opened.review == *review) {
+                    review.claimed = by.clone().map(|by| (by, *until));
+                }
             }
             Entry::ReviewDecided(decided) => {
                 if let Some(review) = self.reviews.iter_mut().find(|r| r.opened.review == decided.review) {
@@ -284,13 +321,26 @@ impl Session {
                 let position = self.messages.partition_point(|m| m.seq <= *upto);
                 self.summary = Some(Summary { upto: *upto, position, message: summary.clone() });
             }
-            Entry::Created(_) | Entry::Info(_) | Entry::Status { .. } | Entry::RunClaimed { .. } => {}
+            Entry::Created(_) => {
+                // A fork: what its parent was doing is not for it to finish, and its questions are not asked here.
+                self.void_reviews(|_| true);
+                for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
+                    run.ended = Some((at, Outcome::Cancelled));
+                }
+            }
+            Entry::Info(_) | Entry::Status { .. } | Entry::RunClaimed { .. } => {}
         }
         Vec::new()
     }
 
+    fn void_reviews(&mut self, which: impl Fn(&Review) -> bool) {
+        let open = self.reviews.iter_mut().filter(|r| r.decided.is_none());
+        open.filter(|r| which(r)).for_each(|r| r.void = true);
+    }
+
     fn cut(&mut self, to: Seq) -> Vec<Said> {
         self.checkpoints.retain(|c| c.seq <= to);
+        self.void_reviews(|r| r.seq > to);
         if self.summary.as_ref().is_some_and(|s| s.upto > to) {
             self.summary = None;
         }
@@ -306,7 +356,12 @@ impl Session {
 
     /// The reviews that nobody has decided yet.
     pub fn open_reviews(&self) -> impl Iterator<Item = &Review> {
-        self.reviews.iter().filter(|r| r.decided.is_none())
+        self.reviews.iter().filter(|r| r.decided.is_none() && !r.void)
+    }
+
+    /// A run by its id.
+    pub fn run(&self, id: &RunId) -> Option<&Run> {
+        self.runs.iter().rev().find(|r| r.id == *id)
     }
 
     /// Finds a place. `None` if the session has no such checkpoint, position or turn.
@@ -457,6 +512,7 @@ impl Head {
             parent: created.parent.clone(),
             run: None,
             lease: None,
+            reviews: Vec::new(),
         };
         head.create(created, record.at);
         Some(head)
@@ -470,6 +526,7 @@ impl Head {
         (self.user, self.assistant, self.thread, self.style) = (c.user, c.assistant, c.thread, c.style);
         (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
         (self.run, self.lease) = (None, None);
+        self.reviews.clear();
         self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
     }
 
@@ -486,7 +543,10 @@ impl Head {
                 self.mark.advance(&post.message);
                 active = true;
             }
-            Entry::Rewound(r) => self.mark = r.mark.clone(),
+            Entry::Rewound(r) => {
+                self.mark = r.mark.clone();
+                self.reviews.retain(|open| open.seq <= r.to);
+            }
             Entry::Info(change) => {
                 change.model.apply(&mut self.info.model);
                 change.title.apply(&mut self.info.title);
@@ -503,19 +563,31 @@ impl Head {
                 active = *to == Status::Active && self.status != Status::Active;
                 (self.status, self.status_at) = (*to, at);
             }
-            Entry::RunStarted { run, .. } => {
+            Entry::RunStarted { run, claim, .. } => {
                 self.run = Some(run.clone());
+                self.lease = claim.as_ref().map(|c| Lease::new(run, c));
                 active = true;
             }
-            Entry::RunClaimed { run, node, until } => {
-                self.lease = Some(Lease { run: run.clone(), node: node.clone(), until: *until });
-            }
+            Entry::RunClaimed { run, claim } => self.lease = Some(Lease::new(run, claim)),
             Entry::RunEnded { .. } => {
                 (self.run, self.lease) = (None, None);
+                self.reviews.clear();
                 active = true;
             }
-            Entry::ReviewDecided(d) => record_decision(&mut self.info.metadata, d, at),
-            Entry::Checkpoint(_) | Entry::ToolStarted { .. } | Entry::ReviewOpened(_) | Entry::Compacted { .. } => {}
+            Entry::ReviewOpened(opened) => {
+                let timeout = opened.timeout.as_ref().map(|t| t.at);
+                self.reviews.push(OpenReview { seq: record.seq, queue: opened.queue.clone(), timeout });
+                // A run that waits for a person is nobody's.
+                self.lease = None;
+            }
+            Entry::ReviewDecided(d) => {
+                self.reviews.retain(|open| d.review.seq() != Some(open.seq));
+                record_decision(&mut self.info.metadata, d, at);
+            }
+            Entry::Checkpoint(_)
+            | Entry::ToolStarted { .. }
+            | Entry::ReviewClaimed { .. }
+            | Entry::Compacted { .. } => {}
         }
         if active {
             // A clock that jumps back must not make a session look idle.
@@ -529,7 +601,7 @@ fn record_decision(metadata: &mut Map<String, Value>, d: &ReviewDecided, at: Tim
     if let Some(notes) = &d.notes {
         decision["notes"] = json!(notes);
     }
-    match metadata.entry("hitl_decisions").or_insert_with(|| json!([])) {
+    match metadata.entry(crate::head::DECISIONS).or_insert_with(|| json!([])) {
         Value::Array(all) => all.push(decision),
         other => *other = json!([decision]),
     }

@@ -56,6 +56,8 @@ pub struct Report {
     pub evicted: Vec<Key>,
     /// Sessions that were destroyed after their retention.
     pub purged: Vec<Key>,
+    /// Sessions with reviews that nobody decided in time.
+    pub decided: Vec<Key>,
     /// Cached and other items whose time was over.
     pub items: usize,
     /// Sessions that could not be done, and why; the next pass tries again.
@@ -71,6 +73,7 @@ enum End {
     Expired,
     Evicted,
     Purged,
+    Decided,
 }
 
 impl Report {
@@ -80,6 +83,7 @@ impl Report {
             Ok(Some(End::Expired)) => self.expired.push(key),
             Ok(Some(End::Evicted)) => self.evicted.push(key),
             Ok(Some(End::Purged)) => self.purged.push(key),
+            Ok(Some(End::Decided)) => self.decided.push(key),
             Err(e) => self.failed.push((key, e.to_string())),
         }
     }
@@ -175,6 +179,10 @@ impl Tenure {
         match self.due_at(&head) {
             // It was active since its card was marked.
             due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
+            _ if head.status == Status::Paused => match self.decide_for(&head).await? {
+                0 => self.look_again(&head, None).await.map(|()| None),
+                _ => Ok(Some(End::Decided)),
+            },
             _ if head.status.is_live() => Ok(self.end(head, Ending::Expired, now).await?.then_some(End::Expired)),
             _ => self.purge_key(&key).await.map(|()| Some(End::Purged)),
         }

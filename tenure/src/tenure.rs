@@ -11,6 +11,7 @@ use crate::id::{Key, Principal, Reach, Seq, SessionId, check_text};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::{Limits, Policy};
+use crate::runs::Watchers;
 use crate::session::{Said, Session};
 use crate::store::{self, Commit, Cursor, Query, Range, Repair, Store, Whose};
 use crate::sweep::Hook;
@@ -59,6 +60,8 @@ struct House {
     gates: Gates,
     key_gates: Gates,
     repairs: Vec<Repair>,
+    node: String,
+    watchers: Watchers,
 }
 
 /// A session to be.
@@ -113,7 +116,18 @@ impl Tenure {
         let hot = hot_sessions(options.cache_bytes);
         let (assistants, hooks, gates, key_gates) = Default::default();
         Self {
-            house: Arc::new(House { store, options, assistants, hot, hooks, gates, key_gates, repairs }),
+            house: Arc::new(House {
+                store,
+                options,
+                assistants,
+                hot,
+                hooks,
+                gates,
+                key_gates,
+                repairs,
+                node: crate::lease::node_name(),
+                watchers: Watchers::default(),
+            }),
             expect: None,
         }
     }
@@ -136,6 +150,11 @@ impl Tenure {
     /// The time by this house's clock.
     pub fn now(&self) -> Timestamp {
         self.house.options.clock.now()
+    }
+
+    /// What this node is called: each house that is opened has a name of its own.
+    pub fn node(&self) -> &str {
+        &self.house.node
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -164,6 +183,10 @@ impl Tenure {
 
     pub(crate) fn gates(&self) -> &Gates {
         &self.house.gates
+    }
+
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.house.watchers
     }
 
     pub(crate) fn key_gates(&self) -> &Gates {
@@ -198,7 +221,8 @@ impl Tenure {
         let policy = self.policy(&head.tenant, head.assistant.as_deref());
         let (from, after) = match head.status {
             Status::Active => (head.active_at, policy.ttl?),
-            Status::Paused => return None,
+            // It waits for a person, if need be for as long as the rule says.
+            Status::Paused => return head.reviews.iter().filter_map(|r| r.timeout).min(),
             Status::Expired | Status::Deleted => (head.status_at, policy.retention?),
         };
         from.checked_add(SignedDuration::try_from(after).ok()?).ok()
@@ -485,6 +509,7 @@ impl Tenure {
             if change != InfoChange::default() {
                 entries.push(Entry::info(change.clone()));
             }
+            check_waiting(head, status)?;
             if let Some(to) = status.filter(|s| *s != head.status) {
                 entries.push(Entry::Status { to, reason: None });
             }
@@ -504,6 +529,7 @@ impl Tenure {
             if to.is_live() {
                 self.check_live(head)?;
             }
+            check_waiting(head, Some(to))?;
             if head.status == to {
                 return Ok(Draft::new(Vec::new(), head.clone()));
             }
@@ -543,10 +569,10 @@ impl Tenure {
             }
             // Expired by its age, but not yet swept: it is marked first, so that the log tells the whole story.
             let mark = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
-            let entries: Vec<Entry> = mark
-                .into_iter()
-                .chain([Entry::Status { to: Status::Active, reason: Some("restored".into()) }])
-                .collect();
+            // What waited for a person still does.
+            let to = if head.reviews.is_empty() { Status::Active } else { Status::Paused };
+            let entries: Vec<Entry> =
+                mark.into_iter().chain([Entry::Status { to, reason: Some("restored".into()) }]).collect();
             let mut after = head.clone();
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });
@@ -573,5 +599,15 @@ impl Tenure {
         self.store().purge(key).await?;
         self.forget(key);
         Ok(())
+    }
+}
+
+/// A session that waits for a person goes on when they have decided, or when its run is stopped.
+fn check_waiting(head: &Head, to: Option<Status>) -> Result<()> {
+    match to {
+        Some(Status::Active) if !head.reviews.is_empty() => {
+            Err(Error::invalid("status", "a person has to decide first; decide its open reviews, or cancel its run"))
+        }
+        _ => Ok(()),
     }
 }

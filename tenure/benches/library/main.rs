@@ -14,6 +14,7 @@ mod memory;
 mod peers;
 mod raw;
 mod reads;
+mod runs;
 mod writes;
 
 use kit::Report;
@@ -51,6 +52,11 @@ fn main() {
         }
         if wants("match") {
             lists::content_match(&mut report).await;
+        }
+        if wants("runs") {
+            runs::rounds(&mut report).await;
+            runs::resume(&mut report).await;
+            runs::paused(&mut report).await;
         }
         if wants("peers") {
             peers::side_by_side(&mut report).await;

@@ -57,7 +57,7 @@ pub async fn child(mut args: impl Iterator<Item = String>) {
     println!("{} {}", status("VmRSS"), status("VmHWM"));
 }
 
-fn status(field: &str) -> usize {
+pub fn status(field: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()

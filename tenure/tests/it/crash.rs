@@ -136,6 +136,8 @@ async fn restarted_database() {
     if postgres_url().is_none() {
         return;
     }
+    // One that a killed test left behind.
+    Cluster::call("stop");
     let url = Cluster::call("start").expect("PostgreSQL starts");
     let cluster = Cluster;
     let tenure = Tenure::open(&url).await.unwrap();

@@ -1,0 +1,197 @@
+//! Runs: what the loop costs beside its commits, going on in a long session, and sessions that wait for people.
+//!
+//! A round with a tool is two commits that must be durable: the answer with its call, and the result. The fair measure for the loop is our
+//! own append of the same two messages, one after the other, on the same store: it has the same two syncs, the same checksums and cards.
+//! Beside the raw limit stands what both of them cost together.
+
+use crate::*;
+use async_trait::async_trait;
+use serde_json::json;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Calls a tool so many times, then answers; needs no time for it.
+struct Caller(usize);
+
+struct Once(Option<Piece>);
+
+impl futures_core::Stream for Once {
+    type Item = Result<Piece, ModelError>;
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(self.0.take().map(Ok))
+    }
+}
+
+#[async_trait]
+impl Model for Caller {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        let asked = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
+        let round = prompt.messages[asked..].iter().filter(|m| m.role() == Role::Assistant).count();
+        let message = match round < self.0 {
+            true => turn(round)[1].to_value(),
+            false => json!({"role": "assistant", "content": "done"}),
+        };
+        let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
+        Ok(Box::pin(Once(Some(Piece::Whole(body.to_string())))))
+    }
+}
+
+/// A tool that has its result at hand.
+struct Shelf;
+
+#[async_trait]
+impl Tools for Shelf {
+    async fn list(&self, _: &Assistant) -> Result<Vec<Tool>, ToolError> {
+        Ok(vec![Tool { name: "search".to_owned(), read_only: true, ..Tool::default() }])
+    }
+
+    async fn call(&self, _: &Assistant, _: &Call) -> Result<Output, ToolError> {
+        Ok(Output { content: turn(1)[2].text(), failed: false })
+    }
+
+    async fn end(&self, _: &Key) {}
+}
+
+fn ask(session: &SessionId) -> Ask {
+    Ask {
+        session: Some(session.clone()),
+        messages: vec![turn(0)[0].clone()],
+        mode: Mode::Append,
+        assistant: Some("a".to_owned()),
+        detail: serde_json::Map::from_iter([("model".to_owned(), json!("m"))]),
+        ..Ask::default()
+    }
+}
+
+async fn begin(tenure: &Tenure, session: &SessionId) -> Turn {
+    match tenure.turn(&who(), ask(session)).await.unwrap() {
+        Begun::Turn(turn) => *turn,
+        Begun::Before { .. } => unreachable!("there is no key"),
+    }
+}
+
+async fn work(turn: Turn, rounds: usize) -> Answered {
+    let hands = Hands { model: &Caller(rounds), tools: Some(&Shelf) };
+    turn.run(hands, Fields::default(), false, None).await.unwrap()
+}
+
+fn house(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> Tenure {
+    let (mut assistant, mut options) = (Assistant { name: "a".to_owned(), ..Assistant::default() }, Options::default());
+    change(&mut assistant, &mut options);
+    let tenure = Tenure::on(store.store().clone(), options);
+    tenure.declare(assistant);
+    tenure
+}
+
+/// A round with a tool beside two appends of the same messages, and beside two raw commits.
+pub async fn rounds(report: &mut Report) {
+    const ROUNDS: usize = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let tenure = house(&Tenure::open(&url).await.unwrap(), |_, _| ());
+    let db = raw::open(&dir.path().join("raw.db"));
+    let (mut ours, mut appends, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..30 {
+        let (run, plainly) = (id(&format!("r{n}")), create(&tenure, &format!("p{n}")).await);
+        let short = timed(async { work(begin(&tenure, &run).await, 0).await }).await;
+        let long = timed(async { work(begin(&tenure, &run).await, ROUNDS).await }).await;
+        ours.push(long.saturating_sub(short) / ROUNDS as u32);
+        let said = turn(n);
+        let pair = async {
+            for _ in 0..ROUNDS {
+                tenure.append(&who(), &plainly, plain(vec![said[1].clone()])).await.unwrap();
+                tenure.append(&who(), &plainly, plain(vec![said[2].clone()])).await.unwrap();
+            }
+        };
+        appends.push(timed(pair).await / ROUNDS as u32);
+        let (t, ()) = time(|| {
+            for i in 0..ROUNDS {
+                raw::commit(&db, n as i64, i * 2, &said[1..2]);
+                raw::commit(&db, n as i64, i * 2 + 1, &said[2..3]);
+            }
+        });
+        theirs.push(t / ROUNDS as u32);
+    }
+    let (ours, appends, theirs) = (median(ours), median(appends), median(theirs));
+    let what = "a round of a run with one tool";
+    report.row(
+        format!("{what}, beside two appends"),
+        ms(ours),
+        ms(appends),
+        ratio(ours, appends),
+        Promise::AtMost(1.0),
+    );
+    report.row(format!("{what}, beside two raw commits"), ms(ours), ms(theirs), ratio(ours, theirs), Promise::None);
+}
+
+/// A run that was left behind goes on in a node that knows nothing yet.
+pub async fn resume(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let store = Tenure::open(&url).await.unwrap();
+    let short = |_: &mut Assistant, options: &mut Options| options.limits.lease = Duration::ZERO;
+    let first = house(&store, short);
+    let mut took = Vec::new();
+    for (name, messages) in [("small", 100), ("large", 10_000)] {
+        let session = create(&first, name).await;
+        fill(&first, &session, messages).await;
+        let mut times = Vec::new();
+        for _ in 0..30 {
+            drop(begin(&first, &session).await);
+            let cold = house(&store, short);
+            let start = Instant::now();
+            let head = cold.abandoned(1).await.unwrap().pop().unwrap();
+            work(cold.take_over(&head).await.unwrap().unwrap(), 0).await;
+            times.push(start.elapsed());
+        }
+        took.push(median(times));
+    }
+    report.row(
+        "going on with a run in a session of 10,000 messages, cold, beside of 100",
+        ms(took[1]),
+        ms(took[0]),
+        ratio(took[1], took[0]),
+        Promise::AtMost(3.0),
+    );
+}
+
+/// Sessions that wait for a person: they are rows in a store, and nothing else.
+pub async fn paused(report: &mut Report) {
+    const SESSIONS: usize = 1_000;
+    const BUDGET: usize = 16 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", dir.path().join("ours.db").display());
+    let tenure = house(&Tenure::open(&url).await.unwrap(), |assistant, options| {
+        let tool = "search".to_owned();
+        assistant.review = vec![ReviewRule { tool, queue: None, timeout: None, on_timeout: Decision::Rejected }];
+        options.cache_bytes = BUDGET;
+    });
+    let wait = async |n: usize| assert!(work(begin(&tenure, &id(&format!("w{n}"))).await, 1).await.waiting);
+    // What a process needs to work at all is there after a few.
+    for n in 0..50 {
+        wait(n).await;
+    }
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks() + memory::status("Threads");
+    let (before, tasks) = (memory::status("VmRSS"), alive());
+    for n in 50..50 + SESSIONS {
+        wait(n).await;
+    }
+    let (grown, after) = (memory::status("VmRSS").saturating_sub(before) as f64 / 1024.0, alive());
+    let open = tenure.reviews(&who(), &Reviews::Open(None), None, 100).await.unwrap();
+    assert_eq!(open.reviews.len(), 100);
+    report.row(
+        "tasks and threads with 1,000 more sessions that wait for a person, beside without",
+        after.to_string(),
+        tasks.to_string(),
+        after as f64 / tasks as f64,
+        Promise::AtMost(1.0),
+    );
+    let budget = (BUDGET >> 20) as f64;
+    report.row(
+        "memory that they take, beside the budget for hot sessions",
+        format!("{grown:.1} MB"),
+        format!("{budget:.1} MB"),
+        grown / budget,
+        Promise::AtMost(1.0),
+    );
+}

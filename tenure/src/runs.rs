@@ -1,0 +1,260 @@
+//! Runs: finding them, following them, stopping them, and going on with them.
+
+use crate::busy::{Entered, OnBusy};
+use crate::entry::{Entry, Outcome, Record};
+use crate::error::{Error, Result};
+use crate::head::{Head, Status};
+use crate::hot::{Draft, Need};
+use crate::id::{Key, Principal, RunId, Seq, SessionId};
+use crate::lease::owner;
+use crate::run::{KEYED, Spliced, Turn};
+use crate::session::{Run, Session};
+use crate::store::Range;
+use crate::tenure::Tenure;
+use crate::work::ended;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// What happened in a run since a point.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    /// The records, oldest first.
+    pub records: Vec<Record>,
+    /// Whether nothing more will come.
+    pub over: bool,
+}
+
+/// Those who wait for a session to change.
+#[derive(Debug, Default)]
+pub(crate) struct Watchers(Mutex<HashMap<Key, Arc<Notify>>>);
+
+impl Watchers {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<Notify>>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn of(&self, key: &Key) -> Arc<Notify> {
+        let mut all = self.lock();
+        all.retain(|_, notify| Arc::strong_count(notify) > 1);
+        all.entry(key.clone()).or_default().clone()
+    }
+
+    pub fn tell(&self, key: &Key) {
+        let all = self.lock();
+        if !all.is_empty()
+            && let Some(notify) = all.get(key)
+        {
+            notify.notify_waiters();
+        }
+    }
+}
+
+impl Tenure {
+    /// A run, and where its session stands.
+    pub async fn run(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
+        self.read(who, id, Need::Session, |state| {
+            let session = self.whole_ref(state, id)?;
+            self.check_live(session)?;
+            let found = session.run(run).ok_or_else(|| no_run(id, run))?;
+            Ok((session.head().clone(), found.clone()))
+        })
+        .await
+    }
+
+    /// What happened in a run after a record, at most so much.
+    pub async fn follow(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        run: &RunId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Followed> {
+        let (head, from, over) = self
+            .read(who, id, Need::Session, |state| {
+                let session = self.whole_ref(state, id)?;
+                self.check_live(session)?;
+                let found = session.run(run).ok_or_else(|| no_run(id, run))?;
+                Ok((session.head().clone(), found.seq, found.ended.is_some()))
+            })
+            .await?;
+        // The log of a fork begins with its parent's.
+        let after = after.max(from.saturating_sub(1));
+        if after >= head.seq {
+            return Ok(Followed { records: Vec::new(), over });
+        }
+        let key = self.owner_of(head.clone(), after + 1).await?.key();
+        let range = Range { upto: head.seq, limit, ..Range::after(after) };
+        let mut records = self.store().records(&key, &range).await?;
+        let end = records.iter().position(|r| matches!(&r.entry, Entry::RunEnded { run: r, .. } if r == run));
+        if let Some(end) = end {
+            records.truncate(end + 1);
+        }
+        for record in &mut records {
+            if let Entry::Message(post) = &mut record.entry
+                && !post.message.cuts().is_empty()
+            {
+                post.message = self.attach_message(&head.tenant, &post.message).await?;
+            }
+        }
+        let over = end.is_some() || (over && records.is_empty());
+        Ok(Followed { records, over })
+    }
+
+    /// Waits until a session has changed, or for so long: another process may have changed it, which nobody tells.
+    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq, wait: Duration) -> Result<()> {
+        let notify = self.watchers().of(&who.key(id));
+        let told = notify.notified();
+        tokio::pin!(told);
+        told.as_mut().enable();
+        if self.head(who, id).await?.seq > seen {
+            return Ok(());
+        }
+        let _ = tokio::time::timeout(wait, told).await;
+        Ok(())
+    }
+
+    /// Stops a run. What happened is kept; whoever works on it can write no more.
+    pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
+        let stopped = self.write(who, id, Need::Session, |state, now| {
+            let session = self.whole_ref(state, id)?;
+            self.check_live(session)?;
+            let mut found = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
+            if found.ended.is_some() {
+                return Ok(Draft::new(Vec::new(), found));
+            }
+            let why = "somebody stopped it".to_owned();
+            found.ended = Some((now, Outcome::Cancelled));
+            (found.error, found.code) = (Some(why.clone()), Some("cancelled".to_owned()));
+            let mut entries = vec![ended(run, Outcome::Cancelled, Some(why), Some("cancelled"))];
+            entries.extend(unpaused(session));
+            Ok(Draft::new(entries, found))
+        });
+        let stopped = stopped.await?;
+        self.gates().stop(&who.key(id));
+        Ok(stopped)
+    }
+
+    /// Goes on where a session stands: with calls that were not made, or with an answer that is missing. This is a run of its own.
+    pub async fn go_on(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        on_busy: OnBusy,
+        detail: Map<String, Value>,
+    ) -> Result<Turn> {
+        let key = who.key(id);
+        let pass = match self.gates().enter(&key, on_busy, self.limits().max_queue).await? {
+            Entered::Pass(pass) => pass,
+            Entered::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
+        };
+        let (run, began) = (RunId::generate(), self.now());
+        let opened = self.write(who, id, Need::Session, |state, now| {
+            let session = self.whole_ref(state, id)?;
+            self.check_active(session)?;
+            let mut entries: Vec<Entry> = self.step_in(session, &run, on_busy, now)?.into_iter().collect();
+            let claim = Some(self.claim(now));
+            entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
+            Ok(Draft::new(entries, (session.messages.len(), session.assistant.clone())))
+        });
+        let (before, assistant) = opened.await?;
+        pass.began(before);
+        let assistant = self.assistant_of(who, assistant).await?;
+        Ok(Turn {
+            tenure: self.clone(),
+            who: who.clone(),
+            pass,
+            remember: false,
+            asked: 0,
+            assistant,
+            session_id: id.clone(),
+            run,
+            spliced: Spliced::default(),
+            messages: Vec::new(),
+            detail,
+            started_at: began,
+            claimed_at: began,
+        })
+    }
+
+    /// Takes over a run that nobody works on. One that can not go on without whoever asked for it is ended; then, and if somebody else
+    /// was first, there is nothing to do.
+    pub async fn take_over(&self, head: &Head) -> Result<Option<Turn>> {
+        let (id, who) = (&head.info.session_id, owner(head));
+        let Some(run) = head.run.clone() else { return Ok(None) };
+        let pass = match self.gates().enter(&head.key(), OnBusy::Reject, 0).await {
+            Ok(Entered::Pass(pass)) => pass,
+            // Somebody here is at it.
+            _ => return Ok(None),
+        };
+        let claimed_at = self.now();
+        if !self.claim_run(head, &run).await? {
+            return Ok(None);
+        }
+        let (found, assistant, waited) = self
+            .read(&who, id, Need::Session, |state| {
+                let session = self.whole_ref(state, id)?;
+                Ok((session.run(&run).cloned(), session.assistant.clone(), waited(session, &run)))
+            })
+            .await?;
+        let Some(found) = found else { return Ok(None) };
+        if !found.detail.contains_key("model") {
+            self.end_abandoned(&who, id, &run).await?;
+            return Ok(None);
+        }
+        let assistant = self.assistant_of(&who, assistant).await?;
+        Ok(Some(Turn {
+            tenure: self.clone(),
+            who,
+            pass,
+            // Whoever asked with a key may ask again.
+            remember: found.detail.contains_key(KEYED),
+            asked: 0,
+            assistant,
+            session_id: id.clone(),
+            run,
+            spliced: Spliced::default(),
+            messages: Vec::new(),
+            detail: found.detail,
+            started_at: found.started_at.saturating_add(waited).unwrap_or(found.started_at),
+            claimed_at,
+        }))
+    }
+
+    async fn end_abandoned(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
+        self.write(who, id, Need::Head, |state, _| {
+            let ours = state.head().is_some_and(|h| self.holds(h, run));
+            let why = "the node that worked on it has stopped".to_owned();
+            let entry = ended(run, Outcome::Failed, Some(why), Some("abandoned"));
+            Ok(Draft::new(if ours { vec![entry] } else { Vec::new() }, ()))
+        })
+        .await
+    }
+}
+
+/// How long a run has waited for people. Questions that were asked at once are waited for together.
+fn waited(session: &Session, run: &RunId) -> SignedDuration {
+    let reviews = session.reviews.iter().filter(|r| r.opened.run.as_ref() == Some(run));
+    let mut pauses: Vec<(Timestamp, Timestamp)> = Vec::new();
+    for (from, to) in reviews.filter_map(|r| Some((r.opened_at, r.decided.as_ref()?.0))) {
+        match pauses.last_mut().filter(|(last, _)| *last == from) {
+            Some((_, end)) => *end = to.max(*end),
+            None => pauses.push((from, to)),
+        }
+    }
+    pauses.into_iter().map(|(from, to)| to.duration_since(from).max(SignedDuration::ZERO)).sum()
+}
+
+/// A session that waits for a person only because of a run that is over need not wait any more.
+pub(crate) fn unpaused(session: &Session) -> Option<Entry> {
+    let waits = session.status == Status::Paused && session.open_reviews().next().is_some();
+    waits.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })
+}
+
+fn no_run(id: &SessionId, run: &RunId) -> Error {
+    Error::NoSuchRun { session_id: id.clone(), run: run.clone() }
+}

@@ -1,0 +1,614 @@
+//! The loop of a run: ask [`next`](crate::next()), do it, keep it, until there is an answer, a person must decide, or a limit is reached.
+//!
+//! A round with tools is two commits: the answer with the calls that are about to be made, and their results with a checkpoint.
+
+use crate::answer::Answer;
+use crate::assistant::Assistant;
+use crate::batch::Batch;
+use crate::busy::Pass;
+use crate::entry::{Checkpointed, Entry, Outcome, Post, ReviewOpened, Timeout};
+use crate::error::{Error, Result};
+use crate::fields::Fields;
+use crate::hands::{Answered, Hands, Heard, Progress, TurnError};
+use crate::head::Status;
+use crate::history::history;
+use crate::hot::{Draft, Need};
+use crate::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
+use crate::message::{Message, Role};
+use crate::model::{ModelError, Prompt};
+use crate::next::{Doing, Job, Question, Rules, Step, arguments, next_after};
+use crate::policy::{Checkpoints, RunPolicy};
+use crate::run::{ANSWERS, Turn};
+use crate::session::{CACHED, Run, Session};
+use crate::sift::Sift;
+use crate::store::Item;
+use crate::tenure::Tenure;
+use crate::tools::{Call, Output, Tool, ToolError};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+impl Turn {
+    /// Does the work and keeps it as it goes. What can be heard is handed on; whoever listens may go away, the run goes on.
+    pub async fn run(
+        self,
+        hands: Hands<'_>,
+        options: Fields,
+        stream: bool,
+        listener: Option<mpsc::Sender<Heard>>,
+    ) -> Result<Answered, TurnError> {
+        let listened = listener.is_some();
+        let (mut work, mut pass) = Work::new(self, hands, options, stream, listener);
+        let (tenure, who) = (work.tenure.clone(), work.who.clone());
+        let (id, run, time) = (work.session_id.clone(), work.run.clone(), work.time_left());
+        let until = work.until.clone();
+        let done = tokio::select! {
+            done = work.go() => done,
+            () = pass.stopped() => Err(TurnError::Stopped),
+            lost = tenure.keep_lease(&who, &id, &run, &until) => Err(lost.into()),
+            () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run took longer than its `max_time`")),
+        };
+        match done {
+            Ok(()) => Ok(Answered {
+                heard: listened == work.listener.is_some(),
+                answer: work.answer,
+                seq: work.seq,
+                calls: work.calls,
+                waiting: work.waiting,
+            }),
+            Err(why) => {
+                work.give_up(&why).await?;
+                Err(why)
+            }
+        }
+    }
+}
+
+/// A run at work.
+struct Work<'a> {
+    tenure: Tenure,
+    who: Principal,
+    session_id: SessionId,
+    run: RunId,
+    asked: Seq,
+    remember: bool,
+    assistant: Option<Arc<Assistant>>,
+    policy: RunPolicy,
+    started_at: Timestamp,
+    hands: Hands<'a>,
+    tools: Arc<[Tool]>,
+    options: Fields,
+    client_tools: bool,
+    stream: bool,
+    listener: Option<mpsc::Sender<Heard>>,
+    /// What the model is shown first.
+    first: Option<Vec<Message>>,
+    /// The answer of this round, and whether it is kept.
+    answer: Answer,
+    kept: bool,
+    rounds: usize,
+    tokens: u64,
+    calls: Vec<Progress>,
+    /// Results that were in the cache.
+    hits: HashMap<String, String>,
+    seq: Seq,
+    waiting: bool,
+    /// When the lease ends, in microseconds.
+    until: Arc<AtomicI64>,
+}
+
+fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
+    TurnError::Limit { code, message: message.into() }
+}
+
+impl<'a> Work<'a> {
+    fn new(
+        turn: Turn,
+        hands: Hands<'a>,
+        options: Fields,
+        stream: bool,
+        listener: Option<mpsc::Sender<Heard>>,
+    ) -> (Self, Pass) {
+        let Turn {
+            tenure,
+            who,
+            pass,
+            remember,
+            asked,
+            assistant,
+            session_id,
+            run,
+            messages,
+            started_at,
+            claimed_at,
+            ..
+        } = turn;
+        let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
+        let until = Arc::new(AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond()));
+        let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
+        let work = Self {
+            tenure,
+            who,
+            session_id,
+            run,
+            asked,
+            remember,
+            assistant,
+            policy,
+            started_at,
+            hands,
+            tools: Arc::default(),
+            options,
+            client_tools,
+            stream,
+            listener,
+            first: (!messages.is_empty()).then_some(messages),
+            answer: Answer::default(),
+            kept: true,
+            rounds: 0,
+            tokens: 0,
+            calls: Vec::new(),
+            hits: HashMap::new(),
+            seq: 0,
+            waiting: false,
+            until,
+        };
+        (work, pass)
+    }
+
+    fn time_left(&self) -> Duration {
+        let spent = self.tenure.now().duration_since(self.started_at);
+        self.policy
+            .max_time
+            .saturating_sub(Duration::try_from(spent).unwrap_or_default())
+            .min(Duration::from_secs(u32::MAX.into()))
+    }
+
+    async fn go(&mut self) -> Result<(), TurnError> {
+        if let (Some(assistant), Some(tools)) = (&self.assistant, self.hands.tools) {
+            self.tools = tools.list(assistant).await.map_err(TurnError::Tools)?.into();
+            self.offer();
+        }
+        let mut step = match self.first {
+            Some(_) => Step::Model,
+            None => {
+                self.recall().await?;
+                self.keep(Vec::new(), true).await?
+            }
+        };
+        loop {
+            step = match step {
+                Step::Model => self.ask().await?,
+                Step::Tools(jobs) => self.call(jobs).await?,
+                Step::Review(_) | Step::Wait => {
+                    self.waiting = true;
+                    return Ok(());
+                }
+                Step::Done => return Ok(()),
+            };
+        }
+    }
+
+    /// What a run that goes on has spent already.
+    async fn recall(&mut self) -> Result<()> {
+        let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
+        let spent = tenure.read(&self.who, id, Need::Session, |state| {
+            let session = tenure.whole_ref(state, id)?;
+            let own = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
+            let rounds = own.filter(|m| m.message.role() == Role::Assistant).count();
+            let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
+            Ok((rounds, last.and_then(|c| c.state.get("tokens")?.as_u64()).unwrap_or(0)))
+        });
+        (self.rounds, self.tokens) = spent.await?;
+        Ok(())
+    }
+
+    /// Tells the model of the tools, after those that the client brought.
+    fn offer(&mut self) {
+        if self.tools.is_empty() {
+            return;
+        }
+        let brought = self.options.get("tools").and_then(|t| serde_json::from_str::<Vec<Value>>(t).ok());
+        let ours = |v: &Value| self.tools.iter().any(|t| v["function"]["name"] == t.name.as_str());
+        let mut all: Vec<Value> = brought.unwrap_or_default().into_iter().filter(|v| !ours(v)).collect();
+        all.extend(self.tools.iter().map(|t| {
+            let function = json!({"name": t.name, "description": t.description, "parameters": t.parameters});
+            json!({"type": "function", "function": function})
+        }));
+        self.options.set("tools", all);
+    }
+
+    /// Asks the model, and keeps its answer with what follows from it.
+    async fn ask(&mut self) -> Result<Step, TurnError> {
+        if self.rounds >= self.policy.max_rounds {
+            let max = self.policy.max_rounds;
+            return Err(limit(
+                "too_many_rounds",
+                format!("the model was asked {max} times, the `max_rounds` of this assistant"),
+            ));
+        }
+        if let Some(max) = self.policy.max_tokens.filter(|max| self.tokens >= *max) {
+            return Err(limit("out_of_tokens", format!("the run has used its `max_tokens` of {max}")));
+        }
+        self.rounds += 1;
+        let messages = match self.first.take() {
+            Some(messages) => messages,
+            None => self.shown().await?,
+        };
+        (self.answer, self.kept) = (Answer::default(), false);
+        let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
+        self.listen(prompt).await?;
+        let Some(message) = self.answer.message() else {
+            return Err(ModelError::Broken { why: "it ended before anything was said".into() }.into());
+        };
+        let used = self.answer.usage.as_ref().and_then(|u| u["total_tokens"].as_u64());
+        self.tokens = self.tokens.saturating_add(used.unwrap_or(0));
+        self.look_up(&message).await?;
+        let step = self.keep(vec![message], true).await?;
+        self.kept = true;
+        Ok(step)
+    }
+
+    /// What the model is shown in a later round.
+    async fn shown(&self) -> Result<Vec<Message>> {
+        let (tenure, id) = (&self.tenure, &self.session_id);
+        let said = tenure.read(&self.who, id, Need::Session, |state| {
+            let session = tenure.whole_ref(state, id)?;
+            Ok(history(session, &tenure.policy(&session.tenant, session.assistant.as_deref()).window))
+        });
+        tenure.prompt(&self.who.tenant, self.assistant.as_deref(), said.await?).await
+    }
+
+    async fn listen(&mut self, prompt: Prompt) -> Result<(), TurnError> {
+        let mut sift = Sift::new(self.tools.clone());
+        let mut pieces = self.hands.model.ask(prompt).await?;
+        while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
+            let piece = piece?;
+            self.answer.take(&piece).map_err(|why| ModelError::Broken { why })?;
+            if self.listener.is_some()
+                && let Some(piece) = sift.pass(piece)
+            {
+                self.tell(Heard::Piece(piece)).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn tell(&mut self, heard: Heard) {
+        let stall = self.tenure.limits().max_stall;
+        if let Some(to) = &self.listener
+            && !matches!(tokio::time::timeout(stall, to.send(heard)).await, Ok(Ok(())))
+        {
+            self.listener = None;
+        }
+    }
+
+    /// Finds what the cache has of the calls of an answer.
+    async fn look_up(&mut self, answer: &Message) -> Result<()> {
+        self.hits.clear();
+        if !self.tools.iter().any(|t| t.cache) {
+            return Ok(());
+        }
+        for call in answer.tool_calls() {
+            let cached = self.tools.iter().any(|t| t.cache && t.name == call.name);
+            let Doing::Call(arguments) = arguments(&call) else { continue };
+            if !cached {
+                continue;
+            }
+            let arguments = Value::Object(arguments);
+            let found = self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await?;
+            if let Some(Value::String(content)) = found.map(|c| c.result) {
+                self.hits.insert(call.id, content);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes calls side by side, and keeps their results in the order of the calls.
+    async fn call(&mut self, jobs: Vec<Job>) -> Result<Step, TurnError> {
+        for job in &jobs {
+            let progress = self.progress(job);
+            self.tell(Heard::Tool(progress)).await;
+        }
+        let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
+        let mut batch = Batch::new(makers, self.policy.parallel.max(1));
+        let (mut results, mut kept): (Vec<Option<Result<Made, TurnError>>>, usize) =
+            (jobs.iter().map(|_| None).collect(), 0);
+        while let Some(ready) = batch.next().await {
+            for (i, made) in ready {
+                results[i] = Some(made);
+            }
+            let whole = results[kept..].iter().take_while(|r| r.is_some()).count();
+            let (mut said, mut trouble) = (Vec::new(), None);
+            for (job, made) in jobs[kept..].iter().zip(results[kept..kept + whole].iter_mut()) {
+                match made.take() {
+                    Some(Ok(Made::Said(content))) => {
+                        said.push(Message::tool(&job.call.id, &content));
+                        let progress = Progress { content: Some(content), ..self.progress(job) };
+                        self.calls.push(progress.clone());
+                        self.tell(Heard::Tool(progress)).await;
+                    }
+                    Some(Ok(Made::Lost)) | None => {}
+                    Some(Err(e)) => trouble = trouble.or(Some(e)),
+                }
+            }
+            kept += whole;
+            let last = kept == jobs.len();
+            if let Some(trouble) = trouble {
+                self.keep(said, false).await?;
+                return Err(trouble);
+            }
+            if last {
+                return Ok(self.keep(said, true).await?);
+            }
+            if !said.is_empty() {
+                self.keep(said, false).await?;
+            }
+        }
+        Ok(self.keep(Vec::new(), true).await?)
+    }
+
+    fn progress(&self, job: &Job) -> Progress {
+        let arguments = match &job.doing {
+            Doing::Call(arguments) => Value::Object(arguments.clone()).to_string(),
+            Doing::Say(_) => job.call.arguments.clone(),
+        };
+        Progress {
+            round: self.rounds.max(1),
+            call: job.call.id.clone(),
+            tool: job.call.name.clone(),
+            arguments,
+            content: None,
+            cached: self.hits.contains_key(&job.call.id),
+        }
+    }
+
+    /// One call, to be made. It holds nothing of this run, so that the run can be told of others meanwhile.
+    fn maker(&self, job: &Job) -> impl Future<Output = Result<Made, TurnError>> + use<'a> {
+        let (hands, assistant) = (self.hands, self.assistant.clone());
+        let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
+        let (hit, until) = (self.hits.get(&job.call.id).cloned(), self.until.clone());
+        let (timeout, max) = (self.policy.tool_timeout, self.policy.max_result_bytes);
+        let (tenure, who, id) = (self.tenure.clone(), self.who.clone(), self.session_id.clone());
+        let (session, run) = (self.who.key(&self.session_id), self.run.clone());
+        let Job { call, doing } = job.clone();
+        async move {
+            let arguments = match doing {
+                Doing::Say(content) => return Ok(Made::Said(content)),
+                Doing::Call(arguments) => arguments,
+            };
+            if let Some(content) = hit {
+                return Ok(Made::Said(content));
+            }
+            let (Some(tools), Some(assistant)) = (hands.tools, assistant) else { return Ok(Made::Lost) };
+            // A node that slept may have lost its run, and another may be making this very call.
+            if tenure.now().as_microsecond() >= until.load(Ordering::Relaxed) {
+                let end = tenure.renew(&who, &id, &run).await?;
+                until.store(end.as_microsecond(), Ordering::Relaxed);
+            }
+            let call = Call { session, run, id: call.id, tool: call.name, arguments };
+            let made = match tokio::time::timeout(timeout, tools.call(&assistant, &call)).await {
+                Ok(made) => made,
+                Err(_) => {
+                    let message = format!("tool {:?} took longer than its `tool_timeout`", call.tool);
+                    return Err(limit("tool_timeout", message));
+                }
+            };
+            let outcome = match &made {
+                Ok(Output { failed: false, .. }) => "answered",
+                Ok(_) => "failed",
+                Err(ToolError::NotCalled(_)) => "not_called",
+                Err(ToolError::Lost(_)) => "lost",
+            };
+            metrics::counter!("tenure_tool_calls_total", "outcome" => outcome).increment(1);
+            match made {
+                Ok(Output { content, .. }) if content.len() > max => {
+                    let message = format!(
+                        "tool {:?} answered {} bytes, over the `max_result_bytes` of {max}",
+                        call.tool,
+                        content.len()
+                    );
+                    Err(limit("result_too_large", message))
+                }
+                Ok(Output { content, failed }) => {
+                    if tool.cache && !failed {
+                        let arguments = Value::Object(call.arguments);
+                        tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await?;
+                    }
+                    Ok(Made::Said(content))
+                }
+                Err(ToolError::Lost(_)) if !tool.is_repeatable() => Ok(Made::Lost),
+                Err(e) => Ok(Made::Said(format!("[{e}]"))),
+            }
+        }
+    }
+
+    /// Keeps what was said, and what follows from it: calls that are about to be made, questions to a person, or the end.
+    /// `last`: nothing else is under way.
+    async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<Step> {
+        let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
+        let done = tenure.write(&self.who, id, Need::Session, |state, now| {
+            let session = tenure.whole_ref(state, id)?;
+            let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
+            let post = |m: &Message| Entry::Message(Post { run: Some(run.clone()), lead: false, message: m.clone() });
+            let mut log = Log { session, entries: Vec::new(), steps: steps(session, this) };
+            let results = said.iter().any(|m| m.tool_call_id().is_some());
+            for message in &said {
+                log.entries.push(post(message));
+                if results && self.policy.checkpoints == Checkpoints::Tool {
+                    log.checkpoint(run, self.state());
+                }
+            }
+            let rules = Rules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
+            let step = if last { next_after(session, &said, &rules) } else { Step::Wait };
+            if last && results && self.policy.checkpoints == Checkpoints::Step {
+                log.checkpoint(run, self.state());
+            }
+            if last && let Checkpoints::Every(time) = self.policy.checkpoints {
+                let since = session.checkpoints.last().map_or(this.started_at, |c| c.created_at).max(this.started_at);
+                if Duration::try_from(now.duration_since(since)).is_ok_and(|age| age >= time) {
+                    log.checkpoint(run, self.state());
+                }
+            }
+            let mut items = Vec::new();
+            match &step {
+                Step::Tools(jobs) => log.entries.extend(jobs.iter().filter_map(|job| self.started(job))),
+                Step::Review(questions) => {
+                    log.checkpoint(run, self.state());
+                    for question in questions {
+                        let seq = log.next_seq();
+                        log.entries.push(Entry::review_opened(self.question(question, seq, now)));
+                    }
+                    let reason = Some("waiting for a person".to_owned());
+                    log.entries.push(Entry::Status { to: Status::Paused, reason });
+                }
+                Step::Done if last => {
+                    let turn = (self.policy.checkpoints != Checkpoints::Manual)
+                        .then(|| crate::checkpoint::automatic(session, &said, Some(run)));
+                    log.entries.extend(turn.flatten());
+                    log.entries.push(ended(run, Outcome::Completed, None, None));
+                    items.extend(self.answer_item());
+                }
+                _ => {}
+            }
+            let seq = log.next_seq() - 1;
+            let mut draft = Draft::new(log.entries, Some((seq, step)));
+            draft.items = items;
+            Ok(draft)
+        });
+        match done.await {
+            Ok(Some((seq, step))) => {
+                self.seq = seq;
+                Ok(step)
+            }
+            Ok(None) | Err(Error::NotFound { .. }) => Err(Error::Superseded { session_id: id.clone() }),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The run, if it is still this node's to work on, and what it answers is still there.
+    fn mine<'s>(&self, session: &'s Session) -> Option<&'s Run> {
+        let asked = self.asked == 0 || session.messages.binary_search_by_key(&self.asked, |m| m.seq).is_ok();
+        let ours = asked && session.status.is_live() && self.tenure.holds(session.head(), &self.run);
+        session.run(&self.run).filter(|run| ours && run.ended.is_none())
+    }
+
+    /// What is written when the run is not ours any more: that it ended, if nobody has said so yet.
+    fn yielded<R>(&self, session: &Session) -> Draft<Option<R>> {
+        let open = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
+        let why = "the session was rewound, replaced or ended meanwhile".to_owned();
+        let entry = ended(&self.run, Outcome::Cancelled, Some(why), Some("superseded"));
+        Draft::new(if open { vec![entry] } else { Vec::new() }, None)
+    }
+
+    /// The answer for whoever asks the same again.
+    fn answer_item(&self) -> Option<(String, Item)> {
+        (self.remember && self.answer.message().is_some()).then(|| {
+            let body = self.answer.body(self.run.as_str(), self.tenure.now());
+            (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), body))
+        })
+    }
+
+    fn state(&self) -> Map<String, Value> {
+        match self.tokens {
+            0 => Map::new(),
+            tokens => Map::from_iter([("tokens".to_owned(), json!(tokens))]),
+        }
+    }
+
+    fn started(&self, job: &Job) -> Option<Entry> {
+        if matches!(job.doing, Doing::Say(_)) {
+            return None;
+        }
+        let mut detail = Map::new();
+        if self.hits.contains_key(&job.call.id) {
+            detail.insert(CACHED.to_owned(), json!(true));
+        }
+        let (call, tool) = (job.call.id.clone(), job.call.name.clone());
+        Some(Entry::ToolStarted { run: self.run.clone(), call, tool, detail })
+    }
+
+    fn question(&self, question: &Question, seq: Seq, now: Timestamp) -> ReviewOpened {
+        let rule = question.rule.and_then(|i| self.policy.review.get(i));
+        let wait = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
+        let at = wait.and_then(|wait| now.checked_add(wait).ok());
+        ReviewOpened {
+            review: ReviewId::of(&self.session_id, seq),
+            step: question.call.name.clone(),
+            run: Some(self.run.clone()),
+            call: Some(question.call.id.clone()),
+            queue: rule.and_then(|r| r.queue.clone()),
+            lost: question.lost,
+            // Whether something was done is not for a clock to say.
+            timeout: rule.filter(|_| !question.lost).and_then(|r| Some(Timeout { at: at?, decision: r.on_timeout })),
+            detail: Map::from_iter([("arguments".to_owned(), question.arguments.clone())]),
+        }
+    }
+
+    /// Ends the run without a whole answer, and keeps what there is of one.
+    async fn give_up(&mut self, why: &TurnError) -> Result<()> {
+        let said: Vec<Message> = if self.kept { Vec::new() } else { self.answer.message().into_iter().collect() };
+        let outcome = if matches!(why, TurnError::Stopped) { Outcome::Cancelled } else { Outcome::Failed };
+        let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
+        let done = tenure.write(&self.who, id, Need::Session, |state, _| {
+            let session = tenure.whole_ref(state, id)?;
+            if self.mine(session).is_none() {
+                return Ok(self.yielded::<()>(session));
+            }
+            let post = |m: &Message| Entry::Message(Post { run: Some(run.clone()), lead: false, message: m.clone() });
+            let mut entries: Vec<Entry> = said.iter().map(post).collect();
+            entries.push(ended(run, outcome, Some(why.to_string()), Some(why.code())));
+            Ok(Draft::new(entries, None))
+        });
+        match done.await {
+            // It has ended in another way.
+            Err(Error::Superseded { .. } | Error::NotFound { .. } | Error::Gone { .. } | Error::Paused { .. }) => {
+                Ok(())
+            }
+            other => other.map(drop),
+        }
+    }
+}
+
+/// What a call came to.
+enum Made {
+    Said(String),
+    /// It may or may not have happened: a person is asked.
+    Lost,
+}
+
+/// Entries in the making.
+struct Log<'s> {
+    session: &'s Session,
+    entries: Vec<Entry>,
+    steps: u64,
+}
+
+impl Log<'_> {
+    fn next_seq(&self) -> Seq {
+        self.session.seq + self.entries.len() as Seq + 1
+    }
+
+    fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
+        self.steps += 1;
+        let label = format!("turn-{}.{}", self.session.mark.turns.max(1), self.steps);
+        if let Ok(label) = Label::new(label) {
+            let (auto, run, step) = (true, Some(run.clone()), Some(self.steps));
+            self.entries.push(Entry::Checkpoint(Checkpointed { label, auto, run, step, state }));
+        }
+    }
+}
+
+/// How many checkpoints a run has set: the number of its last step. Others may have set some in between.
+fn steps(session: &Session, run: &Run) -> u64 {
+    let since = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
+    since.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)
+}
+
+pub(crate) fn ended(run: &RunId, outcome: Outcome, error: Option<String>, code: Option<&str>) -> Entry {
+    Entry::RunEnded { run: run.clone(), outcome, error, code: code.map(str::to_owned) }
+}

@@ -1,0 +1,400 @@
+//! Who works in tests: a model that keeps to its script, tools that count what they do, and a store that dies when it is told to.
+
+use crate::places::*;
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tenure::store::*;
+use tenure::*;
+use tokio::sync::Semaphore;
+
+/// A model whose n-th answer in a turn is the n-th of its script: it knows nothing but what it is shown, so that another node's is the same.
+#[derive(Debug, Default)]
+pub struct Script {
+    answers: Vec<Value>,
+    /// What it was shown, each time.
+    pub prompts: Mutex<Vec<Vec<Message>>>,
+    /// Each answer needs a permit.
+    pub held: Option<Arc<Semaphore>>,
+}
+
+impl Script {
+    pub fn new(answers: impl IntoIterator<Item = Value>) -> Self {
+        Self { answers: answers.into_iter().collect(), ..Self::default() }
+    }
+
+    pub fn held(answers: impl IntoIterator<Item = Value>, by: &Arc<Semaphore>) -> Self {
+        Self { held: Some(by.clone()), ..Self::new(answers) }
+    }
+
+    pub fn asked(&self) -> usize {
+        self.prompts.lock().unwrap().len()
+    }
+
+    /// The texts of what it was shown last, the question's too.
+    pub fn shown(&self) -> Vec<String> {
+        self.prompts.lock().unwrap().last().map(|p| p.iter().map(Message::text).collect()).unwrap_or_default()
+    }
+}
+
+/// An answer in words.
+pub fn say(text: &str) -> Value {
+    json!({"role": "assistant", "content": text})
+}
+
+/// An answer that calls tools: id, tool, arguments.
+pub fn calls(calls: &[(&str, &str, Value)]) -> Value {
+    let call = |(id, tool, arguments): &(&str, &str, Value)| {
+        let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
+        json!({"id": id, "type": "function", "function": {"name": tool, "arguments": arguments}})
+    };
+    let calls: Vec<Value> = calls.iter().map(call).collect();
+    json!({"role": "assistant", "content": null, "tool_calls": calls})
+}
+
+struct Spoken(VecDeque<Piece>);
+
+impl futures_core::Stream for Spoken {
+    type Item = Result<Piece, ModelError>;
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(self.0.pop_front().map(Ok))
+    }
+}
+
+#[async_trait]
+impl Model for Script {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        let since = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
+        let round = prompt.messages[since..].iter().filter(|m| m.role() == Role::Assistant).count();
+        self.prompts.lock().unwrap().push(prompt.messages);
+        if let Some(held) = &self.held {
+            held.acquire().await.unwrap().forget();
+        }
+        let message = self.answers.get(round).cloned().unwrap_or_else(|| say("There is nothing more in my script."));
+        let body = json!({
+            "id": "x", "object": "chat.completion", "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": {"total_tokens": 10},
+        });
+        Ok(Box::pin(Spoken([Piece::Whole(body.to_string())].into())))
+    }
+}
+
+/// What a tool does when it is called.
+#[derive(Clone)]
+pub enum Does {
+    /// It answers.
+    Says(&'static str),
+    /// It says that it failed.
+    Fails(&'static str),
+    /// It does its work, but the answer is lost on the way.
+    LosesAnswer,
+    /// It can not be called.
+    IsAway,
+    /// It does its work once there is a permit.
+    Waits(Arc<Semaphore>),
+    /// It does its work, and answers never.
+    Hangs,
+}
+
+/// Tools that count.
+#[derive(Default)]
+pub struct Workshop {
+    tools: Vec<(Tool, Does)>,
+    /// What was done, in order: the call's id, the tool and its arguments.
+    done: Mutex<Vec<(String, String, Value)>>,
+    now: AtomicUsize,
+    /// How many were at work at once, at most.
+    pub most: AtomicUsize,
+}
+
+pub fn tool(name: &str) -> Tool {
+    Tool { name: name.to_owned(), description: format!("does {name}"), parameters: json!({}), ..Tool::default() }
+}
+
+pub fn read_only(name: &str) -> Tool {
+    Tool { read_only: true, ..tool(name) }
+}
+
+impl Workshop {
+    pub fn new(tools: impl IntoIterator<Item = (Tool, Does)>) -> Self {
+        Self { tools: tools.into_iter().collect(), ..Self::default() }
+    }
+
+    /// What was done by a tool: the arguments, in order.
+    pub fn done(&self, tool: &str) -> Vec<Value> {
+        let done = self.done.lock().unwrap();
+        done.iter().filter(|(_, t, _)| t == tool).map(|(_, _, arguments)| arguments.clone()).collect()
+    }
+
+    /// How often each was done: the tool with its arguments.
+    pub fn counts(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for (_, tool, arguments) in self.done.lock().unwrap().iter() {
+            *counts.entry(format!("{tool} {arguments}")).or_default() += 1;
+        }
+        counts
+    }
+
+    fn note(&self, call: &Call) {
+        let arguments = Value::Object(call.arguments.clone());
+        self.done.lock().unwrap().push((call.id.clone(), call.tool.clone(), arguments));
+    }
+}
+
+/// Counts who is at work, also if the work is given up.
+struct AtWork<'a>(&'a AtomicUsize);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+#[async_trait]
+impl Tools for Workshop {
+    async fn list(&self, _: &Assistant) -> Result<Vec<Tool>, ToolError> {
+        Ok(self.tools.iter().map(|(tool, _)| tool.clone()).collect())
+    }
+
+    async fn call(&self, _: &Assistant, call: &Call) -> Result<Output, ToolError> {
+        self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
+        let _working = AtWork(&self.now);
+        let does = self.tools.iter().find(|(tool, _)| tool.name == call.tool).map(|(_, does)| does.clone());
+        // Others begin meanwhile.
+        tokio::task::yield_now().await;
+        let output = |content: &str, failed| Ok(Output { content: content.to_owned(), failed });
+        let answer = match does.unwrap() {
+            Does::IsAway => return Err(ToolError::NotCalled("nobody is there".to_owned())),
+            Does::Waits(permit) => {
+                permit.acquire().await.unwrap().forget();
+                self.note(call);
+                return output(&format!("{} is done", call.tool), false);
+            }
+            Does::Says(text) => output(text, false),
+            Does::Fails(text) => output(text, true),
+            Does::LosesAnswer => Err(ToolError::Lost("the line broke".to_owned())),
+            Does::Hangs => {
+                self.note(call);
+                return std::future::pending().await;
+            }
+        };
+        self.note(call);
+        tokio::task::yield_now().await;
+        answer
+    }
+
+    async fn end(&self, _: &Key) {}
+}
+
+/// When a store dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// The commit is not done.
+    Before,
+    /// The commit is done, but nobody hears of it.
+    After,
+}
+
+/// A store that counts commits, and dies at one of them: from then on it answers nothing, like a process that was killed.
+#[derive(Debug)]
+pub struct Fragile {
+    inner: Arc<dyn Store>,
+    dies: Option<(usize, When)>,
+    commits: AtomicUsize,
+    dead: AtomicBool,
+}
+
+impl Fragile {
+    pub fn new(inner: &Arc<dyn Store>, dies: Option<(usize, When)>) -> Arc<Self> {
+        Arc::new(Self { inner: inner.clone(), dies, commits: AtomicUsize::new(0), dead: AtomicBool::new(false) })
+    }
+
+    /// How many commits there were, renewals included.
+    pub fn commits(&self) -> usize {
+        self.commits.load(SeqCst)
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(SeqCst)
+    }
+
+    pub fn die(&self) {
+        self.dead.store(true, SeqCst);
+    }
+
+    fn alive(&self) -> Result<&dyn Store> {
+        if self.is_dead() { Err(Error::unavailable("it is dead")) } else { Ok(&*self.inner) }
+    }
+}
+
+#[async_trait]
+impl Store for Fragile {
+    async fn commit(&self, commit: &Commit) -> Result<()> {
+        let inner = self.alive()?;
+        let n = self.commits.fetch_add(1, SeqCst);
+        match self.dies.filter(|(at, _)| *at == n) {
+            None => inner.commit(commit).await,
+            Some((_, when)) => {
+                self.die();
+                if when == When::After {
+                    inner.commit(commit).await?;
+                }
+                Err(Error::unavailable("it died"))
+            }
+        }
+    }
+    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+        self.alive()?.head(key).await
+    }
+    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
+        match self.alive() {
+            Ok(store) => store.glance(key),
+            Err(e) => Some(Err(e)),
+        }
+    }
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+        self.alive()?.heads(query).await
+    }
+    async fn count(&self) -> Result<Vec<(Status, u64)>> {
+        self.alive()?.count().await
+    }
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+        self.alive()?.records(key, range).await
+    }
+    async fn purge(&self, key: &Key) -> Result<()> {
+        self.alive()?.purge(key).await
+    }
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        self.alive()?.put(shelf, item, keep).await
+    }
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+        self.alive()?.get(shelf, key, used).await
+    }
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        self.alive()?.items(shelf, after, limit).await
+    }
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+        self.alive()?.remove(shelf, key).await
+    }
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        self.alive()?.search(shelf, text, limit).await
+    }
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
+        self.alive()?.expire(now, limit).await
+    }
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.alive()?.clear(tenant, owner).await
+    }
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+        self.alive()?.blob(tenant, id).await
+    }
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
+        self.alive()?.check(remove).await
+    }
+}
+
+/// The assistant of these tests, with rules of its own.
+pub fn clerk(change: impl FnOnce(&mut Assistant)) -> Assistant {
+    let mut clerk = Assistant { name: "clerk".to_owned(), ..Assistant::default() };
+    change(&mut clerk);
+    clerk
+}
+
+pub fn reviewed(tool: &str) -> ReviewRule {
+    ReviewRule { tool: tool.to_owned(), queue: None, timeout: None, on_timeout: Decision::Rejected }
+}
+
+/// What a run that can be taken over is started with.
+pub fn lasting() -> Map<String, Value> {
+    Map::from_iter([("model".to_owned(), json!("m"))])
+}
+
+/// A question to the clerk in session `x`.
+pub fn question(text: &str) -> Ask {
+    Ask {
+        session: Some(id("x")),
+        messages: vec![Message::user(text)],
+        mode: Mode::Append,
+        assistant: Some("clerk".to_owned()),
+        detail: lasting(),
+        ..Ask::default()
+    }
+}
+
+pub async fn begin(tenure: &Tenure, ask: Ask) -> Result<Box<Turn>> {
+    match tenure.turn(&ada(), ask).await? {
+        Begun::Turn(turn) => Ok(turn),
+        Begun::Before { .. } => panic!("it was done before"),
+    }
+}
+
+/// Works on a turn to its end.
+pub async fn work(turn: Turn, model: &Script, tools: &Workshop) -> Result<Answered, TurnError> {
+    turn.run(Hands { model, tools: Some(tools) }, Fields::default(), false, None).await
+}
+
+/// Asks, and works on it to the end.
+pub async fn turn_of(tenure: &Tenure, ask: Ask, model: &Script, tools: &Workshop) -> Result<Answered, TurnError> {
+    let turn = begin(tenure, ask).await?;
+    work(*turn, model, tools).await
+}
+
+/// Takes over everything that is left behind, and works on it.
+pub async fn take_over(tenure: &Tenure, model: &Script, tools: &Workshop) -> Vec<Result<Answered, TurnError>> {
+    let mut done = Vec::new();
+    for head in tenure.abandoned(16).await.unwrap() {
+        if let Some(turn) = tenure.take_over(&head).await.unwrap() {
+            done.push(work(turn, model, tools).await);
+        }
+    }
+    done
+}
+
+pub async fn x(tenure: &Tenure) -> Session {
+    tenure.load(&ada(), &id("x")).await.unwrap()
+}
+
+/// The roles and texts of a session's messages.
+pub fn talk(session: &Session) -> Vec<String> {
+    let text = |m: &Said| match m.message.tool_calls() {
+        calls if calls.is_empty() => format!("{}: {}", role(&m.message), m.message.text()),
+        calls => format!("calls: {}", calls.iter().map(|c| c.id.as_str()).collect::<Vec<_>>().join(" ")),
+    };
+    session.messages.iter().map(text).collect()
+}
+
+fn role(message: &Message) -> String {
+    message.to_value()["role"].as_str().unwrap().to_owned()
+}
+
+/// How the last run of a session ended: the outcome, and the code if there is one.
+pub fn ending(session: &Session) -> (Option<Outcome>, Option<String>) {
+    let run = session.runs.last().unwrap();
+    (run.ended.map(|(_, outcome)| outcome), run.code.clone())
+}
+
+/// The ids of the reviews that nobody has decided.
+pub fn open(session: &Session) -> Vec<ReviewId> {
+    session.open_reviews().map(|r| r.opened.review.clone()).collect()
+}
+
+pub fn verdict(decision: Decision) -> Verdict {
+    Verdict { decision, reviewer: "eve".to_owned(), notes: None, arguments: None }
+}
+
+/// Waits until something is so, in short steps; a test that waits for long has failed.
+pub async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    for _ in 0..2000 {
+        if is().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it never came to be: {what}");
+}

@@ -1,0 +1,268 @@
+//! Who works on a run, and what others do meanwhile: two nodes on one store, with a clock that the test holds.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tenure::*;
+use tokio::sync::Semaphore;
+
+/// Another node on the same store.
+fn node(home: &Home, change: impl FnOnce(&mut Options)) -> Tenure {
+    let mut options = Options { clock: home.clock.clone(), ..Options::default() };
+    change(&mut options);
+    let tenure = Tenure::on(home.tenure.store().clone(), options);
+    tenure.declare(clerk(|_| ()));
+    tenure
+}
+
+fn tools() -> Workshop {
+    Workshop::new([(read_only("look"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))])
+}
+
+fn script() -> [serde_json::Value; 2] {
+    [calls(&[("c1", "look", json!({})), ("c2", "pay", json!({}))]), say("Done.")]
+}
+
+on_every_store! {
+    /// A node whose lease has ended and whose run was taken over can not write any more; the other one finishes.
+    async fn a_node_that_lost_its_lease_is_superseded(home: &mut Home) {
+        let (a, b) = (node(home, |_| ()), node(home, |_| ()));
+        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let (slow, quick) = (Script::held(script(), &held), Script::new(script()));
+        let turn = begin(&a, question("Go")).await.unwrap();
+        assert!(b.abandoned(9).await.unwrap().is_empty(), "somebody works on it");
+        let head = b.head(&ada(), &id("x")).await.unwrap();
+        assert!(b.take_over(&head).await.unwrap().is_none(), "nor can it be taken");
+        let (lost, ()) = tokio::join!(work(*turn, &slow, &tools), async {
+            until("it is asked", async || slow.asked() == 1).await;
+            home.pass(SignedDuration::from_secs(31));
+            let done = take_over(&b, &quick, &tools).await;
+            assert!(!done[0].as_ref().unwrap().waiting);
+            held.add_permits(9);
+        });
+        assert_eq!(lost.unwrap_err().code(), "superseded");
+        let s = x(&a).await;
+        assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
+        assert_eq!((ending(&s), s.runs.len(), tools.done("pay").len()), ((Some(Outcome::Completed), None), 1, 1));
+        assert_eq!(x(&b).await, s);
+    }
+
+    /// The lease is renewed while the run is on: the log does not grow, and nobody takes it over.
+    async fn a_lease_is_renewed(home: &mut Home) {
+        let short = |o: &mut Options| o.limits.lease = Duration::from_millis(60);
+        let (a, b) = (node(home, short), node(home, short));
+        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let model = Script::held(script(), &held);
+        let turn = begin(&a, question("Go")).await.unwrap();
+        let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+            let lease = async || b.head(&ada(), &id("x")).await.unwrap().lease.unwrap();
+            let (first, before) = (lease().await, b.head(&ada(), &id("x")).await.unwrap().seq);
+            for _ in 0..3 {
+                home.pass(SignedDuration::from_millis(50));
+                until("it is renewed", async || lease().await.until >= home.now() + SignedDuration::from_millis(60)).await;
+                assert!(b.abandoned(9).await.unwrap().is_empty());
+            }
+            let now = lease().await;
+            assert_eq!((&now.node, &now.run), (&first.node, &first.run));
+            assert_eq!(b.head(&ada(), &id("x")).await.unwrap().seq, before, "the log has not grown");
+            held.add_permits(9);
+        });
+        done.unwrap();
+        assert_eq!(b.head(&ada(), &id("x")).await.unwrap().lease, None);
+    }
+
+    /// A node that has looked at the session long ago does not believe that the lease it saw then is the last word.
+    async fn an_old_look_at_a_lease_is_not_believed(home: &mut Home) {
+        let short = |o: &mut Options| (o.limits.lease, o.limits.max_wait) = (Duration::from_millis(60), Duration::from_millis(100));
+        let (a, b) = (node(home, short), node(home, short));
+        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let model = Script::held(script(), &held);
+        // A run that can be taken over, and one that can not.
+        for detail in [lasting(), serde_json::Map::new()] {
+            let turn = begin(&a, Ask { detail, ..question("Go") }).await.unwrap();
+            let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+                x(&b).await;
+                for _ in 0..4 {
+                    home.pass(SignedDuration::from_millis(50));
+                    let renewed = async || b.head(&ada(), &id("x")).await.unwrap().lease.unwrap().until;
+                    until("it is renewed", async || renewed().await >= home.now() + SignedDuration::from_millis(60)).await;
+                }
+                for on_busy in [OnBusy::Reject, OnBusy::Queue] {
+                    let busy = b.turn(&ada(), Ask { on_busy, ..question("Me too") }).await;
+                    assert_eq!(busy.unwrap_err().code(), "busy", "{on_busy:?}");
+                }
+                // Nor does it write the old one down when it has something else to say.
+                let title = InfoChange { title: Change::Set("t".into()), ..InfoChange::default() };
+                b.update(&ada(), &id("x"), title).await.unwrap();
+                let until = b.head(&ada(), &id("x")).await.unwrap().lease.unwrap().until;
+                assert!(until > home.now(), "the lease was cut short");
+                assert!(b.abandoned(9).await.unwrap().is_empty());
+                held.add_permits(2);
+            });
+            done.unwrap();
+        }
+    }
+
+    /// The same request at two nodes at once is done once, whatever it says about busy sessions.
+    async fn the_same_key_at_two_nodes_runs_once(home: &mut Home) {
+        for on_busy in [OnBusy::Queue, OnBusy::Interrupt, OnBusy::Branch] {
+            let (a, b) = (node(home, |_| ()), node(home, |_| ()));
+            let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+            let model = Arc::new(Script::held(script(), &held));
+            let key = format!("{on_busy:?}");
+            let keyed = || Ask { session: Some(id(&key)), on_busy, idempotency: Some((key.clone(), "body".to_owned())), ..question("Go") };
+            let turn = begin(&a, keyed()).await.unwrap();
+            let second = {
+                let (b, ask) = (b.clone(), keyed());
+                tokio::spawn(async move { b.turn(&ada(), ask).await })
+            };
+            let (first, ()) = tokio::join!(work(*turn, &model, &tools), async {
+                until("it is asked", async || model.asked() == 1).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                assert!(!second.is_finished(), "{on_busy:?}: it waits");
+                held.add_permits(9);
+            });
+            first.unwrap();
+            let Begun::Before { body, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
+            assert!(body.contains("Done.") && session_id == id(&key), "{on_busy:?}");
+            assert_eq!((model.asked(), tools.done("pay").len()), (2, 1), "{on_busy:?}");
+        }
+    }
+}
+
+/// However a clock jumps, two nodes never both get their answers into the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_jumps_lets_only_one_in() {
+    for (ours, theirs) in [(1200, 0), (-1200, 0), (0, 1200), (0, -1200), (1200, -1200), (-1200, 1200)] {
+        let home = Home::new("memory").await.unwrap();
+        let of = |clock: &Clock| {
+            let tenure =
+                Tenure::on(home.tenure.store().clone(), Options { clock: clock.clone(), ..Options::default() });
+            tenure.declare(clerk(|_| ()));
+            tenure
+        };
+        let (clock_a, clock_b) = (Clock::manual(home.now()), Clock::manual(home.now()));
+        let (a, b) = (of(&clock_a), of(&clock_b));
+        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        let (slow, quick) = (Script::held(script(), &held), Script::new(script()));
+        let turn = begin(&a, question("Go")).await.unwrap();
+        let (first, second) = tokio::join!(work(*turn, &slow, &tools), async {
+            until("it is asked", async || slow.asked() == 1).await;
+            clock_a.jump(SignedDuration::from_secs(ours));
+            clock_b.jump(SignedDuration::from_secs(theirs));
+            let second = take_over(&b, &quick, &tools).await;
+            held.add_permits(9);
+            second
+        });
+        let won = usize::from(first.is_ok()) + second.iter().filter(|r| r.is_ok()).count();
+        assert_eq!(won, 1, "{ours} {theirs}: {first:?} {second:?}");
+        let s = x(&b).await;
+        assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
+        assert_eq!(tools.done("pay").len(), 1);
+    }
+}
+
+/// What a second request does while another node is at it.
+#[tokio::test(flavor = "multi_thread")]
+async fn busy_at_another_node() {
+    for on_busy in [OnBusy::Queue, OnBusy::Reject, OnBusy::Interrupt, OnBusy::Branch] {
+        let home = Home::new("memory").await.unwrap();
+        let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
+        let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
+        turn_of(&a, question("Before"), &Script::new([say("Yes?")]), &tools).await.unwrap();
+        let (slow, quick) = (Script::held([say("First.")], &held), Script::new([say("Second.")]));
+        let turn = begin(&a, question("One")).await.unwrap();
+        let (first, second) = tokio::join!(work(*turn, &slow, &tools), async {
+            until("it is asked", async || slow.asked() == 1).await;
+            let second = Ask { on_busy, ..question("Two") };
+            match on_busy {
+                OnBusy::Queue => {
+                    let turn = tokio::spawn({
+                        let b = b.clone();
+                        async move { begin(&b, second).await }
+                    });
+                    tokio::time::sleep(Duration::from_millis(60)).await;
+                    assert!(!turn.is_finished());
+                    held.add_permits(9);
+                    Ok(turn.await.unwrap().unwrap())
+                }
+                _ => {
+                    let turn = begin(&b, second).await;
+                    held.add_permits(9);
+                    turn
+                }
+            }
+        });
+        let session = second.as_ref().map(|t| t.session_id.clone()).ok();
+        let second = match second {
+            Ok(turn) => work(*turn, &quick, &tools).await.map(drop).map_err(|e| e.code()),
+            Err(e) => Err(e.code()),
+        };
+        let (first, s) = (first.map(drop).map_err(|e| e.code()), x(&a).await);
+        let began = ["user: Before", "assistant: Yes?"];
+        match on_busy {
+            OnBusy::Queue => {
+                assert_eq!((first, second), (Ok(()), Ok(())));
+                assert_eq!(talk(&s)[2..], ["user: One", "assistant: First.", "user: Two", "assistant: Second."]);
+            }
+            OnBusy::Reject => {
+                assert_eq!((first, second), (Ok(()), Err("busy")));
+                assert_eq!(talk(&s)[2..], ["user: One", "assistant: First."]);
+            }
+            OnBusy::Interrupt => {
+                assert_eq!((first, second), (Err("superseded"), Ok(())));
+                assert_eq!(talk(&s)[2..], ["user: One", "user: Two", "assistant: Second."]);
+                let stopped = s.runs.iter().find(|r| r.code.is_some()).unwrap();
+                assert_eq!(
+                    (stopped.code.as_deref(), stopped.ended.unwrap().1),
+                    (Some("interrupted"), Outcome::Cancelled)
+                );
+            }
+            OnBusy::Branch => {
+                assert_eq!((first, second), (Ok(()), Ok(())));
+                assert_eq!(talk(&s)[2..], ["user: One", "assistant: First."]);
+                let fork = a.load(&ada(), &session.unwrap()).await.unwrap();
+                assert_eq!(talk(&fork), [&began[..], &["user: Two", "assistant: Second."]].concat());
+                assert_eq!(fork.parent.as_ref().unwrap().session, id("x"));
+            }
+        }
+        assert_eq!(talk(&s)[..2], began);
+    }
+}
+
+/// Many runs that are on do not hide the few that were left behind.
+#[tokio::test]
+async fn what_was_left_behind_is_found_among_many() {
+    let home = Home::new("memory").await.unwrap();
+    let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
+    let ask = |n: usize| Ask { session: Some(id(&format!("s{n}"))), ..question("Go") };
+    drop(begin(&a, ask(0)).await.unwrap());
+    home.pass(SignedDuration::from_secs(31));
+    let mut on = Vec::new();
+    for n in 1..9 {
+        on.push(begin(&a, ask(n)).await.unwrap());
+    }
+    let left: Vec<_> = b.abandoned(3).await.unwrap().into_iter().map(|h| h.info.session_id).collect();
+    assert_eq!(left, [id("s0")]);
+}
+
+/// A run that can not go on without whoever asked for it is ended, and says why.
+#[tokio::test]
+async fn a_run_that_can_not_go_on_is_ended() {
+    let home = Home::new("memory").await.unwrap();
+    let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
+    drop(begin(&a, Ask { detail: Default::default(), ..question("Go") }).await.unwrap());
+    home.pass(SignedDuration::from_secs(31));
+    assert!(take_over(&b, &Script::new([]), &tools()).await.is_empty());
+    assert_eq!(ending(&x(&b).await), (Some(Outcome::Failed), Some("abandoned".to_owned())));
+    // And two that see it at once do not both get it.
+    drop(begin(&a, question("Again")).await.unwrap());
+    home.pass(SignedDuration::from_secs(31));
+    let head = b.abandoned(9).await.unwrap().pop().unwrap();
+    let (one, other) = tokio::join!(a.take_over(&head), b.take_over(&head));
+    assert_eq!([one, other].into_iter().filter(|t| t.as_ref().unwrap().is_some()).count(), 1);
+}

@@ -1,0 +1,334 @@
+//! Human review: what waits, who looks at it, what was decided, and what follows from it.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tenure::*;
+
+fn tools() -> Workshop {
+    Workshop::new([
+        (read_only("look"), Does::Says("seen")),
+        (tool("pay"), Does::Says("paid")),
+        (tool("mail"), Does::Says("sent")),
+    ])
+}
+
+fn rules() -> Vec<ReviewRule> {
+    let money = ReviewRule { queue: Some("money".to_owned()), ..reviewed("pay*") };
+    vec![money, reviewed("mail")]
+}
+
+fn script() -> Script {
+    let wanted = [("c1", "pay", json!({"n": 1})), ("c2", "mail", json!({"to": "bob"})), ("c3", "look", json!({}))];
+    Script::new([calls(&wanted), say("Done.")])
+}
+
+fn declare(home: &Home) {
+    home.tenure.declare(clerk(|a| a.review = rules()));
+}
+
+/// A session that waits for two people.
+async fn waiting(home: &Home, model: &Script, tools: &Workshop) -> Vec<ReviewId> {
+    declare(home);
+    let answered = turn_of(&home.tenure, question("Go"), model, tools).await.unwrap();
+    assert!(answered.waiting);
+    open(&x(&home.tenure).await)
+}
+
+async fn memory() -> Home {
+    Home::new("memory").await.unwrap()
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T>) -> &'static str {
+    result.unwrap_err().code()
+}
+
+on_every_store! {
+    /// Several at once, each by its id; meanwhile nothing is said in the session; with the last one it goes on, wherever a node is free.
+    async fn several_reviews_at_once(home: &mut Home) {
+        let (model, tools) = (script(), tools());
+        let asked = waiting(home, &model, &tools).await;
+        let s = x(&home.tenure).await;
+        assert_eq!((s.status, asked.len(), s.head().lease.clone()), (Status::Paused, 2, None));
+        assert_eq!(talk(&s), ["user: Go", "calls: c1 c2 c3", "tool: seen"], "what nobody must allow is done");
+        let kept = &s.checkpoints.last().unwrap();
+        assert_eq!((kept.position, kept.run.as_ref()), (3, Some(&s.runs[0].id)), "a checkpoint from before the pause");
+        let t = &home.tenure;
+        let opened: Vec<_> = s.open_reviews().map(|r| (r.opened.step.as_str(), r.opened.queue.as_deref(), r.opened.detail["arguments"].clone())).collect();
+        assert_eq!(opened, [("pay", Some("money"), json!({"n": 1})), ("mail", None, json!({"to": "bob"}))]);
+        // Paused: it takes nothing, and can not be talked into it.
+        assert_eq!(code(t.append(&ada(), &id("x"), turn(1)).await), "paused");
+        assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
+        assert_eq!(code(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await), "paused");
+        assert_eq!(code(t.activate(&ada(), &id("x")).await), "invalid");
+        assert_eq!(code(t.patch(&ada(), &id("x"), InfoChange::default(), Some(Status::Active)).await), "invalid");
+        assert!(t.abandoned(9).await.unwrap().is_empty(), "a run that waits is nobody's");
+        // Another node decides; a third one, opened later, goes on.
+        let other = home.beside();
+        let seen = other.decide(&ada(), &asked[1], &verdict(Decision::Approved)).await.unwrap();
+        assert_eq!(seen.decided.unwrap().1.decision, Decision::Approved);
+        assert_eq!(x(t).await.status, Status::Paused, "one is still open");
+        let again = t.decide(&ada(), &asked[1], &verdict(Decision::Rejected)).await.unwrap_err();
+        assert_eq!((again.code(), again.to_string().contains("eve said approved")), ("already_decided", true), "{again}");
+        other.decide(&ada(), &asked[0], &verdict(Decision::Rejected)).await.unwrap();
+        assert_eq!(x(t).await.status, Status::Active);
+        drop(other);
+        home.reopen().await;
+        declare(home);
+        take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
+        let s = x(&home.tenure).await;
+        let refused = "tool: A person has refused this call; it was not made.";
+        assert_eq!(talk(&s)[3..], [refused, "tool: sent", "assistant: Done."]);
+        assert!(model.shown().iter().any(|t| t.contains("refused this call")), "the model was told");
+        assert_eq!((tools.done("pay").len(), tools.done("mail").len()), (0, 1));
+        assert_eq!((ending(&s), s.runs.len()), ((Some(Outcome::Completed), None), 1));
+    }
+
+    /// A list by queue, of what is open and of what was decided; others' reviews are not there.
+    async fn reviews_are_listed(home: &mut Home) {
+        let (model, tools) = (script(), tools());
+        let asked = waiting(home, &model, &tools).await;
+        let t = &home.tenure;
+        t.create(&ada(), named("quiet")).await.unwrap();
+        let list = async |who: &Principal, which: Reviews| {
+            let page = t.reviews(who, &which, None, 10).await.unwrap();
+            assert!(page.next.is_none());
+            page.reviews.into_iter().map(|(head, r)| (head.info.session_id, r.opened.review)).collect::<Vec<_>>()
+        };
+        let queue = |name: &str| Reviews::Open(Some(name.to_owned()));
+        let of = |n: usize| (id("x"), asked[n].clone());
+        for who in [ada(), admin()] {
+            assert_eq!(list(&who, Reviews::Open(None)).await, [of(0), of(1)]);
+            assert_eq!(list(&who, queue("money")).await, [of(0)]);
+            assert_eq!(list(&who, queue("mone")).await, []);
+            assert_eq!(list(&who, Reviews::Decided).await, []);
+            assert_eq!(t.review(&who, &asked[0]).await.unwrap().1.opened.review, asked[0]);
+        }
+        let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
+        for stranger in strangers.into_iter().map(Result::unwrap) {
+            assert_eq!(list(&stranger, Reviews::Open(None)).await, []);
+            assert_eq!(code(t.review(&stranger, &asked[0]).await), "no_such_review");
+            assert_eq!(code(t.decide(&stranger, &asked[0], &verdict(Decision::Approved)).await), "no_such_review");
+            assert_eq!(code(t.claim_review(&stranger, &asked[0], Some("bob"), None, SignedDuration::from_mins(5)).await), "no_such_review");
+        }
+        for odd in [ReviewId::of(&id("x"), 9999), ReviewId::of(&id("nobody"), 1)] {
+            assert_eq!(code(t.review(&admin(), &odd).await), "no_such_review");
+        }
+        t.decide(&admin(), &asked[0], &verdict(Decision::Approved)).await.unwrap();
+        assert_eq!(list(&ada(), queue("money")).await, []);
+        assert_eq!(list(&ada(), Reviews::Open(None)).await, [of(1)]);
+        assert_eq!(list(&ada(), Reviews::Decided).await, [of(0)]);
+        // Page by page.
+        for n in 0..5 {
+            turn_of(t, Ask { session: Some(id(&format!("y{n}"))), ..question("Go") }, &model, &tools).await.unwrap();
+        }
+        let (mut found, mut cursor) = (0, None);
+        loop {
+            let page = t.reviews(&admin(), &queue("money"), cursor, 2).await.unwrap();
+            found += page.reviews.len();
+            cursor = page.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(found, 5);
+    }
+
+    /// Two decide at once: one is heard.
+    async fn one_decision_counts(home: &mut Home) {
+        let (model, tools) = (script(), tools());
+        let asked = waiting(home, &model, &tools).await;
+        let mut deciders = Vec::new();
+        for n in 0..6 {
+            let (tenure, review) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, asked[0].clone());
+            let decision = if n % 3 == 0 { Decision::Approved } else { Decision::Rejected };
+            deciders.push(tokio::spawn(async move { tenure.decide(&ada(), &review, &verdict(decision)).await.map_err(|e| e.code()) }));
+        }
+        let (mut won, mut late) = (Vec::new(), 0);
+        for decider in deciders {
+            match decider.await.unwrap() {
+                Ok(review) => won.push(review.decided.unwrap().1.decision),
+                Err(code) => late += usize::from(code == "already_decided"),
+            }
+        }
+        assert_eq!((won.len(), late), (1, 5));
+        let s = x(&home.tenure).await;
+        assert_eq!(s.reviews[0].decided.as_ref().unwrap().1.decision, won[0]);
+        assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 1);
+    }
+
+    /// Nobody decides in time: it is decided as the rule says, by whoever looks after runs and by the sweep alike.
+    async fn what_nobody_decides_is_decided_by_the_clock(home: &mut Home) {
+        let rule = |tool: &str, minutes: u64, on_timeout| ReviewRule {
+            timeout: Some(Period::of(Duration::from_secs(60 * minutes))), on_timeout, ..reviewed(tool)
+        };
+        let rules = vec![rule("pay", 10, Decision::Approved), rule("mail", 20, Decision::Rejected)];
+        home.tenure.declare(clerk(|a| a.review = rules.clone()));
+        let t = home.tenure.clone();
+        let (model, tools) = (script(), tools());
+        for session in ["x", "swept"] {
+            turn_of(&t, Ask { session: Some(id(session)), ..question("Go") }, &model, &tools).await.unwrap();
+        }
+        assert_eq!(t.decide_overdue().await.unwrap(), 0);
+        home.pass(SignedDuration::from_mins(11));
+        assert_eq!(t.decide_overdue().await.unwrap(), 2);
+        assert_eq!(x(&t).await.status, Status::Paused, "the other one has more time");
+        home.pass(SignedDuration::from_mins(10));
+        assert!(t.sweep().await.unwrap().failed.is_empty());
+        let mut decided = t.sweep().await.unwrap().decided.len();
+        decided += t.decide_overdue().await.unwrap();
+        assert_eq!(decided, 0, "the sweep had done all of it");
+        let done = take_over(&t, &model, &tools).await;
+        assert_eq!(done.into_iter().map(|d| d.unwrap().waiting).collect::<Vec<_>>(), [false, false]);
+        for session in ["x", "swept"] {
+            let s = t.load(&ada(), &id(session)).await.unwrap();
+            assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A person has refused this call; it was not made. Note: nobody decided in time", "assistant: Done."]);
+            assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "timeout");
+        }
+    }
+}
+
+/// Decisions are kept in the metadata, with just these fields.
+#[tokio::test]
+async fn decisions_are_kept_as_the_metadata_promises() {
+    let home = memory().await;
+    let (model, tools) = (script(), tools());
+    let asked = waiting(&home, &model, &tools).await;
+    let notes = "Classification correct, proceed with extraction".to_owned();
+    let told = Verdict { notes: Some(notes.clone()), reviewer: "user_789".to_owned(), ..verdict(Decision::Approved) };
+    home.tenure.decide(&ada(), &asked[0], &told).await.unwrap();
+    home.tenure.decide(&ada(), &asked[1], &verdict(Decision::Rejected)).await.unwrap();
+    let s = x(&home.tenure).await;
+    let at = home.now();
+    assert_eq!(
+        s.info.metadata["hitl_decisions"],
+        json!([
+            {"step": "pay", "decision": "approved", "reviewer": "user_789", "timestamp": at, "notes": notes},
+            {"step": "mail", "decision": "rejected", "reviewer": "eve", "timestamp": at},
+        ])
+    );
+}
+
+/// Who has claimed a review decides it, until they give it back or their time is over.
+#[tokio::test]
+async fn a_review_can_be_claimed() {
+    let home = memory().await;
+    let asked = waiting(&home, &script(), &tools()).await;
+    let (t, five) = (&home.tenure, SignedDuration::from_mins(5));
+    let claim = async |by: Option<&str>, forth: Option<&str>| t.claim_review(&ada(), &asked[0], by, forth, five).await;
+    let held = claim(Some("eve"), None).await.unwrap().claimed.unwrap();
+    assert_eq!(held, ("eve".to_owned(), Some(home.now() + five)));
+    assert_eq!(code(claim(Some("mallory"), None).await), "claimed");
+    assert_eq!(code(claim(None, Some("mallory")).await), "claimed", "nor can others give it back");
+    let by = |reviewer: &str| Verdict { reviewer: reviewer.to_owned(), ..verdict(Decision::Approved) };
+    assert_eq!(code(t.decide(&ada(), &asked[0], &by("mallory")).await), "claimed");
+    claim(Some("eve"), None).await.unwrap();
+    assert_eq!(claim(None, Some("eve")).await.unwrap().claimed, None);
+    claim(Some("mallory"), None).await.unwrap();
+    home.pass(five);
+    claim(Some("eve"), None).await.unwrap();
+    t.decide(&ada(), &asked[0], &by("eve")).await.unwrap();
+    assert_eq!(code(claim(Some("eve"), None).await), "already_decided");
+    assert_eq!(x(t).await.open_reviews().count(), 1, "the other one is not touched");
+}
+
+/// Corrected: other arguments are used. They must be arguments, and not too many.
+#[tokio::test]
+async fn a_correction_is_what_is_done() {
+    let home = memory().await;
+    let (model, tools) = (script(), tools());
+    let asked = waiting(&home, &model, &tools).await;
+    let t = &home.tenure;
+    let corrected = |arguments: Option<Value>| Verdict { arguments, ..verdict(Decision::Corrected) };
+    for bad in [None, Some(json!([1])), Some(json!("x"))] {
+        assert_eq!(code(t.decide(&ada(), &asked[0], &corrected(bad)).await), "invalid");
+    }
+    let much = json!({"n": "x".repeat(t.limits().max_info_bytes)});
+    assert_eq!(code(t.decide(&ada(), &asked[0], &corrected(Some(much))).await), "too_large");
+    let long = Verdict { notes: Some("x".repeat(t.limits().max_info_bytes)), ..verdict(Decision::Approved) };
+    assert_eq!(code(t.decide(&ada(), &asked[0], &long).await), "too_large");
+    t.decide(&ada(), &asked[0], &corrected(Some(json!({"n": 7})))).await.unwrap();
+    t.decide(&ada(), &asked[1], &verdict(Decision::Approved)).await.unwrap();
+    take_over(t, &model, &tools).await.pop().unwrap().unwrap();
+    assert_eq!((tools.done("pay"), tools.done("mail")), (vec![json!({"n": 7})], vec![json!({"to": "bob"})]));
+}
+
+/// Stopping a run that waits lets the session go on without it.
+#[tokio::test]
+async fn cancelling_a_run_that_waits() {
+    let home = memory().await;
+    let asked = waiting(&home, &script(), &tools()).await;
+    let run = x(&home.tenure).await.runs[0].id.clone();
+    home.tenure.cancel(&ada(), &id("x"), &run).await.unwrap();
+    let s = x(&home.tenure).await;
+    assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
+    assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+    assert_eq!(code(home.tenure.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "already_decided");
+    assert!(home.tenure.abandoned(9).await.unwrap().is_empty());
+    let model = Script::new([say("Fine.")]);
+    turn_of(&home.tenure, question("Never mind"), &model, &tools()).await.unwrap();
+    assert!(is_valid(&model.prompts.lock().unwrap()[0]));
+}
+
+/// Going back to before a question makes it void, and its run with it.
+#[tokio::test]
+async fn rewinding_past_an_open_review() {
+    let home = memory().await;
+    let (model, tools) = (script(), tools());
+    let asked = waiting(&home, &model, &tools).await;
+    home.tenure.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
+    let s = x(&home.tenure).await;
+    assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
+    assert_eq!(ending(&s).0, Some(Outcome::Cancelled));
+    assert_eq!(code(home.tenure.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "already_decided");
+    let turn = home.tenure.go_on(&ada(), &id("x"), OnBusy::Reject, lasting()).await.unwrap();
+    assert!(work(turn, &model, &tools).await.unwrap().waiting, "it is asked anew");
+    let anew = open(&x(&home.tenure).await);
+    assert!(anew.len() == 2 && !anew.contains(&asked[0]));
+}
+
+/// A session that waits and was deleted or sent away waits again when it is restored.
+#[tokio::test]
+async fn a_restored_session_still_waits() {
+    let home = memory().await;
+    let (model, tools) = (script(), tools());
+    let asked = waiting(&home, &model, &tools).await;
+    let t = &home.tenure;
+    t.delete(&ada(), &id("x")).await.unwrap();
+    assert_eq!(code(t.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "gone");
+    assert!(t.reviews(&ada(), &Reviews::Open(None), None, 9).await.unwrap().reviews.is_empty());
+    assert_eq!(t.restore(&ada(), &id("x")).await.unwrap().status, Status::Paused);
+    assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
+    for review in &asked {
+        t.decide(&ada(), review, &verdict(Decision::Approved)).await.unwrap();
+    }
+    take_over(t, &model, &tools).await.pop().unwrap().unwrap();
+    assert_eq!(talk(&x(t).await)[3..], ["tool: paid", "tool: sent", "assistant: Done."]);
+}
+
+/// A client that sends everything back also sends the notice; that does not cut off the answer which came instead.
+#[tokio::test]
+async fn a_notice_that_comes_back() {
+    let home = memory().await;
+    let (model, tools) = (script(), tools());
+    let asked = waiting(&home, &model, &tools).await;
+    let s = x(&home.tenure).await;
+    let notice = s.notice().unwrap();
+    assert!(asked.iter().all(|r| notice.contains(&r.to_string())) && notice.contains("money"), "{notice}");
+    for review in &asked {
+        home.tenure.decide(&ada(), review, &verdict(Decision::Approved)).await.unwrap();
+    }
+    take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
+    let s = x(&home.tenure).await;
+    assert_eq!(s.notice(), None);
+    let sent = vec![Message::user("Go"), Message::assistant(&notice), Message::user("And?")];
+    let plan = reconcile(&s, &sent, Mode::Auto);
+    assert_eq!((plan.keep, plan.rewound, plan.append.len()), (s.messages.len(), 0, 1));
+    assert_eq!(plan.append[0].message.text(), "And?");
+    let model = Script::new([say("Yes.")]);
+    turn_of(&home.tenure, Ask { messages: sent, mode: Mode::Auto, ..question("") }, &model, &tools).await.unwrap();
+    assert_eq!(talk(&x(&home.tenure).await)[6..], ["user: And?", "assistant: Yes."][..]);
+}

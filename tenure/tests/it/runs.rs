@@ -1,0 +1,437 @@
+//! The loop of a run: tools side by side, limits, checkpoints, the cache, the client's own tools, and what is left when it is stopped.
+
+use crate::hands::*;
+use crate::places::*;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+use tenure::*;
+use tokio::sync::Semaphore;
+
+async fn home(change: impl FnOnce(&mut Assistant)) -> Home {
+    let home = Home::new("memory").await.unwrap();
+    home.tenure.declare(clerk(change));
+    home
+}
+
+fn millis(n: u64) -> Option<Period> {
+    Some(Period::of(Duration::from_millis(n)))
+}
+
+/// Calls are made side by side, no more at once than allowed; their results are kept in the order of the calls, and the model sees them.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_run_side_by_side_and_results_stay_in_order() {
+    let home = home(|a| a.runs.parallel = Some(3)).await;
+    let permit = Arc::new(Semaphore::new(0));
+    let tools = Workshop::new([
+        (tool("slow"), Does::Waits(permit.clone())),
+        (read_only("look"), Does::Says("seen")),
+        (tool("pay"), Does::Says("paid")),
+        (tool("odd"), Does::Fails("no such thing")),
+        (tool("away"), Does::IsAway),
+    ]);
+    let named = ["slow", "look", "pay", "odd", "away", "slow"];
+    let ids: Vec<String> = (1..).zip(named).map(|(n, _)| format!("c{n}")).collect();
+    let wanted: Vec<_> = ids.iter().zip(named).map(|(id, name)| (id.as_str(), name, json!({}))).collect();
+    let model = Script::new([calls(&wanted), say("All done.")]);
+    let turn = begin(&home.tenure, question("Do it")).await.unwrap();
+    let (answered, ()) = tokio::join!(work(*turn, &model, &tools), async {
+        until("the others are done", async || tools.done("pay").len() == 1).await;
+        let s = x(&home.tenure).await;
+        assert_eq!(talk(&s), ["user: Do it", "calls: c1 c2 c3 c4 c5 c6"], "nothing is kept out of its order");
+        assert_eq!(s.runs[0].tools_started.len(), 6, "all of them were announced before the first was made");
+        permit.add_permits(2);
+    });
+    let answered = answered.unwrap();
+    assert!(tools.most.load(SeqCst) <= 3, "{} at once", tools.most.load(SeqCst));
+    assert!(tools.most.load(SeqCst) > 1, "not one after the other");
+    let s = x(&home.tenure).await;
+    let results =
+        ["slow is done", "seen", "paid", "no such thing", "[the tool was not called: nobody is there]", "slow is done"];
+    let mut want = vec!["user: Do it".to_owned(), "calls: c1 c2 c3 c4 c5 c6".to_owned()];
+    want.extend(results.iter().map(|r| format!("tool: {r}")));
+    want.push("assistant: All done.".to_owned());
+    assert_eq!(talk(&s), want);
+    assert_eq!(ending(&s), (Some(Outcome::Completed), None));
+    assert_eq!(model.shown()[2..], results, "the model was shown the results, in order");
+    let heard: Vec<_> = answered.calls.iter().map(|c| (c.call.clone(), c.content.clone().unwrap())).collect();
+    assert_eq!(heard, ids.iter().cloned().zip(results.map(str::to_owned)).collect::<Vec<_>>());
+    assert_eq!(answered.seq, s.seq);
+}
+
+/// A round with tools is two commits, however many calls it has; the question and the last answer are one each.
+#[tokio::test]
+async fn a_round_is_two_commits() {
+    let home = home(|_| ()).await;
+    let store = Fragile::new(home.tenure.store(), None);
+    let tenure = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
+    tenure.declare(clerk(|_| ()));
+    let tools = Workshop::new([(read_only("look"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))]);
+    let round =
+        |n: u64| calls(&[("c1", "look", json!({"n": n})), ("c2", "pay", json!({"n": n})), ("c3", "look", json!({}))]);
+    let model = Script::new([round(1), round(2), say("Done.")]);
+    let turn = begin(&tenure, question("Do it")).await.unwrap();
+    let opened = store.commits();
+    work(*turn, &model, &tools).await.unwrap();
+    assert_eq!((opened, store.commits() - opened), (1, 2 * 2 + 1));
+}
+
+async fn ends_with(home: &Home, model: Script, tools: Workshop, code: &str) -> Session {
+    let error = turn_of(&home.tenure, question("Do it"), &model, &tools).await.unwrap_err();
+    assert_eq!(error.code(), code, "{error}");
+    let s = x(&home.tenure).await;
+    assert_eq!(ending(&s), (Some(Outcome::Failed), Some(code.to_owned())));
+    assert_eq!((s.head().run.clone(), s.head().lease.clone()), (None, None));
+    assert_eq!(s.runs[0].error.as_deref(), Some(error.to_string().as_str()));
+    s
+}
+
+/// Each limit ends the run with a code of its own, and what happened is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_limit_has_its_code() {
+    let looks = || [(read_only("look"), Does::Says("seen")), (tool("hang"), Does::Hangs)];
+    let again = || calls(&[("c1", "look", json!({}))]);
+    let h = home(|a| a.runs.max_rounds = Some(2)).await;
+    let s = ends_with(&h, Script::new([again(), again(), again()]), Workshop::new(looks()), "too_many_rounds").await;
+    assert_eq!(talk(&s)[1..], ["calls: c1", "tool: seen", "calls: c1", "tool: seen"]);
+
+    let h = home(|a| a.runs.max_tokens = Some(20)).await;
+    let s = ends_with(&h, Script::new([again(), again(), again()]), Workshop::new(looks()), "out_of_tokens").await;
+    assert_eq!(s.messages.len(), 5, "two answers of ten tokens");
+
+    let h = home(|a| a.runs.max_time = millis(80)).await;
+    let hang = calls(&[("c1", "look", json!({})), ("c2", "hang", json!({}))]);
+    let s = ends_with(&h, Script::new([hang.clone()]), Workshop::new(looks()), "out_of_time").await;
+    assert_eq!(talk(&s), ["user: Do it", "calls: c1 c2", "tool: seen"], "what was there is kept");
+
+    let h = home(|a| a.runs.tool_timeout = millis(80)).await;
+    let s = ends_with(&h, Script::new([hang]), Workshop::new(looks()), "tool_timeout").await;
+    assert_eq!(talk(&s), ["user: Do it", "calls: c1 c2", "tool: seen"]);
+
+    let h = home(|a| a.runs.max_result_bytes = Some(3)).await;
+    let s = ends_with(&h, Script::new([again()]), Workshop::new(looks()), "result_too_large").await;
+    assert_eq!(talk(&s), ["user: Do it", "calls: c1"]);
+    // The session is not stuck: the next question is answered.
+    let (model, tools) = (Script::new([say("Hello.")]), Workshop::new(looks()));
+    turn_of(&h.tenure, question("And?"), &model, &tools).await.unwrap();
+    assert!(is_valid(&model.prompts.lock().unwrap()[0]));
+}
+
+/// Tokens and rounds count for the whole run, whoever works on it; time while a person decides does not.
+#[tokio::test]
+async fn limits_outlive_a_pause() {
+    let limits = |a: &mut Assistant| {
+        (a.review, a.runs.max_time) = (vec![reviewed("pay")], Some(Period::of(Duration::from_secs(600))));
+        a.runs.max_tokens = Some(15);
+    };
+    let h = home(limits).await;
+    let permit = Arc::new(Semaphore::new(0));
+    let tools = Workshop::new([(tool("pay"), Does::Waits(permit.clone()))]);
+    let pay = || calls(&[("c1", "pay", json!({}))]);
+    let model = Script::new([pay(), pay(), say("Done.")]);
+    assert!(turn_of(&h.tenure, question("Pay"), &model, &tools).await.unwrap().waiting);
+    h.pass(jiff::SignedDuration::from_hours(5));
+    let review = open(&x(&h.tenure).await)[0].clone();
+    h.tenure.decide(&ada(), &review, &verdict(Decision::Approved)).await.unwrap();
+    let (done, ()) = tokio::join!(take_over(&h.tenure, &model, &tools), async {
+        // Long enough for a time that is over to be noticed.
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        permit.add_permits(9);
+    });
+    assert!(done[0].as_ref().unwrap().waiting, "it had all its time, and asked again");
+    let review = open(&x(&h.tenure).await)[0].clone();
+    h.tenure.decide(&ada(), &review, &verdict(Decision::Approved)).await.unwrap();
+    let done = take_over(&h.tenure, &model, &tools).await;
+    assert_eq!(done[0].as_ref().unwrap_err().code(), "out_of_tokens", "twenty were used before");
+    assert_eq!(ending(&x(&h.tenure).await), (Some(Outcome::Failed), Some("out_of_tokens".to_owned())));
+}
+
+/// When checkpoints are set, and what they are called.
+#[tokio::test]
+async fn checkpoints_as_the_policy_says() {
+    for (policy, want) in [
+        ("tool", &["turn-1.1@3", "turn-1.2@4", "turn-1.3@6", "turn-1@7"][..]),
+        ("step", &["turn-1.1@4", "turn-1.2@6", "turn-1@7"]),
+        ("60s", &["turn-1@7"]),
+        ("manual", &[]),
+    ] {
+        let checkpoints = Some(Checkpoints::try_from(policy.to_owned()).unwrap());
+        let h = home(|a| a.checkpoints = checkpoints).await;
+        let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
+        let two = calls(&[("c1", "look", json!({})), ("c2", "look", json!({}))]);
+        let model = Script::new([two, calls(&[("c3", "look", json!({}))]), say("Done.")]);
+        turn_of(&h.tenure, question("Look"), &model, &tools).await.unwrap();
+        let s = x(&h.tenure).await;
+        let made: Vec<_> = s.checkpoints.iter().map(|c| format!("{}@{}", c.label, c.position)).collect();
+        assert_eq!(made, want, "{policy}");
+        assert!(s.checkpoints.iter().all(|c| c.auto && c.run.as_ref() == Some(&s.runs[0].id)));
+        let steps: Vec<_> = s.checkpoints.iter().filter_map(|c| c.step).collect();
+        assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>());
+    }
+}
+
+/// Every so often: by the clock, and counted from the last one.
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_every_so_often() {
+    let h = home(|a| a.checkpoints = Some(Checkpoints::Every(Duration::from_secs(60)))).await;
+    let permit = Arc::new(Semaphore::new(0));
+    let tools = Workshop::new([(tool("slow"), Does::Waits(permit.clone()))]);
+    let slow = || calls(&[("c1", "slow", json!({}))]);
+    let model = Script::new([slow(), slow(), slow(), say("Done.")]);
+    let turn = begin(&h.tenure, question("Go")).await.unwrap();
+    let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+        for (n, seconds) in [(1, 61), (2, 30), (3, 31)] {
+            until("it is asked", async || model.asked() == n).await;
+            until("it is begun", async || x(&h.tenure).await.runs[0].tools_started.len() == n).await;
+            h.pass(jiff::SignedDuration::from_secs(seconds));
+            permit.add_permits(1);
+        }
+    });
+    done.unwrap();
+    let made: Vec<_> = x(&h.tenure).await.checkpoints.iter().map(|c| (c.label.to_string(), c.position)).collect();
+    assert_eq!(made, [("turn-1.1".to_owned(), 3), ("turn-1.2".to_owned(), 7), ("turn-1".to_owned(), 8)]);
+}
+
+/// A checkpoint that somebody sets in the middle does not confuse the numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_by_hand_in_the_middle_of_a_run() {
+    let h = home(|_| ()).await;
+    let permit = Arc::new(Semaphore::new(0));
+    let tools = Workshop::new([(tool("slow"), Does::Waits(permit.clone()))]);
+    let slow = || calls(&[("c1", "slow", json!({}))]);
+    let model = Script::new([slow(), slow(), say("Done.")]);
+    let turn = begin(&h.tenure, question("Go")).await.unwrap();
+    let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+        permit.add_permits(1);
+        until("it is asked twice", async || model.asked() == 2).await;
+        h.tenure.checkpoint(&ada(), &id("x"), Some(Label::new("mine").unwrap())).await.unwrap();
+        permit.add_permits(1);
+    });
+    done.unwrap();
+    let made: Vec<_> = x(&h.tenure).await.checkpoints.iter().map(|c| c.label.to_string()).collect();
+    assert_eq!(made, ["turn-1.1", "mine", "turn-1.2", "turn-1"]);
+}
+
+/// The same call again is answered from the cache: nothing is called, and the log says so.
+#[tokio::test]
+async fn a_result_in_the_cache_is_not_fetched_again() {
+    let h = home(|_| ()).await;
+    let cached = Tool { cache: true, ..read_only("look") };
+    let tools = Workshop::new([(cached.clone(), Does::Says("seen")), (tool("pay"), Does::Says("paid"))]);
+    let look = |id: &str, arguments: Value| calls(&[(id, "look", arguments), ("p", "pay", json!({}))]);
+    let model = Script::new([
+        look("c1", json!({"a": 1, "b": 2})),
+        look("c2", json!(r#"{ "b": 2, "a": 1 }"#)),
+        look("c3", json!({"a": 2})),
+        say("Done."),
+    ]);
+    let answered = turn_of(&h.tenure, question("Look"), &model, &tools).await.unwrap();
+    assert_eq!(tools.done("look"), [json!({"a": 1, "b": 2}), json!({"a": 2})]);
+    assert_eq!(tools.done("pay").len(), 3, "what has an effect is never cached");
+    let s = x(&h.tenure).await;
+    let ledger: Vec<_> = s.runs[0].tools_started.iter().map(|t| (t.call.as_str(), t.cached)).collect();
+    assert_eq!(ledger, [("c1", false), ("p", false), ("c2", true), ("p", false), ("c3", false), ("p", false)]);
+    let looked: Vec<_> =
+        answered.calls.iter().filter(|c| c.tool == "look").map(|c| (c.cached, c.content.as_deref())).collect();
+    assert_eq!(looked, [(false, Some("seen")), (true, Some("seen")), (false, Some("seen"))]);
+    // Another turn finds it too; a tool that failed is asked again; no arguments are no arguments, however they are written.
+    let bad = Workshop::new([(cached, Does::Fails("down"))]);
+    let model = Script::new([
+        calls(&[("c4", "look", json!({"a": 2}))]),
+        calls(&[("c5", "look", json!({}))]),
+        calls(&[("c6", "look", json!(""))]),
+        say("Done."),
+    ]);
+    turn_of(&h.tenure, question("Again"), &model, &bad).await.unwrap();
+    assert_eq!(bad.done("look"), [json!({}), json!({})]);
+    let good = Workshop::new([(Tool { cache: true, ..read_only("look") }, Does::Says("up"))]);
+    turn_of(
+        &h.tenure,
+        question("Again"),
+        &Script::new([calls(&[("c7", "look", json!({}))]), calls(&[("c8", "look", json!(""))]), say("Done.")]),
+        &good,
+    )
+    .await
+    .unwrap();
+    assert_eq!(good.done("look"), [json!({})]);
+}
+
+/// Calls of tools that the client brought are the client's to make; ours are made here first.
+#[tokio::test]
+async fn the_clients_own_tools() {
+    let h = home(|_| ()).await;
+    let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
+    let mixed = calls(&[("c1", "theirs", json!({"q": 1})), ("c2", "pay", json!({}))]);
+    let model = Script::new([mixed, say("Both done.")]);
+    let mut options = Fields::default();
+    options.set("tools", json!([{"type": "function", "function": {"name": "theirs"}}]));
+    let run = async |ask: Ask| {
+        let turn = begin(&h.tenure, ask).await.unwrap();
+        turn.run(Hands { model: &model, tools: Some(&tools) }, options.clone(), false, None).await.unwrap()
+    };
+    let answered = run(question("Go")).await;
+    assert_eq!(answered.calls.iter().map(|c| c.call.as_str()).collect::<Vec<_>>(), ["c2"]);
+    let s = x(&h.tenure).await;
+    assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: paid"]);
+    assert_eq!(ending(&s), (Some(Outcome::Completed), None));
+    let back = Ask { messages: vec![Message::tool("c1", "here")], mode: Mode::Auto, ..question("") };
+    run(back).await;
+    assert_eq!(talk(&x(&h.tenure).await)[3..], ["tool: here", "assistant: Both done."]);
+    assert_eq!(tools.done("pay").len(), 1);
+}
+
+/// A call whose answer was lost may have happened: unless that does no harm, a person is asked.
+#[tokio::test]
+async fn a_lost_answer_is_a_question_to_a_person() {
+    for (decision, want, times) in [
+        (Decision::Approved, "tool: This was done, as a person has made sure.", 1),
+        (Decision::Rejected, "tool: paid", 2),
+    ] {
+        let h = home(|_| ()).await;
+        let lossy = Workshop::new([(tool("pay"), Does::LosesAnswer), (read_only("look"), Does::LosesAnswer)]);
+        let model = Script::new([calls(&[("c1", "pay", json!({"n": 1})), ("c2", "look", json!({}))]), say("Done.")]);
+        assert!(turn_of(&h.tenure, question("Pay"), &model, &lossy).await.unwrap().waiting);
+        let s = x(&h.tenure).await;
+        assert_eq!(s.status, Status::Paused);
+        assert_eq!(talk(&s)[2..], ["tool: [the tool's answer was lost: the line broke]"], "looking again does no harm");
+        let asked = &s.open_reviews().next().unwrap().opened;
+        assert_eq!((asked.lost, asked.step.as_str(), &asked.detail["arguments"]), (true, "pay", &json!({"n": 1})));
+        let review = asked.review.clone();
+        h.tenure.decide(&ada(), &review, &verdict(decision)).await.unwrap();
+        let mended = Workshop::new([(tool("pay"), Does::Says("paid")), (read_only("look"), Does::Says("seen"))]);
+        take_over(&h.tenure, &model, &mended).await.pop().unwrap().unwrap();
+        let s = x(&h.tenure).await;
+        assert_eq!(talk(&s)[3..], [want, "assistant: Done."]);
+        assert_eq!(lossy.done("pay").len() + mended.done("pay").len(), times);
+        assert!(is_valid(&history(&s, &Window::default())));
+    }
+}
+
+/// Stopped from elsewhere: what happened is kept, and nothing more is.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelled_from_another_handle() {
+    for beside in [false, true] {
+        let h = home(|_| ()).await;
+        let permit = Arc::new(Semaphore::new(0));
+        let tools =
+            Workshop::new([(read_only("look"), Does::Says("seen")), (tool("slow"), Does::Waits(permit.clone()))]);
+        let model = Script::new([calls(&[("c1", "look", json!({})), ("c2", "slow", json!({}))]), say("Done.")]);
+        let turn = begin(&h.tenure, question("Go")).await.unwrap();
+        let run = turn.run.clone();
+        let other = if beside { h.beside() } else { h.tenure.clone() };
+        let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
+            until("the first result is kept", async || x(&h.tenure).await.messages.len() == 3).await;
+            let stopped = other.cancel(&ada(), &id("x"), &run).await.unwrap();
+            assert_eq!(stopped.ended.unwrap().1, Outcome::Cancelled);
+            assert_eq!(other.cancel(&ada(), &id("x"), &run).await.unwrap().ended, stopped.ended, "once");
+            // At another node the run learns of it when it has something to keep.
+            permit.add_permits(usize::from(beside));
+        });
+        assert_eq!(done.unwrap_err().code(), if beside { "superseded" } else { "interrupted" });
+        let s = x(&h.tenure).await;
+        assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen"]);
+        assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+        assert_eq!(
+            h.tenure.cancel(&ada(), &id("x"), &RunId::new("nobody").unwrap()).await.unwrap_err().code(),
+            "no_such_run"
+        );
+    }
+}
+
+/// A run is followed record by record, and one learns when it is over.
+#[tokio::test]
+async fn a_run_can_be_followed() {
+    let h = home(|_| ()).await;
+    let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
+    let model = Script::new([calls(&[("c1", "look", json!({}))]), say("Done.")]);
+    let turn = begin(&h.tenure, question("Go")).await.unwrap();
+    let run = turn.run.clone();
+    let followed = h.tenure.follow(&ada(), &id("x"), &run, 0, 100).await.unwrap();
+    assert!(!followed.over && followed.records.len() == 1, "{followed:?}");
+    work(*turn, &model, &tools).await.unwrap();
+    turn_of(&h.tenure, question("More"), &Script::new([say("Yes.")]), &tools).await.unwrap();
+    let (mut seen, mut after) = (Vec::new(), followed.records[0].seq);
+    loop {
+        let page = h.tenure.follow(&ada(), &id("x"), &run, after, 2).await.unwrap();
+        after = page.records.last().map_or(after, |r| r.seq);
+        seen.extend(page.records);
+        if page.over {
+            break;
+        }
+    }
+    assert!(matches!(&seen.last().unwrap().entry, Entry::RunEnded { run: r, .. } if *r == run), "{seen:?}");
+    let all = h.beside().follow(&ada(), &id("x"), &run, 0, 100).await.unwrap();
+    assert!(all.over);
+    assert_eq!(all.records[1..], seen[..]);
+}
+
+/// Going on where a session stands: in a fork that left in the middle, with calls that were not made.
+#[tokio::test]
+async fn a_fork_goes_on_from_the_middle() {
+    let h = home(|_| ()).await;
+    let tools = Workshop::new([(read_only("look"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))]);
+    let model = Script::new([calls(&[("c1", "look", json!({})), ("c2", "pay", json!({}))]), say("Done.")]);
+    turn_of(&h.tenure, question("Go"), &model, &tools).await.unwrap();
+    let whole = x(&h.tenure).await;
+    // After the question; before anything was begun; and after it was.
+    for (at, name, waits) in [
+        (Point::Position(1), "f1", false),
+        (Point::Seq(whole.messages[1].seq), "f2", false),
+        (Point::Position(2), "f3", true),
+    ] {
+        h.tenure.fork(&ada(), &id("x"), at, Some(id(name))).await.unwrap();
+        let turn = h.tenure.go_on(&ada(), &id(name), OnBusy::Reject, lasting()).await.unwrap();
+        let answered = work(turn, &model, &tools).await.unwrap();
+        assert_eq!(answered.waiting, waits, "{name}");
+        let s = h.tenure.load(&ada(), &id(name)).await.unwrap();
+        if waits {
+            assert_eq!(talk(&s)[2..], ["tool: seen"]);
+            assert!(s.open_reviews().next().unwrap().opened.lost, "what the parent began may have happened");
+        } else {
+            assert_eq!(talk(&s), talk(&whole), "{name}");
+        }
+    }
+    assert_eq!(x(&h.tenure).await, whole, "the parent is as it was");
+}
+
+/// The same request again, after the node that had it has gone and another has finished it: it is not done a second time.
+#[tokio::test]
+async fn a_key_whose_run_was_taken_over_is_answered_once() {
+    let h = home(|_| ()).await;
+    let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
+    let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
+    let keyed = || Ask { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
+    let store = Fragile::new(h.tenure.store(), None);
+    let first = Tenure::on(store.clone(), Options { clock: h.clock.clone(), ..Options::default() });
+    first.declare(clerk(|_| ()));
+    let turn = begin(&first, keyed()).await.unwrap();
+    store.die();
+    assert!(work(*turn, &model, &tools).await.is_err());
+    h.pass(jiff::SignedDuration::from_secs(31));
+    take_over(&h.tenure, &model, &tools).await.pop().unwrap().unwrap();
+    let before = x(&h.tenure).await;
+    let Begun::Before { body, .. } = h.tenure.turn(&ada(), keyed()).await.unwrap() else { panic!("it is done again") };
+    assert!(body.contains("Done."), "{body}");
+    assert_eq!((x(&h.tenure).await, tools.done("pay").len()), (before, 1));
+}
+
+/// The same request again, after the node that had it has gone in the middle: it goes on from there, and what was done stays done.
+#[tokio::test]
+async fn a_key_whose_run_was_left_behind_goes_on() {
+    let h = home(|_| ()).await;
+    let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
+    let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
+    let keyed = || Ask { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
+    // Dies when the last answer is to be kept.
+    let store = Fragile::new(h.tenure.store(), Some((3, When::Before)));
+    let first = Tenure::on(store, Options { clock: h.clock.clone(), ..Options::default() });
+    first.declare(clerk(|_| ()));
+    assert!(turn_of(&first, keyed(), &model, &tools).await.is_err());
+    h.pass(jiff::SignedDuration::from_secs(61));
+    turn_of(&h.tenure, keyed(), &model, &tools).await.unwrap();
+    let s = x(&h.tenure).await;
+    assert_eq!(talk(&s), ["user: Pay", "calls: c1", "tool: paid", "assistant: Done."]);
+    assert_eq!((tools.done("pay").len(), s.runs.len()), (1, 1));
+    assert!(matches!(h.tenure.turn(&ada(), keyed()).await.unwrap(), Begun::Before { .. }));
+}
