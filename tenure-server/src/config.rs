@@ -1,6 +1,8 @@
 //! The configuration: `tenure.yaml`, then `TENURE_*`, then flags. Nothing else reads the environment.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
+pub mod tools;
+
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -30,6 +32,12 @@ pub struct Config {
     pub cache: Cache,
     /// Assistants that stand for every tenant.
     pub assistants: Vec<Assistant>,
+    /// Work that goes on by itself.
+    pub runs: Runs,
+    /// Runs by the clock.
+    pub schedules: Vec<crate::schedules::Schedule>,
+    /// The Python tool, for assistants that list it.
+    pub python: tools::Python,
     /// What happens when a session ends.
     pub on_expire: OnExpire,
     /// The limits.
@@ -38,6 +46,59 @@ pub struct Config {
     pub cors: Cors,
     /// Logs and traces.
     pub telemetry: Telemetry,
+}
+
+/// Work that goes on by itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runs {
+    /// How long a node may work on a run without saying that it still does. After that another takes it over.
+    pub lease: Period,
+    /// So many times a run asks the model.
+    pub max_rounds: usize,
+    /// So long it may take, waiting for people apart.
+    pub max_time: Period,
+    /// So many tokens its model may use; 0: any number.
+    pub max_tokens: u64,
+    /// So long one tool call may take.
+    pub tool_timeout: Period,
+    /// So many bytes one tool may answer.
+    pub max_result_bytes: usize,
+    /// So many tool calls are made at once.
+    pub parallel: usize,
+    /// Who is told when a run ends.
+    pub webhooks: Vec<Webhook>,
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        let (policy, limits) = (tenure::RunPolicy::default(), tenure::Limits::default());
+        Self {
+            lease: Period::of(limits.lease),
+            max_rounds: policy.max_rounds,
+            max_time: Period::of(policy.max_time),
+            max_tokens: policy.max_tokens.unwrap_or(0),
+            tool_timeout: Period::of(policy.tool_timeout),
+            max_result_bytes: policy.max_result_bytes,
+            parallel: policy.parallel,
+            webhooks: Vec::new(),
+        }
+    }
+}
+
+impl Runs {
+    fn policy(&self) -> tenure::RunPolicy {
+        let time = |p: Period| p.duration().unwrap_or(std::time::Duration::MAX);
+        tenure::RunPolicy {
+            max_rounds: self.max_rounds,
+            max_time: time(self.max_time),
+            max_tokens: (self.max_tokens > 0).then_some(self.max_tokens),
+            tool_timeout: time(self.tool_timeout),
+            max_result_bytes: self.max_result_bytes,
+            parallel: self.parallel,
+            ..tenure::RunPolicy::default()
+        }
+    }
 }
 
 /// A model server.
@@ -160,6 +221,8 @@ pub struct Limits {
     pub max_connections: usize,
     /// How long a client may take to send a request's headers.
     pub header_timeout: Period,
+    /// How long it may send nothing of a request's body.
+    pub body_timeout: Period,
     /// How long work in progress may take when the server stops.
     pub drain_timeout: Period,
     /// Memory for sessions in use.
@@ -207,6 +270,9 @@ impl Default for Config {
             short_term: ShortTerm::default(),
             cache: Cache::default(),
             assistants: Vec::new(),
+            runs: Runs::default(),
+            schedules: Vec::new(),
+            python: tools::Python::default(),
             on_expire: OnExpire::default(),
             limits: Limits::default(),
             cors: Cors::default(),
@@ -255,6 +321,7 @@ impl Default for Limits {
             max_queue: ours.max_queue,
             max_connections: 1024,
             header_timeout: ten_seconds(),
+            body_timeout: Period::of(std::time::Duration::from_secs(30)),
             drain_timeout: Period::of(std::time::Duration::from_secs(30)),
             cache_bytes: 256 << 20,
         }
@@ -351,7 +418,7 @@ impl Config {
                 bail!("assistants[{i}].model: there is no model {model:?} under `models`");
             }
         }
-        Ok(())
+        tools::check(&self.python, &self.assistants)
     }
 
     fn has_model(&self, name: &str) -> bool {
@@ -368,7 +435,11 @@ impl Config {
             max_entries: self.cache.max_entries,
         };
         let (ttl, retention) = (self.sessions.ttl.duration(), self.sessions.retention.duration());
-        let mut options = Options { policy: Policy { ttl, retention, window, cache }, ..Options::default() };
+        let runs = self.runs.policy();
+        let mut options = Options { policy: Policy { ttl, retention, window, cache, runs }, ..Options::default() };
+        if let Some(lease) = self.runs.lease.duration() {
+            options.limits.lease = lease;
+        }
         options.max_sessions = self.sessions.max_sessions;
         options.cache_bytes = self.limits.cache_bytes;
         options.limits.max_messages = self.limits.max_messages;
@@ -386,9 +457,10 @@ impl Config {
             model.api_key = model.api_key.as_ref().map(|_| "***".to_owned());
             model.base_url = hide_password(&model.base_url);
         }
-        for hook in &mut shown.on_expire.webhooks {
+        for hook in shown.on_expire.webhooks.iter_mut().chain(&mut shown.runs.webhooks) {
             hook.url = hide_password(&hook.url);
         }
+        shown.assistants.iter_mut().for_each(tools::hide);
         Ok(serde_saphyr::to_string(&shown)?)
     }
 }

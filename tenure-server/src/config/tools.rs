@@ -1,0 +1,187 @@
+//! What `tenure.yaml` says of tools: the section `python`, and what of the assistants' `tools` can be checked before anything is called.
+
+use super::{hide_password, http_url};
+use anyhow::{anyhow, bail};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tenure::{Assistant, Period, Secret, Size, ToolSource};
+
+/// What an MCP server's program gets of our environment: nothing that could be a secret.
+const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
+
+/// The Python tool. It is there for assistants that list it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Python {
+    /// The interpreter.
+    pub program: String,
+    /// Interpreters at once; the longest idle goes when another is needed.
+    pub max_processes: usize,
+    /// Idle for longer, an interpreter ends.
+    pub idle: Period,
+    /// How long a call may take. Then it is interrupted, and what was defined is kept.
+    pub timeout: Period,
+    /// How long it may take to be interrupted. Then it is ended, and what was defined is lost.
+    pub grace: Period,
+    /// Memory of each of its processes.
+    pub memory: Size,
+    /// Bytes of a file that it writes.
+    pub file: Size,
+    /// Bytes of output that the model is shown of one call.
+    pub output: Size,
+    /// Processes and threads of one interpreter.
+    pub processes: usize,
+    /// Directories that it may read, besides the system's programs and libraries.
+    pub read: Vec<String>,
+}
+
+impl Default for Python {
+    fn default() -> Self {
+        let seconds = |n| Period::of(Duration::from_secs(n));
+        Self {
+            program: "python3".to_owned(),
+            max_processes: 8,
+            idle: seconds(600),
+            timeout: seconds(30),
+            grace: seconds(2),
+            memory: Size(512 << 20),
+            file: Size(64 << 20),
+            output: Size(64 << 10),
+            processes: 64,
+            read: Vec::new(),
+        }
+    }
+}
+
+/// What is wrong with what is said of tools.
+pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result<()> {
+    for (name, period) in [("timeout", python.timeout), ("grace", python.grace)] {
+        if period.duration().is_none_or(|d| d.is_zero()) {
+            bail!("python.{name}: it must end some time, and not at once");
+        }
+    }
+    if python.max_processes == 0 {
+        bail!("python.max_processes: with 0 nothing could be done; leave `python` out of the assistants instead");
+    }
+    for (i, assistant) in assistants.iter().enumerate() {
+        for (j, source) in assistant.tools.iter().enumerate() {
+            check_source(&format!("assistants[{i}].tools[{j}]"), source)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_source(at: &str, source: &ToolSource) -> anyhow::Result<()> {
+    match source {
+        ToolSource::Mcp(mcp) => match (&mcp.command, &mcp.url) {
+            (Some(_), None) if mcp.headers.is_empty() => {}
+            (None, Some(url)) if mcp.args.is_empty() && mcp.env.is_empty() => {
+                http_url(&format!("{at}.mcp.url"), url)?;
+            }
+            (Some(_), Some(_)) | (None, None) => {
+                bail!("{at}.mcp: an MCP server has either a `command` or a `url`")
+            }
+            _ => bail!("{at}.mcp: `args` and `env` belong to a `command`, `headers` to a `url`"),
+        },
+        ToolSource::Http(http) => {
+            http_url(&format!("{at}.http.url"), &http.url)?;
+            if crate::tools::callable(&http.name) != http.name || http.name.is_empty() {
+                bail!("{at}.http.name: a tool's name has 1 to 64 letters, digits, `_` and `-`");
+            }
+            if !http.parameters.is_object() {
+                bail!("{at}.http.parameters: it must be a JSON schema, such as {{type: object, properties: {{}}}}");
+            }
+        }
+        ToolSource::Python(python) => {
+            if python.timeout.is_some_and(|t| t.duration().is_none_or(|d| d.is_zero())) {
+                bail!("{at}.python.timeout: it must end some time, and not at once");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Hides what must not be printed.
+pub(super) fn hide(assistant: &mut Assistant) {
+    let hide_all = |secrets: &mut BTreeMap<String, Secret>| {
+        for secret in secrets.values_mut() {
+            if let Secret::Text(text) = secret {
+                "***".clone_into(text);
+            }
+        }
+    };
+    for source in &mut assistant.tools {
+        match source {
+            ToolSource::Mcp(mcp) => {
+                hide_all(&mut mcp.env);
+                hide_all(&mut mcp.headers);
+                mcp.url = mcp.url.as_deref().map(hide_password);
+            }
+            ToolSource::Http(http) => {
+                hide_all(&mut http.headers);
+                http.url = hide_password(&http.url);
+            }
+            ToolSource::Python(_) => {}
+        }
+    }
+}
+
+/// The values themselves, from the file or the environment.
+pub fn reveal(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String, String)>> {
+    let reveal = |(name, secret): (&String, &Secret)| match secret {
+        Secret::Text(text) => Ok((name.clone(), text.clone())),
+        Secret::Env(from) => match std::env::var(&from.env) {
+            Ok(text) => Ok((name.clone(), text)),
+            Err(_) => Err(anyhow!("{name} is taken from the environment variable {}, which is not set", from.env)),
+        },
+    };
+    secrets.iter().map(reveal).collect()
+}
+
+/// What an MCP server's program gets of our environment.
+pub fn harmless() -> Vec<(&'static str, std::ffi::OsString)> {
+    HARMLESS.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        for (tools, want) in [
+            ("{mpc: {}}", "did you mean `mcp`"),
+            ("{mcp: {comand: x}}", "did you mean `command`"),
+            ("{mcp: {}}", "assistants[0].tools[0].mcp: an MCP server has either"),
+            ("{mcp: {command: x, url: 'http://x'}}", "either"),
+            ("{mcp: {command: x, headers: {a: b}}}", "`headers` to a `url`"),
+            ("{mcp: {url: 'ftp://x'}}", "assistants[0].tools[0].mcp.url"),
+            ("{mcp: {url: 'http://x', headers: {a: {evn: B}}}}", "{env: NAME}"),
+            ("{http: {name: 'a b', description: d, url: 'http://x'}}", "http.name"),
+            ("{http: {name: a, description: d, url: 'http://x', parameters: 7}}", "http.parameters"),
+            ("{http: {name: a, url: 'http://x'}}", "description"),
+            ("{python: {timeuot: 3s}}", "did you mean `timeout`"),
+            ("{python: {timeout: never}}", "python.timeout"),
+            ("{python: {memory: lots}}", "512MB"),
+        ] {
+            let error = Config::parse(&format!("assistants: [{{name: a, tools: [{tools}]}}]")).unwrap_err();
+            assert!(format!("{error:#}").contains(want), "{tools}: {error:#}");
+        }
+        for (python, want) in [("max_processes: 0", "max_processes"), ("grace: never", "grace"), ("idel: 1s", "`idle`")]
+        {
+            let error = Config::parse(&format!("python: {{{python}}}")).unwrap_err().to_string();
+            assert!(error.contains(want), "{python}: {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let text = "assistants: [{name: a, tools: [python, {mcp: {command: x, env: {A: hush, B: {env: NAME}}}}, {mcp: {url: 'http://me:hush@x', headers: {A: hush}}}, {http: {name: t, description: d, url: 'http://me:hush@x/', headers: {A: hush}}}]}]";
+        let config = Config::parse(text).unwrap();
+        let shown = config.shown().unwrap();
+        assert!(!shown.contains("hush") && shown.contains("NAME"), "{shown}");
+        assert_eq!(Config::parse(&shown).unwrap().assistants[0].tools.len(), 4);
+        assert!(!format!("{:?}", config.assistants[0].tools[1]).contains("hush"));
+    }
+}

@@ -1,0 +1,118 @@
+//! A tool behind a URL.
+//!
+//! It gets the arguments as the JSON body of a POST; the ids are in headers, and `Idempotency-Key` is the same whenever the same call is made.
+//! Any status is an answer: 2xx is what the tool says, everything else is what it complains about. No answer is a lost call, unless there was
+//! nobody to connect to.
+
+use super::{MAX_ANSWER_BYTES, clip, spoken};
+use crate::config::{http_url, tools::reveal};
+use anyhow::Context;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use std::time::Duration;
+use tenure::{Call, HttpSource, Output, Tool, ToolError};
+
+/// A tool behind a URL.
+pub struct Endpoint {
+    tool: Tool,
+    client: reqwest::Client,
+    url: reqwest::Url,
+    timeout: Duration,
+}
+
+/// Headers as they are declared; what they hold is not shown by anything that shows headers.
+pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in reveal(secrets)? {
+        let header: HeaderName = name.parse().with_context(|| format!("{name:?} is not the name of a header"))?;
+        let mut value =
+            HeaderValue::from_str(&value).with_context(|| format!("the value of {name} can not be in a header"))?;
+        value.set_sensitive(true);
+        headers.insert(header, value);
+    }
+    Ok(headers)
+}
+
+impl Endpoint {
+    pub fn new(source: &HttpSource) -> anyhow::Result<Self> {
+        let client = crate::tls::client()
+            .default_headers(headers(&source.headers)?)
+            .connect_timeout(Duration::from_secs(10))
+            .redirect(reqwest::redirect::Policy::none())
+            .build()?;
+        let tool = Tool {
+            name: source.name.clone(),
+            description: source.description.clone(),
+            parameters: source.parameters.clone(),
+            read_only: source.read_only,
+            idempotent: source.idempotent,
+            cache: source.cache.unwrap_or(source.read_only),
+        };
+        Ok(Self { tool, client, url: http_url("url", &source.url)?, timeout: source.limit() })
+    }
+
+    pub fn tool(&self) -> &Tool {
+        &self.tool
+    }
+
+    pub async fn call(&self, call: &Call) -> Result<Output, ToolError> {
+        let (session, run, id) = (plain(call.session.session.as_str()), plain(call.run.as_ref()), plain(&call.id));
+        let request = self
+            .client
+            .post(self.url.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .header("Idempotency-Key", format!("{run}/{id}"))
+            .header("X-Tenure-Session", session)
+            .header("X-Tenure-Run", run)
+            .header("X-Tenure-Call", id)
+            .body(serde_json::Value::Object(call.arguments.clone()).to_string());
+        match tokio::time::timeout(self.timeout, self.answer(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(ToolError::Lost(format!("no answer within {}", spoken(self.timeout)))),
+        }
+    }
+
+    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Output, ToolError> {
+        // Its address may hold a secret.
+        let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
+            true => {
+                ToolError::NotCalled(format!("it can not be reached: {}", crate::upstream::chain(&e.without_url())))
+            }
+            false => lost(&e.without_url()),
+        })?;
+        let status = response.status();
+        let mut body = Vec::new();
+        let mut more = false;
+        while let Some(part) = response.chunk().await.map_err(|e| lost(&e.without_url()))? {
+            let room = MAX_ANSWER_BYTES.saturating_sub(body.len());
+            body.extend_from_slice(&part[..part.len().min(room)]);
+            if part.len() > room {
+                more = true;
+                break;
+            }
+        }
+        let mut content = clip(String::from_utf8_lossy(&body).into_owned());
+        if more {
+            content.push_str("\n[... the rest is left out ...]");
+        }
+        if !status.is_success() {
+            content = format!("HTTP {}: {content}", status.as_u16());
+        }
+        Ok(Output { content, failed: !status.is_success() })
+    }
+}
+
+fn lost(e: &reqwest::Error) -> ToolError {
+    ToolError::Lost(format!("the connection broke: {}", crate::upstream::chain(e)))
+}
+
+/// An id as a header can hold it: what is not plain is written as `%0A`.
+fn plain(id: &str) -> String {
+    let mut plain = String::with_capacity(id.len());
+    for byte in id.bytes() {
+        match byte {
+            b'!'..=b'~' if byte != b'%' => plain.push(byte.into()),
+            _ => plain.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    plain
+}

@@ -1,0 +1,347 @@
+//! The tools of an MCP server: a program of ours, or an address.
+//!
+//! Connected when it is first needed, kept, and connected anew when it has died. What it can do is asked once for each connection, and again when
+//! it says that this has changed.
+
+use super::process::Group;
+use super::{MAX_ANSWER_BYTES, callable, clip, said, spoken};
+use crate::config::{http_url, tools};
+use anyhow::Context;
+use rmcp::model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ResourceContents};
+use rmcp::model::{ClientCapabilities, ClientConfig, Implementation};
+use rmcp::service::{NotificationContext, RoleClient, RunningService, ServiceError, ServiceExt};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::async_rw::AsyncRwTransport;
+use rmcp::transport::streamable_http_client::{StreamableHttpClientTransportConfig, StreamableHttpError};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tenure::{Call, McpSource, Output, Tool, ToolError};
+
+/// How long a server may take to start; some are downloaded first.
+const TIME_TO_START: Duration = Duration::from_secs(60);
+/// How long it may take to end.
+const TIME_TO_CLOSE: Duration = Duration::from_secs(2);
+/// Bytes of one message from it.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Bytes of one line that it logs.
+const MAX_LINE_BYTES: u64 = 4 << 10;
+
+/// An MCP server.
+pub struct Server {
+    /// For logs and errors; without arguments, which may be secret.
+    name: String,
+    source: McpSource,
+    place: Place,
+    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    /// What it can do, as far as is known.
+    known: Mutex<Option<Arc<Vec<Known>>>>,
+    /// Why that is not known.
+    trouble: Mutex<Option<String>>,
+}
+
+enum Place {
+    Program { command: String, env: Vec<(String, String)> },
+    Address { url: String, client: reqwest::Client },
+}
+
+/// A tool, and what the server calls it.
+struct Known {
+    name: String,
+    tool: Tool,
+}
+
+struct Connection {
+    service: tokio::sync::Mutex<RunningService<RoleClient, Listener>>,
+    peer: rmcp::Peer<RoleClient>,
+    /// Whether its list of tools is to be asked for.
+    stale: Arc<AtomicBool>,
+    group: Mutex<Option<Group>>,
+}
+
+impl Connection {
+    fn lives(&self) -> bool {
+        let group = self.group.lock().unwrap_or_else(|e| e.into_inner());
+        !self.peer.is_transport_closed() && !group.as_ref().is_some_and(Group::has_ended)
+    }
+}
+
+/// Hears what the server says by itself.
+struct Listener {
+    stale: Arc<AtomicBool>,
+}
+
+impl rmcp::ClientHandler for Listener {
+    fn get_info(&self) -> ClientConfig {
+        ClientConfig::new(ClientCapabilities::default(), Implementation::new("tenure", env!("CARGO_PKG_VERSION")))
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.stale.store(true, Ordering::Release);
+    }
+}
+
+impl Server {
+    pub fn new(source: &McpSource) -> anyhow::Result<Self> {
+        let (name, place) = match (&source.command, &source.url) {
+            (Some(command), _) => {
+                let env = tools::reveal(&source.env).context("mcp.env")?;
+                (command.clone(), Place::Program { command: command.clone(), env })
+            }
+            (None, url) => {
+                let url = http_url("mcp.url", url.as_deref().unwrap_or_default())?;
+                let headers = super::http::headers(&source.headers).context("mcp.headers")?;
+                let client = crate::tls::client()
+                    .default_headers(headers)
+                    .connect_timeout(Duration::from_secs(10))
+                    .redirect(reqwest::redirect::Policy::none())
+                    .build()?;
+                let name = url.host_str().unwrap_or_default().to_owned();
+                (name, Place::Address { url: url.into(), client })
+            }
+        };
+        let (connection, known, trouble) = Default::default();
+        Ok(Self { name, source: source.clone(), place, connection, known, trouble })
+    }
+
+    /// What it can do. A server that can not be reached now can do what it could before.
+    pub async fn tools(&self) -> Result<Vec<Tool>, ToolError> {
+        Ok(self.known().await?.iter().map(|k| k.tool.clone()).collect())
+    }
+
+    /// Makes a call, if it is one of ours.
+    pub async fn call(&self, call: &Call) -> Option<Result<Output, ToolError>> {
+        let known = self.known().await.ok()?;
+        let name = known.iter().find(|k| k.tool.name == call.tool)?.name.clone();
+        let params = CallToolRequestParams::new(name).with_arguments(call.arguments.clone());
+        Some(self.ask(params).await)
+    }
+
+    /// Why it is not known which tools are ours.
+    pub fn why_unknown(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    async fn known(&self) -> Result<Arc<Vec<Known>>, ToolError> {
+        let found = self.look().await;
+        *self.trouble.lock().unwrap_or_else(|e| e.into_inner()) = found.as_ref().err().map(|e| match e {
+            ToolError::NotCalled(why) | ToolError::Lost(why) => why.clone(),
+        });
+        let mut known = self.known.lock().unwrap_or_else(|e| e.into_inner());
+        match (found, &*known) {
+            (Ok(Some(tools)), _) => Ok(known.insert(Arc::new(tools)).clone()),
+            (_, Some(before)) => Ok(before.clone()),
+            (Err(e), None) => Err(e),
+            (Ok(None), None) => Ok(Arc::default()),
+        }
+    }
+
+    /// Asks what it can do, if that has to be asked.
+    async fn look(&self) -> Result<Option<Vec<Known>>, ToolError> {
+        let connection = self.connection().await?;
+        if !connection.stale.swap(false, Ordering::AcqRel) {
+            return Ok(None);
+        }
+        let listed = tokio::time::timeout(TIME_TO_START, connection.peer.list_all_tools()).await;
+        let tools = listed.map_err(|_| self.silent(TIME_TO_START)).and_then(|l| l.map_err(|e| self.error(e)));
+        let tools = tools.inspect_err(|_| connection.stale.store(true, Ordering::Release));
+        // Nothing was called.
+        let tools = tools.map_err(|e| match e {
+            ToolError::NotCalled(why) | ToolError::Lost(why) => ToolError::NotCalled(why),
+        })?;
+        Ok(Some(tools.into_iter().map(|tool| self.describe(tool)).collect()))
+    }
+
+    fn describe(&self, tool: rmcp::model::Tool) -> Known {
+        let name = tool.name.into_owned();
+        let hint = |hint: fn(&rmcp::model::ToolAnnotations) -> Option<bool>| {
+            tool.annotations.as_ref().and_then(hint).unwrap_or(false)
+        };
+        let McpSource { prefix, read_only, idempotent, cache, .. } = &self.source;
+        let read_only = said(read_only, &name).unwrap_or_else(|| hint(|a| a.read_only_hint));
+        let tool = Tool {
+            name: callable(&prefix.as_ref().map_or_else(|| name.clone(), |p| format!("{p}_{name}"))),
+            description: tool.description.map(Into::into).or(tool.title).unwrap_or_default(),
+            parameters: serde_json::Value::Object((*tool.input_schema).clone()),
+            read_only,
+            idempotent: said(idempotent, &name).unwrap_or_else(|| hint(|a| a.idempotent_hint)),
+            cache: said(cache, &name).unwrap_or(read_only),
+        };
+        Known { name, tool }
+    }
+
+    async fn ask(&self, params: CallToolRequestParams) -> Result<Output, ToolError> {
+        match self.ask_once(params.clone()).await {
+            // It has died since it was last spoken to: nothing has happened, and there may be another.
+            Err(ToolError::NotCalled(_)) => self.ask_once(params).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn ask_once(&self, params: CallToolRequestParams) -> Result<Output, ToolError> {
+        let connection = self.connection().await?;
+        // Dropped, it tells the server that nobody waits any more.
+        let limit = self.source.limit();
+        let asked = tokio::time::timeout(limit, connection.peer.call_tool_once(params)).await;
+        match asked.map_err(|_| self.silent(limit))? {
+            Ok(CallToolResponse::Complete(result)) => Ok(output(result)),
+            Ok(_) => Ok(failed("the tool wants something that nobody here can give".into())),
+            Err(ServiceError::McpError(e)) => Ok(failed(e.message.into_owned())),
+            Err(e) => {
+                if !matches!(e, ServiceError::UnexpectedResponse) {
+                    self.forget(&connection).await;
+                }
+                Err(self.error(e))
+            }
+        }
+    }
+
+    fn silent(&self, limit: Duration) -> ToolError {
+        ToolError::Lost(format!("the MCP server {} did not answer within {}", self.name, spoken(limit)))
+    }
+
+    fn error(&self, e: ServiceError) -> ToolError {
+        let name = &self.name;
+        let sent = match &e {
+            // A program that is not there reads no line. A request to an address may have been read.
+            ServiceError::TransportSend(e) => match e.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+                Some(StreamableHttpError::Client(e)) => !e.is_connect(),
+                Some(StreamableHttpError::SessionExpired) => false,
+                Some(_) => true,
+                None => matches!(self.place, Place::Address { .. }),
+            },
+            _ => true,
+        };
+        match (sent, e) {
+            (false, _) => ToolError::NotCalled(format!("the MCP server {name} is not there")),
+            (true, ServiceError::TransportClosed) => ToolError::Lost(format!("the MCP server {name} went away")),
+            // What it says may quote what was said.
+            (true, _) => ToolError::Lost(format!("the connection to the MCP server {name} broke")),
+        }
+    }
+
+    async fn connection(&self) -> Result<Arc<Connection>, ToolError> {
+        let mut place = self.connection.lock().await;
+        match &*place {
+            Some(connection) if connection.lives() => Ok(connection.clone()),
+            _ => {
+                *place = None;
+                let new = match tokio::time::timeout(TIME_TO_START, self.connect()).await {
+                    Ok(new) => new.map_err(|e| format!("the MCP server {} can not be reached: {e:#}", self.name)),
+                    Err(_) => Err(format!("the MCP server {} did not start within a minute", self.name)),
+                };
+                let new = Arc::new(new.map_err(ToolError::NotCalled)?);
+                tracing::info!(server = self.name, "connected to an MCP server");
+                Ok(place.insert(new).clone())
+            }
+        }
+    }
+
+    async fn forget(&self, connection: &Arc<Connection>) {
+        let mut place = self.connection.lock().await;
+        if place.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
+            *place = None;
+        }
+    }
+
+    async fn connect(&self) -> anyhow::Result<Connection> {
+        let stale = Arc::new(AtomicBool::new(true));
+        let listener = Listener { stale: stale.clone() };
+        let (service, group) = match &self.place {
+            Place::Address { url, client } => {
+                let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
+                config.max_sse_event_size = MAX_MESSAGE_BYTES;
+                (listener.serve(StreamableHttpClientTransport::with_client(client.clone(), config)).await, None)
+            }
+            Place::Program { command, env } => {
+                let mut group = self.start(command, env)?;
+                let child = group.child();
+                let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+                    anyhow::bail!("it has no standard input and output");
+                };
+                let transport = AsyncRwTransport::new_client(output, input).with_max_line_length(MAX_MESSAGE_BYTES);
+                (listener.serve(transport).await, Some(group))
+            }
+        };
+        // The error may be long, and quote what was said.
+        let service = service.map_err(|e| {
+            let why = e.to_string();
+            anyhow::anyhow!("{}", why.chars().take(200).collect::<String>())
+        })?;
+        let peer = service.peer().clone();
+        Ok(Connection { service: service.into(), peer, stale, group: Mutex::new(group) })
+    }
+
+    fn start(&self, command: &str, env: &[(String, String)]) -> anyhow::Result<Group> {
+        let mut program = tokio::process::Command::new(command);
+        program.args(&self.source.args).env_clear().envs(tools::harmless());
+        program.envs(env.iter().map(|(name, value)| (name, value)));
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = program.process_group(0).kill_on_drop(true).spawn()?;
+        if let Some(log) = child.stderr.take() {
+            let (log, name) = (std::fs::File::from(log.into_owned_fd()?), self.name.clone());
+            // A thread of its own, which ends with the program: what it says is read whatever else goes on.
+            std::thread::Builder::new().name("mcp-stderr".into()).spawn(move || copy_to_log(log, &name))?;
+        }
+        Ok(Group::of(child))
+    }
+
+    /// Ends the connection, and the program.
+    pub async fn close(&self) {
+        let Some(connection) = self.connection.lock().await.take() else { return };
+        let _ = connection.service.lock().await.close_with_timeout(TIME_TO_CLOSE).await;
+        let group = connection.group.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(group) = group {
+            group.end().await;
+        }
+    }
+}
+
+fn copy_to_log(log: std::fs::File, server: &str) {
+    let mut log = BufReader::new(log);
+    let mut line = Vec::new();
+    while matches!((&mut log).take(MAX_LINE_BYTES).read_until(b'\n', &mut line), Ok(n) if n > 0) {
+        tracing::debug!(server, line = %String::from_utf8_lossy(&line).trim_end(), "an MCP server says");
+        line.clear();
+    }
+}
+
+fn failed(content: String) -> Output {
+    Output { content: clip(content), failed: true }
+}
+
+/// What the model is shown: texts; of everything else, that it was there. Structured content only if there is nothing else to read: servers
+/// say the same as text.
+fn output(result: CallToolResult) -> Output {
+    let mut content = String::new();
+    for block in result.content {
+        if !content.is_empty() {
+            content.push('\n');
+        }
+        match block {
+            ContentBlock::Text(text) => content.push_str(&text.text),
+            ContentBlock::Image(image) => content.push_str(&marker("image", &image.mime_type, image.data.len())),
+            ContentBlock::Audio(audio) => content.push_str(&marker("audio", &audio.mime_type, audio.data.len())),
+            ContentBlock::ResourceLink(link) => content.push_str(&format!("[resource {}]", link.uri)),
+            ContentBlock::Resource(resource) => match resource.resource {
+                ResourceContents::TextResourceContents { text, .. } => content.push_str(&text),
+                ResourceContents::BlobResourceContents { uri, .. } => content.push_str(&format!("[resource {uri}]")),
+                _ => content.push_str("[resource]"),
+            },
+            _ => content.push_str("[something else]"),
+        }
+        if content.len() > MAX_ANSWER_BYTES {
+            break;
+        }
+    }
+    if let (true, Some(structured)) = (content.is_empty(), result.structured_content) {
+        content = structured.to_string();
+    }
+    Output { content: clip(content), failed: result.is_error.unwrap_or(false) }
+}
+
+fn marker(what: &str, kind: &str, base64: usize) -> String {
+    format!("[{what}, {kind}, {} bytes]", base64 / 4 * 3)
+}
