@@ -1,6 +1,6 @@
 # `make` runs what CI runs.
 .DEFAULT_GOAL := test
-.PHONY: help check lint test bench bench-http fuzz clean-postgres
+.PHONY: help check lint test bench bench-http fuzz chaos clean-postgres
 
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
@@ -22,8 +22,12 @@ lint: ## formatting and lints
 	cargo clippy $(all) --all-targets -- -D warnings
 
 test: lint ## lints, then every test, with a PostgreSQL and a Python environment of its own
+	scripts/python-env.sh true
 	scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
 	scripts/python-env.sh pytest -q -p no:cacheprovider tenure-server/tests/python
+
+chaos: ## three nodes killed, stopped and woken up for a minute, while the database is restarted
+	CHAOS_SECONDS=60 CHAOS_RUNS=800 scripts/with-postgres.sh cargo test --locked -p tenure-server --all-features --test it -- --nocapture nodes::
 
 bench: ## benchmarks, with a PostgreSQL of its own
 	scripts/bench-peers.sh
@@ -32,6 +36,7 @@ bench: ## benchmarks, with a PostgreSQL of its own
 bench-http: ## the server beside the limits, with a PostgreSQL of its own
 	scripts/with-postgres.sh cargo bench --locked -p tenure-server --bench http
 
+# They run on the stable toolchain too, but blindly: only `cargo fuzz` builds them so that the fuzzer sees which code it reaches.
 fuzz: ## build the fuzz targets (then: cargo fuzz run -s none request)
 	cargo build --manifest-path fuzz/Cargo.toml --target-dir target/fuzz
 

@@ -257,6 +257,24 @@ impl Caller {
         self.may(Right::Write).map(|()| self.principal(user))
     }
 
+    /// A reviewer, if it may review: sees what waits in all sessions of the tenant.
+    pub fn reviews(&self) -> Result<Principal, ApiError> {
+        self.may(Right::Review)?;
+        Ok(Principal { reach: Reach::Tenant, ..self.principal(None) })
+    }
+
+    /// Who reviews, by name: the user that the key fixes, else the one that is named.
+    pub fn reviewer(&self, named: Option<String>) -> Result<String, ApiError> {
+        let named = named.map(User::new).transpose().map_err(|e| ApiError::invalid("reviewer", e.to_string()))?;
+        match (&self.user, named) {
+            (Some(user), Some(named)) if self.fixed && *user != named => {
+                let message = format!("this key acts as user {user} only; leave `reviewer` out");
+                Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
+            }
+            (user, named) => Ok(named.or(user.clone()).unwrap_or_default().to_string()),
+        }
+    }
+
     /// The tenant's administrator, if it is one.
     pub fn administers(&self) -> Result<Principal, ApiError> {
         self.may(Right::Admin)?;

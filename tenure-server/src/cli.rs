@@ -5,6 +5,8 @@ mod chat;
 mod client;
 mod doctor;
 mod keys;
+mod reviews;
+mod runs;
 mod search;
 mod sessions;
 mod show;
@@ -48,6 +50,22 @@ enum Command {
         json: bool,
         #[command(subcommand)]
         command: sessions::Sessions,
+    },
+    /// Look at the work in a session, and stop it
+    Runs {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: runs::Runs,
+    },
+    /// Look at what waits for a person, and decide it
+    Reviews {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: reviews::Reviews,
     },
     /// Talk in a session
     Chat(chat::Chat),
@@ -105,6 +123,8 @@ impl Cli {
                 serve(at.load(&[("listen", listen)])?).await?;
             }
             Command::Sessions { command, json } => return command.run(&at, json).await,
+            Command::Runs { command, json } => return command.run(&at, json).await,
+            Command::Reviews { command, json } => return command.run(&at, json).await,
             Command::Chat(chat) => chat.run(&at).await?,
             Command::Sweep { json } => return care::sweep(&at, json).await,
             Command::Keys { command, json } => command.run(&at, json).await?,

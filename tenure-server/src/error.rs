@@ -64,6 +64,13 @@ impl ApiError {
         Self { param: Some(limit.to_owned()), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message) }
     }
 
+    /// Nothing came for longer than a named limit. What else comes on the connection is not waited for.
+    pub fn too_slow(limit: &'static str, message: impl Into<String>) -> Self {
+        let error =
+            Self { param: Some(limit.to_owned()), ..Self::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message) };
+        error.with_header(header::CONNECTION, "close")
+    }
+
     /// With the path of what is wrong.
     #[must_use]
     pub fn with_param(self, param: impl Into<String>) -> Self {
@@ -107,11 +114,16 @@ impl ApiError {
 impl From<Error> for ApiError {
     fn from(e: Error) -> Self {
         let status = match &e {
-            Error::NotFound { .. } | Error::NoSuchPoint { .. } => StatusCode::NOT_FOUND,
+            Error::NotFound { .. }
+            | Error::NoSuchPoint { .. }
+            | Error::NoSuchRun { .. }
+            | Error::NoSuchReview { .. } => StatusCode::NOT_FOUND,
             Error::Gone { .. } => StatusCode::GONE,
             Error::Paused { .. }
             | Error::Busy { .. }
             | Error::Superseded { .. }
+            | Error::Decided { .. }
+            | Error::Claimed { .. }
             | Error::Exists { .. }
             | Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::KeyReused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
@@ -166,6 +178,11 @@ impl From<TurnError> for ApiError {
             TurnError::Store(e) => e.into(),
             TurnError::Model(e) => e.into(),
             TurnError::Stopped => Self::new(StatusCode::CONFLICT, "interrupted", e.to_string()),
+            TurnError::Limit { code: code @ ("out_of_time" | "tool_timeout"), .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, code, e.to_string())
+            }
+            TurnError::Limit { code, .. } => Self::new(StatusCode::BAD_GATEWAY, code, e.to_string()),
+            TurnError::Tools(_) => Self::new(StatusCode::BAD_GATEWAY, "tools_unavailable", e.to_string()),
         }
     }
 }

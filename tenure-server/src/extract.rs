@@ -8,7 +8,9 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
+use std::time::Duration;
 use tenure::{Seq, SessionId};
+use tower_http::timeout::{TimeoutBody, TimeoutError};
 
 /// A JSON body.
 #[derive(Debug)]
@@ -71,12 +73,17 @@ fn media_type(headers: &HeaderMap) -> String {
 }
 
 async fn collect(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
-    let max = app.config.limits.max_body_bytes;
-    match Limited::new(request.into_body(), max).collect().await {
+    let (max, time) = (app.config.limits.max_body_bytes, app.config.limits.body_timeout);
+    let body = TimeoutBody::new(time.duration().unwrap_or(Duration::MAX), request.into_body());
+    match Limited::new(body, max).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(e) if e.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::too_large(
             "max_body_bytes",
             format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit"),
+        )),
+        Err(e) if e.downcast_ref::<TimeoutError>().is_some() => Err(ApiError::too_slow(
+            "body_timeout",
+            format!("nothing came of the body for longer than the limit `body_timeout` of {time}; send it again"),
         )),
         Err(_) => Err(ApiError::invalid("body", "the body ended before it was complete")),
     }

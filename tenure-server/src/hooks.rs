@@ -66,8 +66,20 @@ fn file_name(name: &str) -> String {
     if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
 }
 
+/// How often a web hook about a run is tried, and how long it waits before the second time; each time twice as long.
+const TRIES: u32 = 6;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Those who are told when a run ends.
+pub fn run_hooks(config: &Config) -> anyhow::Result<Vec<Arc<Receiver>>> {
+    let hooks = config.runs.webhooks.iter().enumerate();
+    let made = hooks.map(|(i, hook)| Receiver::new(hook).with_context(|| format!("runs.webhooks[{i}]")).map(Arc::new));
+    made.collect()
+}
+
 /// Who is told by a web hook.
-struct Receiver {
+#[derive(Debug)]
+pub struct Receiver {
     client: reqwest::Client,
     url: reqwest::Url,
     /// Signs the body.
@@ -84,7 +96,26 @@ impl Receiver {
     }
 
     async fn tell(&self, session: &Session, why: Ending) -> Result<(), String> {
-        let body = story(session, why).map_err(|e| e.to_string())?;
+        self.send(story(session, why).map_err(|e| e.to_string())?).await
+    }
+
+    /// Tells until it is heard, for a while.
+    pub async fn insist(&self, body: String) {
+        let mut pause = FIRST_PAUSE;
+        for _ in 1..TRIES {
+            match self.send(body.clone()).await {
+                Ok(()) => return,
+                Err(why) => tracing::warn!(why, "a web hook is tried again"),
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        if let Err(why) = self.send(body).await {
+            tracing::error!(why, "a web hook is given up");
+        }
+    }
+
+    async fn send(&self, body: String) -> Result<(), String> {
         let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json");
         if let Some(key) = &self.key {
             let signature = blake3::keyed_hash(key, body.as_bytes()).to_hex();

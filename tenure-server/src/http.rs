@@ -3,9 +3,13 @@
 pub mod assistants;
 pub mod chat;
 pub mod checkpoints;
+mod digits;
 pub mod messages;
 pub mod models;
 pub mod operations;
+pub mod reviews;
+pub mod runs;
+pub mod schedules;
 pub mod sessions;
 pub mod sessions_v1;
 pub mod threads;

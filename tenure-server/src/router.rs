@@ -3,7 +3,8 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, chat, checkpoints, messages, models, operations, sessions, sessions_v1, threads, transfer, users,
+    assistants, chat, checkpoints, messages, models, operations, reviews, runs, schedules, sessions, sessions_v1,
+    threads, transfer, users,
 };
 use crate::server::Shared;
 use crate::telemetry;
@@ -63,6 +64,18 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(transfer::import))
         .routes(routes!(threads::session))
         .routes(routes!(users::erase))
+        // runs and reviews
+        .routes(routes!(runs::list, runs::create))
+        .routes(routes!(runs::get))
+        .routes(routes!(runs::follow))
+        .routes(routes!(runs::cancel))
+        .routes(routes!(runs::resume))
+        .routes(routes!(schedules::list))
+        .routes(routes!(reviews::list))
+        .routes(routes!(reviews::get))
+        .routes(routes!(reviews::claim))
+        .routes(routes!(reviews::release))
+        .routes(routes!(reviews::decide))
         // operations
         .routes(routes!(operations::healthz))
         .routes(routes!(operations::readyz))

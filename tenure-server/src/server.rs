@@ -5,6 +5,7 @@ use crate::auth::Keys;
 use crate::config::Config;
 use crate::metrics;
 use crate::rehearsal::Rehearsal;
+use crate::tools::Toolbox;
 use crate::upstream::Upstream;
 use anyhow::{Context, bail};
 use axum::Router;
@@ -16,8 +17,9 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::IpAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,8 +41,14 @@ pub struct App {
     pub keys: Keys,
     /// The models by name, in the order of the configuration.
     pub models: Models,
+    /// What the models can have done.
+    pub tools: Arc<Toolbox>,
     /// Work that outlives its request.
     pub tasks: Tasks,
+    /// What runs by the clock.
+    pub schedules: Vec<crate::schedules::Plan>,
+    /// Who is told when a run ends.
+    pub run_hooks: Vec<Arc<crate::hooks::Receiver>>,
     /// When sessions were last counted.
     pub census: metrics::Census,
 }
@@ -62,10 +70,13 @@ impl App {
     pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<Shared> {
         config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
         let models = Models::new(&config)?;
+        let tools = Arc::new(Toolbox::new(&config)?);
         let keys = Keys::of(tenure.clone());
         crate::hooks::install(&tenure, &config)?;
         let (tasks, census) = Default::default();
-        Ok(Arc::new(Self { tenure, config, keys, models, tasks, census }))
+        let run_hooks = crate::hooks::run_hooks(&config)?;
+        let schedules = crate::schedules::plans(&config)?;
+        Ok(Arc::new(Self { tenure, config, keys, models, tools, schedules, run_hooks, tasks, census }))
     }
 }
 
@@ -157,6 +168,40 @@ impl Tasks {
     }
 }
 
+/// Work that is done where its answer is waited for, so that no other task has to wake up; and as a task of its own from the moment when
+/// this is dropped.
+pub struct Kept {
+    app: Shared,
+    work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Kept {
+    /// Nothing is done yet.
+    pub fn new(app: Shared, work: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self { app, work: Some(Box::pin(work)) }
+    }
+
+    /// Works until something else is there.
+    pub async fn until<T>(&mut self, there: impl Future<Output = T>) -> T {
+        let mut there = pin!(there);
+        poll_fn(|context| {
+            if self.work.as_mut().is_some_and(|work| work.as_mut().poll(context).is_ready()) {
+                self.work = None;
+            }
+            there.as_mut().poll(context)
+        })
+        .await
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            self.app.tasks.spawn(work);
+        }
+    }
+}
+
 /// Binds the address, if it may be: other than loopback only with keys.
 pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
     let address = &app.config.listen;
@@ -184,8 +229,14 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     let router = crate::router::router(app.clone());
     let sweeper = app.clone();
     app.tasks.spawn(async move { crate::hooks::sweep_for_ever(&sweeper).await });
+    let runner = app.clone();
+    app.tasks.spawn(async move { crate::runner::look_after(&runner).await });
+    let watcher = app.clone();
+    app.tasks.spawn(async move { crate::schedules::watch(&watcher).await });
     let counter = app.clone();
     app.tasks.spawn(async move { metrics::upkeep(&counter).await });
+    let keeper = app.clone();
+    app.tasks.spawn(async move { keeper.tools.reap_until(keeper.tasks.stopping()).await });
     let limits = &app.config.limits;
     let connections = Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS)));
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
@@ -248,6 +299,7 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     if tokio::time::timeout(time, finish).await.is_err() {
         tracing::warn!(limit = "drain_timeout", "some work was not finished in time; what was acknowledged is safe");
     }
+    app.tools.close().await;
     Ok(())
 }
 

@@ -4,10 +4,9 @@ use crate::config::{LogFormat, Telemetry};
 use anyhow::anyhow;
 use std::io::IsTerminal;
 use tenure::{Answered, SessionId, TurnError};
+use tracing::Span;
 use tracing::field::Empty;
-use tracing::{Span, Subscriber};
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
-use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt};
 
 /// The target of spans that are for traces only: logs leave them out, and traces have nothing else.
@@ -16,7 +15,7 @@ pub const TRACE: &str = "tenure::trace";
 /// Begins to log, to standard error, and to send traces if they are wanted.
 ///
 /// What other crates write with `log` is left out on purpose: a database driver writes the parameters of its statements there, and
-/// those are what people said.
+/// those are what people said. So are the arguments and results of tools, which the MCP library shows when something is odd.
 pub fn install(config: &Telemetry) -> anyhow::Result<Traces> {
     let filter = EnvFilter::try_new(&config.log).map_err(|e| anyhow!("telemetry.log: {e}"))?;
     let text = fmt::layer().with_writer(std::io::stderr).with_target(false);
@@ -25,7 +24,8 @@ pub fn install(config: &Telemetry) -> anyhow::Result<Traces> {
         LogFormat::Text => text.compact().boxed(),
         LogFormat::Json => text.json().flatten_event(true).with_span_list(false).boxed(),
     };
-    let logs = logs.with_filter(filter.and(filter_fn(|meta| meta.target() != TRACE)));
+    let logs =
+        logs.with_filter(filter.and(filter_fn(|meta| meta.target() != TRACE && !meta.target().starts_with("rmcp"))));
     let (layer, traces) = traces(&config.otlp)?;
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(logs).with(layer))?;
     Ok(traces)
@@ -42,7 +42,7 @@ pub struct Traces {
 #[cfg(feature = "otlp")]
 fn traces<S>(url: &str) -> anyhow::Result<(Option<impl Layer<S> + use<S>>, Traces)>
 where
-    S: Subscriber + for<'a> LookupSpan<'a>,
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
 {
     use opentelemetry::trace::TracerProvider;
     use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
@@ -64,10 +64,7 @@ where
 }
 
 #[cfg(not(feature = "otlp"))]
-fn traces<S: Subscriber>(url: &str) -> anyhow::Result<(Option<tracing_subscriber::layer::Identity>, Traces)>
-where
-    S: for<'a> LookupSpan<'a>,
-{
+fn traces(url: &str) -> anyhow::Result<(Option<tracing_subscriber::layer::Identity>, Traces)> {
     anyhow::ensure!(url.is_empty(), "telemetry.otlp: this program was built without the feature `otlp`");
     Ok((None, Traces::default()))
 }
@@ -119,7 +116,7 @@ impl Talk {
         let answer = match outcome {
             Ok(answered) => &answered.answer,
             Err(e) => {
-                self.0.record("otel.status_code", "ERROR").record("error.type", code(e));
+                self.0.record("otel.status_code", "ERROR").record("error.type", e.code());
                 return;
             }
         };
@@ -137,14 +134,5 @@ impl Talk {
                 self.0.record(name, count);
             }
         }
-    }
-}
-
-/// The stable word of a turn's error.
-pub fn code(e: &TurnError) -> &'static str {
-    match e {
-        TurnError::Store(e) => e.code(),
-        TurnError::Model(e) => e.code(),
-        TurnError::Stopped => "interrupted",
     }
 }

@@ -156,9 +156,8 @@ impl Model for Upstream {
         if let Some(model) = &self.model {
             body.set("model", model);
         }
-        let list = RawValue::from_string(list(&prompt.messages)).map_err(|e| broken(e.to_string()))?;
-        body.set("messages", list);
-        let response = self.post("chat/completions", body.to_string()).await?;
+        let body = body.text_with("messages", &list(&prompt.messages));
+        let response = self.post("chat/completions", body).await?;
         let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         if prompt.stream && kind.to_ascii_lowercase().starts_with("text/event-stream") {
             return Ok(Box::pin(self.stream(response)));

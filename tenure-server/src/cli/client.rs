@@ -254,6 +254,11 @@ impl Client {
         Err(Refused::read(status.as_u16(), &body).into())
     }
 
+    /// Whether it is a store that this process has opened, and no server.
+    pub fn is_store(&self) -> bool {
+        matches!(self.way, Way::Local(..))
+    }
+
     /// Reads something.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.send(Method::GET, path, None).await?.json().await

@@ -96,7 +96,9 @@ pub struct AssistantDeleted {
     deleted: bool,
 }
 
-fn view(app: &App, assistant: Assistant) -> AssistantView {
+fn view(app: &App, mut assistant: Assistant) -> AssistantView {
+    // Commands, addresses and headers are the operator's business.
+    assistant.tools.clear();
     let (id, declared) = (assistant.name.clone(), app.tenure.is_declared(&assistant.name));
     AssistantView { id, object: "assistant", declared, assistant }
 }
@@ -142,11 +144,10 @@ pub async fn create(
     let who = caller.administers()?;
     let assistant: Assistant = parse_object(&body)?;
     refuse_declared(&app, &assistant.name)?;
-    if app.tenure.assistant(&who, &assistant.name).await?.is_some() {
+    if !app.tenure.create_assistant(&who, assistant.clone()).await? {
         let message = format!("assistant {:?} exists already; PUT replaces it", assistant.name);
         return Err(ApiError::new(StatusCode::CONFLICT, "exists", message).with_param("name"));
     }
-    app.tenure.put_assistant(&who, assistant.clone()).await?;
     Ok((StatusCode::CREATED, Json(view(&app, assistant))))
 }
 
@@ -196,8 +197,7 @@ pub async fn put(
         ));
     }
     refuse_declared(&app, name)?;
-    let new = app.tenure.assistant(&who, name).await?.is_none();
-    app.tenure.put_assistant(&who, assistant.clone()).await?;
+    let new = app.tenure.put_assistant(&who, assistant.clone()).await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(view(&app, assistant))))
 }

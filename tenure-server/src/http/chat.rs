@@ -5,8 +5,9 @@ use crate::clock::Stopwatch;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::extract::{Raw, header_text, parse};
 use crate::metrics;
-use crate::server::Shared;
-use crate::telemetry::{self, Talk};
+use crate::runner;
+use crate::server::{Kept, Shared};
+use crate::telemetry::Talk;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -18,8 +19,8 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tenure::{
-    Answered, Ask, Begun, Fields, Message, Mode, Model, OnBusy, Piece, Principal, Prompt, SessionId, Spliced,
-    TurnError, User,
+    Answered, Ask, Begun, Fields, Hands, Heard, Message, Mode, Model, OnBusy, Piece, Principal, Progress, Prompt,
+    SessionId, Spliced, TurnError, User,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
@@ -43,7 +44,8 @@ struct Started {
     spliced: Option<Spliced>,
 }
 
-type Ended = Result<Answered, TurnError>;
+/// What came of a turn, and what to tell the client instead of an answer while a person has to decide.
+type Ended = Result<(Answered, Option<String>), TurnError>;
 
 /// Answer a conversation
 ///
@@ -63,12 +65,14 @@ type Ended = Result<Answered, TurnError>;
         (status = 401, description = "No key, or an unknown one", body = ErrorBody),
         (status = 403, description = "The key does not allow it", body = ErrorBody),
         (status = 404, description = "No such model", body = ErrorBody),
+        (status = 408, description = "The body came too slowly; nothing was changed", body = ErrorBody),
         (status = 409, description = "The session is busy, paused, or was changed meanwhile", body = ErrorBody),
         (status = 410, description = "The session has expired (`on_expired: reject`)", body = ErrorBody),
         (status = 413, description = "Over a limit", body = ErrorBody),
         (status = 415, description = "Not JSON", body = ErrorBody),
         (status = 422, description = "The idempotency key came with another body before", body = ErrorBody),
         (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
+        (status = 500, description = "What is stored there is damaged (`corrupt`)", body = ErrorBody),
         (status = 502, description = "The model's server can not be reached, or its answer is broken", body = ErrorBody),
         (status = 503, description = "The store is not available", body = ErrorBody),
         (status = 504, description = "The model's server took too long", body = ErrorBody),
@@ -83,17 +87,19 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
     let (begun, started) = oneshot::channel();
     let (pieces, mut heard) = mpsc::channel(64);
     let (end, ended) = oneshot::channel();
-    let task = take_turn(app.clone(), request, begun, pieces, end);
-    app.tasks.spawn(task.instrument(tracing::Span::current()));
+    let turn = take_turn(app.clone(), request, begun, pieces, end);
+    // A client that goes away does not end it.
+    let mut turn = Kept::new(app.clone(), turn.instrument(tracing::Span::current()));
     let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
-    let started = started.await.map_err(|_| lost())??;
+    let started = turn.until(started).await.map_err(|_| lost())??;
     tracing::Span::current().record("session_id", started.session_id.as_str());
     // The status can be told only when the model has begun to answer.
-    let first = if stream { heard.recv().await } else { None };
+    let first = if stream { turn.until(heard.recv()).await } else { None };
     let response = match first {
+        // From here on the turn is a task of its own: it does not wait for a client that is slow.
         Some(first) => stream_out(started.clone(), first, heard, ended),
-        None => match ended.await.map_err(|_| lost())? {
-            Ok(answered) => whole(&app, &started, &answered, stream),
+        None => match turn.until(ended).await.map_err(|_| lost())? {
+            Ok((answered, notice)) => whole(&app, &started, &answered, notice.as_deref(), stream),
             Err(e) => ApiError::from(e).into_response(),
         },
     };
@@ -167,6 +173,7 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
     };
     let talk = Talk::begin(&name);
     body.set("model", &name);
+    let detail = assistant.as_ref().map(|_| runner::detail(&name, &body)).unwrap_or_default();
     let ask = Ask {
         session,
         messages,
@@ -177,6 +184,7 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
         on_busy: on_busy.unwrap_or(app.config.sessions.on_busy),
         on_expired: app.config.sessions.on_expired,
         idempotency: key.map(|key| (key, blake3::hash(bytes).to_hex().to_string())),
+        detail,
     };
     Ok(Request { ask, who, model, options: body, stream, keep, talk })
 }
@@ -217,12 +225,12 @@ fn peek<T: DeserializeOwned>(body: &Fields, name: &str) -> ApiResult<Option<T>> 
     serde_json::from_str(text).map_err(|e| ApiError::invalid(name, format!("`{name}` is not valid: {e}")))
 }
 
-/// The whole turn, in a task of its own: a client that goes away does not end it.
+/// The whole turn.
 async fn take_turn(
     app: Shared,
     request: Request,
     begun: oneshot::Sender<ApiResult<Started>>,
-    pieces: mpsc::Sender<Piece>,
+    pieces: mpsc::Sender<Heard>,
     end: oneshot::Sender<Ended>,
 ) {
     let watch = Stopwatch::start();
@@ -234,7 +242,9 @@ async fn take_turn(
             let mut answer = tenure::Answer::default();
             let again = answer.take(&Piece::Whole(body));
             let broken = |why| tenure::Error::corrupt(format!("the kept answer of {run}"), why);
-            (session_id, again.map(|()| Answered { answer, seq: 0, heard: true }).map_err(|why| broken(why).into()))
+            let (calls, waiting) = Default::default();
+            let answered = again.map(|()| Answered { answer, seq: 0, heard: true, calls, waiting });
+            (session_id, answered.map_err(|why| broken(why).into()))
         }
         Ok(Begun::Turn(turn)) => {
             let opened = watch.elapsed();
@@ -243,8 +253,10 @@ async fn take_turn(
             let _ = begun.send(Ok(started));
             let asked = Stopwatch::start();
             let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
-            let outcome = turn.run(&*timed, options, stream, stream.then_some(pieces)).await;
+            let (run, hands) = (turn.run.clone(), Hands { model: &*timed, tools: Some(&*app.tools) });
+            let outcome = turn.run(hands, options, stream, stream.then_some(pieces)).await;
             metrics::turn(opened, asked.elapsed(), &timed, &outcome);
+            runner::told(&app, &who, &session_id, &run, &outcome).await;
             (session_id, outcome)
         }
     };
@@ -253,9 +265,13 @@ async fn take_turn(
     // It can be long after its request was answered.
     match &outcome {
         Ok(_) => tracing::debug!(%session_id, "a turn is done"),
-        Err(e) => tracing::warn!(%session_id, code = telemetry::code(e), "a turn failed"),
+        Err(e) => tracing::warn!(%session_id, code = e.code(), "a turn failed"),
     }
-    let _ = end.send(outcome);
+    let notice = match &outcome {
+        Ok(answered) if answered.waiting => app.tenure.view(&who, &session_id, |s| s.notice()).await.ok().flatten(),
+        _ => None,
+    };
+    let _ = end.send(outcome.map(|answered| (answered, notice)));
 }
 
 /// Nothing is kept: the model sees what the session would show, and that is all.
@@ -329,8 +345,17 @@ fn marked(text: &str, started: &Started, report: bool) -> String {
     fields.to_string()
 }
 
-fn whole(app: &Shared, started: &Started, answered: &Answered, stream: bool) -> Response {
-    let body = answered.answer.body(started.session_id.as_str(), app.tenure.now());
+fn whole(app: &Shared, started: &Started, answered: &Answered, notice: Option<&str>, stream: bool) -> Response {
+    let mut body = match notice {
+        Some(notice) => notice_body(started, notice, app.tenure.now().as_second()),
+        None => answered.answer.body(started.session_id.as_str(), app.tenure.now()),
+    };
+    if !answered.calls.is_empty()
+        && let Ok(mut fields) = serde_json::from_str::<Fields>(&body)
+    {
+        fields.set("agentic_tool_calls", answered.calls.iter().map(record).collect::<Vec<_>>());
+        body = fields.to_string();
+    }
     if !stream {
         return json_response(marked(&body, started, true));
     }
@@ -338,6 +363,33 @@ fn whole(app: &Shared, started: &Started, answered: &Answered, stream: bool) -> 
     let chunk = marked(&as_chunk(&body), started, true);
     let all = [event(&chunk), event("[DONE]")];
     event_stream(Body::from_stream(stream::iter(all.map(Ok::<_, std::convert::Infallible>))))
+}
+
+/// A notice in the shape of an answer.
+fn notice_body(started: &Started, notice: &str, now: i64) -> String {
+    let message = json!({"role": "assistant", "content": notice});
+    let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+    json!({"id": started.session_id, "object": "chat.completion", "created": now, "model": null, "choices": [choice]})
+        .to_string()
+}
+
+/// A tool call that was made here, by mistral.rs's names.
+fn record(call: &Progress) -> Value {
+    json!({"round": call.round, "name": call.tool, "arguments": call.arguments, "result_content": call.content, "cached": call.cached})
+}
+
+/// The progress of a tool call: an event of mistral.rs's, and for clients that do not know it a chunk in which nothing is said.
+fn progress(call: &Progress, started: &Started) -> Bytes {
+    let phase = if call.content.is_some() { "complete" } else { "calling" };
+    let data =
+        json!({"tool_type": "custom", "arguments": call.arguments, "content": call.content, "cached": call.cached});
+    let choice = json!({"index": 0, "delta": {}, "finish_reason": null});
+    let event = json!({
+        "type": "agentic_tool_call_progress", "round": call.round, "tool_name": call.tool, "phase": phase, "data": data,
+        "id": started.session_id, "object": "chat.completion.chunk", "created": 0, "model": "", "choices": [choice],
+        "session_id": started.session_id,
+    });
+    Bytes::from(format!("event: agentic_tool_call_progress\ndata: {event}\n\n"))
 }
 
 /// A whole answer as the one chunk of a stream.
@@ -359,36 +411,43 @@ fn as_chunk(body: &str) -> String {
 /// Chunks as they arrive. The end is told only when the answer is kept.
 fn stream_out(
     started: Started,
-    first: Piece,
-    heard: mpsc::Receiver<Piece>,
+    first: Heard,
+    heard: mpsc::Receiver<Heard>,
     ended: oneshot::Receiver<Ended>,
 ) -> Response {
     enum Next {
-        First(Piece),
+        First(Heard),
         More,
         Done,
     }
-    let state = (Next::First(first), heard, Some(ended), started);
-    let chunks = stream::unfold(state, |(next, mut heard, mut ended, started)| async move {
-        let (piece, report) = match next {
+    // What was made of the messages is told with the first chunk.
+    let state = (Next::First(first), heard, Some(ended), started, true);
+    let chunks = stream::unfold(state, |(next, mut heard, mut ended, started, report)| async move {
+        let piece = match next {
             Next::Done => return None,
-            Next::First(piece) => (Some(piece), true),
-            Next::More => (heard.recv().await, false),
+            Next::First(piece) => Some(piece),
+            Next::More => heard.recv().await,
         };
         if let Some(piece) = piece {
-            let text = match &piece {
-                Piece::Chunk(chunk) => marked(chunk, &started, report),
-                Piece::Whole(body) => marked(&as_chunk(body), &started, report),
+            let event = match &piece {
+                Heard::Piece(Piece::Chunk(chunk)) => event(&marked(chunk, &started, report)),
+                Heard::Piece(Piece::Whole(body)) => event(&marked(&as_chunk(body), &started, report)),
+                Heard::Tool(call) => progress(call, &started),
             };
-            return Some((event(&text), (Next::More, heard, ended, started)));
+            let report = report && matches!(piece, Heard::Tool(_));
+            return Some((event, (Next::More, heard, ended, started, report)));
         }
         let last = match ended.take()?.await {
-            Ok(Ok(answered)) if answered.heard => event("[DONE]"),
+            Ok(Ok((answered, Some(notice)))) if answered.heard => {
+                let chunk = marked(&as_chunk(&notice_body(&started, &notice, 0)), &started, report);
+                Bytes::from([event(&chunk), event("[DONE]")].concat())
+            }
+            Ok(Ok((answered, _))) if answered.heard => event("[DONE]"),
             Ok(Ok(_)) => event(&told(too_slow())),
             Ok(Err(e)) => event(&told(e.into())),
             Err(_) => return None,
         };
-        Some((last, (Next::Done, heard, ended, started)))
+        Some((last, (Next::Done, heard, ended, started, false)))
     });
     use futures_util::StreamExt;
     event_stream(Body::from_stream(chunks.map(Ok::<_, std::convert::Infallible>)))

@@ -99,7 +99,9 @@ pub async fn create(
     Ok(view::json(StatusCode::CREATED, Some(made.seq), view::text(&CheckpointView::from(&made))))
 }
 
-/// A checkpoint with the messages up to it
+/// A checkpoint with the whole state there
+///
+/// What had been said, which tool calls were pending, which results there were in the turn, the step of the run, and the metadata as it was.
 #[utoipa::path(
     get, path = "/sessions/{id}/checkpoints/{place}", tag = "checkpoints", operation_id = "get_checkpoint",
     params(
@@ -117,17 +119,14 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: N
             Some(position) => c.position == position,
             None => c.label.as_str() == place,
         };
-        let checkpoint = session.checkpoints.iter().rev().find(is)?;
-        let messages = view::messages(session.messages.get(..checkpoint.position)?, 0);
-        Some((session.seq, view::with(view::text(&CheckpointView::from(checkpoint)), &[("messages", &messages)])))
+        Some((session.seq, session.checkpoints.iter().rev().find(is)?.clone()))
     });
-    match found.await? {
-        Some((seq, body)) => Ok(view::json(StatusCode::OK, Some(seq), body)),
-        None => {
-            let what = format!("checkpoint {place:.128?}");
-            Err(Error::NoSuchPoint { session_id: id, what }.into())
-        }
-    }
+    let Some((seq, checkpoint)) = found.await? else {
+        let what = format!("checkpoint {place:.128?}");
+        return Err(Error::NoSuchPoint { session_id: id, what }.into());
+    };
+    let then = app.tenure.state_at(&who, &id, &checkpoint).await?;
+    Ok(view::json(StatusCode::OK, Some(seq), view::state(&checkpoint, &then)))
 }
 
 /// Go back to a place

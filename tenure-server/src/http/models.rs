@@ -33,7 +33,7 @@ pub struct ModelView {
 /// The configured models, the built-in one, and the assistants.
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", operation_id = "list_models",
-    responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 503, body = ErrorBody))
+    responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody))
 )]
 pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<ModelList>> {
     let assistants = app.tenure.assistants(&caller.reads()?).await?;
@@ -53,8 +53,8 @@ pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<M
         (status = 200, description = "As the model's server answers", body = Object),
         (status = 400, body = ErrorBody), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody),
         (status = 404, description = "No such model, or it has no server", body = ErrorBody),
-        (status = 413, body = ErrorBody), (status = 415, body = ErrorBody),
-        (status = 502, body = ErrorBody), (status = 503, body = ErrorBody), (status = 504, body = ErrorBody),
+        (status = 408, body = ErrorBody), (status = 413, body = ErrorBody), (status = 415, body = ErrorBody),
+        (status = 500, body = ErrorBody), (status = 502, body = ErrorBody), (status = 503, body = ErrorBody), (status = 504, body = ErrorBody),
     )
 )]
 pub async fn embeddings(State(app): State<Shared>, caller: Caller, raw: Raw) -> ApiResult<Response> {

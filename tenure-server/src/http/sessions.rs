@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure::{Change, InfoChange, New, Principal, SessionId, Status};
+use tenure::{Change, InfoChange, Key, New, Principal, SessionId, Status, Tools};
 use utoipa::ToSchema;
 
 /// A session to be.
@@ -225,6 +225,7 @@ pub async fn delete(
     let done = if purged { tenure.purge(&who, &id).await } else { tenure.delete(&who, &id).await };
     match done.map_err(|e| if_match.error(e))? {
         true => {
+            app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;
             let (id, session_id) = (id.to_string(), id.to_string());
             Ok(Json(SessionDeleted { id, session_id, object: "session.deleted", deleted: true, purged }))
         }

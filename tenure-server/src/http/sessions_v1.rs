@@ -13,18 +13,26 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tenure::{Error, Point, Seq, SessionId};
+use tenure::{Error, Key, Point, Seq, SessionId, Tools};
 use utoipa::ToSchema;
 
 /// List sessions
 ///
-/// The same as `GET /sessions`.
+/// The same as `GET /sessions`, `metadata.KEY=VALUE` included.
 #[utoipa::path(
     get, path = "/v1/sessions", tag = "v1", operation_id = "list_sessions_v1",
     params(
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
         ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
         ("offset" = Option<u32>, Query, description = "Leaves out so many; instead of `cursor`"),
+        ("assistant_id" = Option<String>, Query, description = "Of this assistant"),
+        ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
+        ("user" = Option<String>, Query, description = "Of this user; for administrators"),
+        ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
+        ("created_after" = Option<String>, Query, description = "Created at or after this RFC 3339 time"),
+        ("created_before" = Option<String>, Query, description = "Created before this RFC 3339 time"),
+        ("tag" = Option<Vec<String>>, Query, description = "With this tag; repeatable, all must be there"),
+        ("title" = Option<String>, Query, description = "With this text in the title, whatever its case"),
     ),
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
@@ -141,6 +149,9 @@ pub async fn delete(State(app): State<Shared>, caller: Caller, Id(id): Id) -> Ap
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };
+    if deleted {
+        app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;
+    }
     Ok(Json(DeletedView { session_id: id.to_string(), deleted }))
 }
 

@@ -1,5 +1,6 @@
 //! Sessions and their parts as clients see them. Messages are put into the answer as the text they are: nothing is parsed or written anew.
 
+use super::digits::{Times, put_number};
 use crate::error::ErrorBody;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use tenure::{Cached, Checkpoint, Discarded, Head, Outcome, Run, Said, Seq, Session};
+use tenure::{Cached, Checkpoint, Discarded, Head, Outcome, Role, Run, Said, Seq, Session};
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
@@ -193,7 +194,7 @@ pub struct CheckpointList {
     pub next_cursor: Option<String>,
 }
 
-/// A checkpoint with the messages up to it.
+/// A checkpoint with the whole state there.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CheckpointWhole {
     /// The checkpoint.
@@ -201,6 +202,28 @@ pub struct CheckpointWhole {
     pub checkpoint: CheckpointView,
     /// The messages before it.
     pub messages: Vec<MessageView>,
+    /// The tool calls of the last answer that had no result.
+    pub pending_tool_calls: Vec<PendingCall>,
+    /// The results that the turn had so far.
+    pub tool_results: Vec<MessageView>,
+    /// The step of the run.
+    pub step_index: Option<u64>,
+    /// The metadata as it was.
+    #[schema(value_type = Object)]
+    pub metadata: Map<String, Value>,
+}
+
+/// A tool call without a result.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PendingCall {
+    /// Its id.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments, as the model wrote them.
+    pub arguments: String,
+    /// Whether it had been begun.
+    pub started: bool,
 }
 
 /// One turn of work.
@@ -208,7 +231,7 @@ pub struct CheckpointWhole {
 pub struct RunView {
     /// Its id.
     pub id: String,
-    /// `running`, `completed`, `failed` or `cancelled`.
+    /// `queued`, `running`, `paused` (it waits for a person), `completed`, `failed` or `cancelled`.
     pub status: &'static str,
     /// When it began.
     #[schema(format = DateTime)]
@@ -218,11 +241,17 @@ pub struct RunView {
     pub ended_at: Option<String>,
     /// What went wrong.
     pub error: Option<String>,
+    /// The same as one stable word.
+    pub code: Option<String>,
 }
 
-impl From<&Run> for RunView {
-    fn from(run: &Run) -> Self {
+impl RunView {
+    /// A run of the session with this card.
+    pub fn of(run: &Run, head: &Head) -> Self {
+        let free = head.lease.as_ref().is_none_or(|l| l.node.is_empty());
         let status = match run.ended {
+            None if !head.reviews.is_empty() => "paused",
+            None if free => "queued",
             None => "running",
             Some((_, Outcome::Completed)) => "completed",
             Some((_, Outcome::Failed)) => "failed",
@@ -234,6 +263,7 @@ impl From<&Run> for RunView {
             started_at: run.started_at.to_string(),
             ended_at: run.ended.map(|(at, _)| at.to_string()),
             error: run.error.clone(),
+            code: run.code.clone(),
         }
     }
 }
@@ -329,15 +359,19 @@ pub fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// A [`MessageView`], written without looking into the message.
-fn put_message(out: &mut String, position: usize, said: &Said) {
-    // Writing to a String does not fail; ids and times need no escapes.
-    let _ = write!(out, r#"{{"position":{position},"seq":{},"created_at":"{}","run_id":"#, said.seq, said.at);
-    let _ = match &said.run {
-        Some(run) => write!(out, r#""{run}""#),
-        None => write!(out, "null"),
+/// A [`MessageView`], written without looking into the message, and without `format!`: an answer can hold thousands.
+fn put_message(out: &mut String, times: &mut Times, position: usize, said: &Said) {
+    out.push_str(r#"{"position":"#);
+    put_number(out, position as u64);
+    out.push_str(r#","seq":"#);
+    put_number(out, said.seq);
+    out.push_str(r#","created_at":""#);
+    out.push_str(times.text(said.at));
+    // Ids need no escapes.
+    match &said.run {
+        Some(run) => [r#"","run_id":""#, run.as_str(), r#"","message":"#].map(|s| out.push_str(s)),
+        None => [r#"","run_id":"#, "null", r#","message":"#].map(|s| out.push_str(s)),
     };
-    out.push_str(r#","message":"#);
     out.push_str(said.message.as_str());
     out.push('}');
 }
@@ -352,11 +386,12 @@ pub fn messages(said: &[Said], position: usize) -> String {
 fn put_messages(out: &mut String, said: &[Said], position: usize) {
     out.reserve(said.iter().map(|s| s.message.as_str().len() + 160).sum::<usize>() + 2);
     out.push('[');
+    let mut times = Times::default();
     for (i, said) in said.iter().enumerate() {
         if i > 0 {
             out.push(',');
         }
-        put_message(out, position + i, said);
+        put_message(out, &mut times, position + i, said);
     }
     out.push(']');
 }
@@ -389,13 +424,49 @@ pub fn list(data: &str, next: Option<String>) -> String {
 /// A [`SessionWhole`] without what has to be asked for.
 pub fn whole(session: &Session) -> String {
     let checkpoints: Vec<_> = session.checkpoints.iter().map(CheckpointView::from).collect();
-    let runs: Vec<_> = session.runs.iter().map(RunView::from).collect();
+    let runs: Vec<_> = session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
     let mut out = text(&SessionView::from(session.head()));
     out.pop();
     out.push_str(r#","messages":"#);
     put_messages(&mut out, &session.messages, 0);
     out.push('}');
     with(out, &[("checkpoints", &text(&checkpoints)), ("runs", &text(&runs))])
+}
+
+/// A [`CheckpointWhole`]: the session as it was at a checkpoint.
+pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
+    let role = |m: &Said| m.message.role();
+    let turn = then.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);
+    let results = then.messages[turn..].iter().filter(|m| role(m) == Role::Tool);
+    let answered: Vec<_> = results.filter_map(|m| m.message.tool_call_id()).collect();
+    let answer = then.messages[turn..].iter().rev().find(|m| role(m) == Role::Assistant);
+    let started = |id: &str| {
+        let since = answer.map_or(0, |m| m.seq);
+        then.runs.iter().flat_map(|r| &r.tools_started).any(|s| s.seq > since && s.call == id)
+    };
+    let calls = answer.map(|m| m.message.tool_calls()).unwrap_or_default();
+    let pending = calls.into_iter().filter(|c| !answered.contains(&c.id)).map(|c| PendingCall {
+        started: started(&c.id),
+        id: c.id,
+        name: c.name,
+        arguments: c.arguments,
+    });
+    let (mut got, mut times) = (String::from("["), Times::default());
+    for (i, said) in then.messages.iter().enumerate().skip(turn).filter(|(_, m)| role(m) == Role::Tool) {
+        if got.len() > 1 {
+            got.push(',');
+        }
+        put_message(&mut got, &mut times, i, said);
+    }
+    got.push(']');
+    let fields = [
+        ("messages", messages(&then.messages, 0)),
+        ("pending_tool_calls", text(&pending.collect::<Vec<_>>())),
+        ("tool_results", got),
+        ("step_index", text(&checkpoint.step)),
+        ("metadata", text(&then.info.metadata)),
+    ];
+    with(text(&CheckpointView::from(checkpoint)), &fields.each_ref().map(|(name, value)| (*name, value.as_str())))
 }
 
 /// JSON text, with the session's `ETag` if there is one.
@@ -434,17 +505,17 @@ macro_rules! errors {
 
 errors! {
     /// What can go wrong where nothing is named.
-    Asking: 400 401 403 503;
+    Asking: 400 401 403 500 503;
     /// What can go wrong where something is looked up.
-    Finding: 400 401 403 404 503;
+    Finding: 400 401 403 404 500 503;
     /// What can go wrong where a session in use is read.
-    Reading: 400 401 403 404 410 503;
+    Reading: 400 401 403 404 410 500 503;
     /// What can go wrong where something is made or replaced.
-    Making: 400 401 403 404 409 412 413 415 503 507;
+    Making: 400 401 403 404 408 409 412 413 415 500 503 507;
     /// What can go wrong where a session is changed without a body.
-    Ending: 400 401 403 404 409 412 503 507;
+    Ending: 400 401 403 404 409 412 500 503 507;
     /// What can go wrong where a session in use is changed.
-    Writing: 400 401 403 404 409 410 412 413 415 503 507;
+    Writing: 400 401 403 404 408 409 410 412 413 415 500 503 507;
 }
 
 fn error(status: u16) -> RefOr<utoipa::openapi::Response> {
@@ -453,11 +524,13 @@ fn error(status: u16) -> RefOr<utoipa::openapi::Response> {
         401 => "No key, or an unknown one",
         403 => "The key does not allow it",
         404 => "It is not there",
+        408 => "The body came too slowly; nothing was changed",
         409 => "It exists already, is paused, or was changed meanwhile",
         410 => "It has expired or was deleted; restore it",
         412 => "`If-Match` does not hold any more",
         413 => "Over a limit",
         415 => "Not JSON",
+        500 => "What is stored there is damaged (`corrupt`)",
         503 => "The store is not available",
         _ => "The disk is full",
     };

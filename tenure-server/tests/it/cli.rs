@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// What a command did.
@@ -239,6 +240,113 @@ fn a_server_answers_as_the_store_does() {
     tenure(dir, &["keys", "revoke", id]).fails(1, "there is no key");
     drop(server);
     tenure(dir, &["--server", "http://127.0.0.1:1", "sessions", "list"]).fails(1, "tenure serve");
+}
+
+/// A server with one tool, which answers each call with `done`; how it was called.
+fn tool() -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (url, calls) = (format!("http://{}/refund", listener.local_addr().unwrap()), Arc::default());
+    let heard: Arc<Mutex<Vec<String>>> = Arc::clone(&calls);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut request, mut part) = (stream.unwrap(), Vec::new(), [0; 4096]);
+            while !request.ends_with(b"}") {
+                let n = stream.read(&mut part).unwrap();
+                request.extend_from_slice(&part[..n]);
+            }
+            let request = String::from_utf8(request).unwrap();
+            heard.lock().unwrap().push(request.split("\r\n\r\n").nth(1).unwrap().to_owned());
+            write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone").unwrap();
+        }
+    });
+    (url, calls)
+}
+
+/// A directory with an assistant whose calls a person must allow, and one session for each name that waits for that.
+fn waiting(sessions: &[&str]) -> (TempDir, Arc<Mutex<Vec<String>>>) {
+    let (dir, (url, calls)) = (temp(), tool());
+    let yaml = format!(
+        "assistants:\n- name: agent\n  review: [{{tool: refund, queue: finance}}]\n  tools: [{{http: {{name: refund, description: R., url: '{url}'}}}}]\n"
+    );
+    std::fs::write(dir.path().join("tenure.yaml"), yaml).unwrap();
+    for session in sessions {
+        let out = chat(dir.path(), &[session, "--assistant", "agent"], "CALL refund {\"x\":5}\n").ok();
+        assert!(out.contains("rev_"), "{out}");
+    }
+    (dir, calls)
+}
+
+/// The last run of a session, once it has ended.
+fn ended(dir: &Path, at: &[&str], session: &str) -> Value {
+    for _ in 0..200 {
+        let run = tenure(dir, &[at, &["runs", "show", session, "--json"]].concat()).json();
+        if !run["ended_at"].is_null() {
+            return run;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("the run of {session} does not end");
+}
+
+#[test]
+fn people_decide_reviews() {
+    let (dir, calls) = waiting(&["one", "two", "three"]);
+    let dir = dir.path();
+    let table = tenure(dir, &["reviews", "list", "--queue", "finance"]).ok();
+    assert!(table.starts_with("ID ") && table.lines().count() == 4 && table.contains(r#"{"x":5}"#), "{table}");
+    assert_eq!(tenure(dir, &["reviews", "list", "--queue", "other"]).ok().lines().count(), 1);
+    let list = tenure(dir, &["reviews", "list", "--json", "--limit", "5"]).json();
+    let of = |session: &str| {
+        let all = list["data"].as_array().unwrap();
+        all.iter().find(|r| r["session_id"] == session).unwrap()["id"].as_str().unwrap().to_owned()
+    };
+    let (one, two, three) = (of("one"), of("two"), of("three"));
+    let shown = tenure(dir, &["reviews", "show", &one]).ok();
+    assert!(shown.contains("step        refund\narguments   {\"x\":5}\nqueue       finance\n"), "{shown}");
+    // On a store it is kept, and nothing is done.
+    let ran = tenure(dir, &["--user", "ada", "reviews", "reject", &one, "--notes", "too much"]);
+    assert!(ran.err.contains("a server on this store"), "{}", ran.err);
+    assert_eq!(ran.ok(), format!("{one} is rejected\n"));
+    let shown = tenure(dir, &["reviews", "show", &one, "--json"]).json();
+    assert_eq!((&shown["reviewer"], &shown["notes"]), (&"ada".into(), &"too much".into()));
+    tenure(dir, &["reviews", "approve", &one]).fails(1, "decided");
+    tenure(dir, &["reviews", "approve", "rev_99_nobody"]).fails(1, "rev_99_nobody");
+    tenure(dir, &["reviews", "correct", &two, "5"]).fails(1, "JSON object");
+    assert!(calls.lock().unwrap().is_empty());
+    // A server goes on with what was decided, and with what is decided there.
+    let server = Server::start(dir, "sqlite:tenure.db");
+    let at = ["--server", server.url.as_str()];
+    assert_eq!(ended(dir, &at, "one")["status"], "completed");
+    assert!(calls.lock().unwrap().is_empty(), "it was rejected");
+    let ran = tenure(dir, &[&at[..], &["reviews", "approve", &two]].concat());
+    assert!(!ran.err.contains("store"), "{}", ran.err);
+    ran.ok();
+    assert_eq!(ended(dir, &at, "two")["status"], "completed");
+    let decided = tenure(dir, &[&at[..], &["reviews", "correct", &three, r#"{"x": 3}"#, "--json"]].concat()).json();
+    assert_eq!(decided["decision"], "corrected");
+    assert!(ended(dir, &at, "three")["answer"]["content"].as_str().unwrap().starts_with("The tool said: done"));
+    assert_eq!(*calls.lock().unwrap(), [r#"{"x":5}"#, r#"{"x":3}"#]);
+    let decided = tenure(dir, &[&at[..], &["reviews", "list", "--status", "decided"]].concat()).ok();
+    assert!(decided.lines().count() == 4 && decided.contains("corrected"), "{decided}");
+}
+
+#[test]
+fn runs_are_shown_and_stopped() {
+    let (dir, calls) = waiting(&["one"]);
+    let dir = dir.path();
+    let table = tenure(dir, &["runs", "list", "one"]).ok();
+    assert!(table.starts_with("ID ") && table.contains("run_") && table.contains(" paused"), "{table}");
+    let shown = tenure(dir, &["runs", "show", "one"]).ok();
+    assert!(shown.contains("waits for  rev_") && shown.contains("→ refund {\"x\":5}"), "{shown}");
+    let run = tenure(dir, &["runs", "list", "one", "--json"]).json()["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(tenure(dir, &["runs", "cancel", "one"]).ok(), format!("{run} is cancelled\n"));
+    assert_eq!(tenure(dir, &["runs", "show", "one", &run, "--json"]).json()["code"], "cancelled");
+    assert_eq!(tenure(dir, &["reviews", "list", "--json"]).json()["data"], Value::Array(Vec::new()));
+    tenure(dir, &["runs", "show", "one", "run_nobody"]).fails(1, "run_nobody");
+    tenure(dir, &["runs", "list", "nobody"]).fails(1, "nobody");
+    tenure(dir, &["sessions", "fork", "one", "--at", "0", "--id", "empty"]).ok();
+    tenure(dir, &["runs", "cancel", "empty"]).fails(1, "no runs");
+    assert!(calls.lock().unwrap().is_empty());
 }
 
 #[test]

@@ -390,7 +390,8 @@ pub async fn reply(response: reqwest::Response) -> Reply {
         return reply;
     }
     let events = reply.text.split("\n\n").filter(|e| !e.is_empty());
-    reply.events = events.map(|e| e.strip_prefix("data: ").expect("an event with data").to_owned()).collect();
+    let data = |e: &str| e.lines().find_map(|l| l.strip_prefix("data: ")).expect("an event with data").to_owned();
+    reply.events = events.map(data).collect();
     let mut answer = Answer::default();
     let (mut report, mut error) = (Value::Null, None);
     let id = reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned());
@@ -427,11 +428,17 @@ pub struct Binary {
 impl Binary {
     /// Starts it on a store, in front of a model, and waits until it listens.
     pub fn start(dir: &Path, store: &str, base_url: &str) -> Self {
-        let config = json!({
+        Self::with(dir, store, base_url, json!({}))
+    }
+
+    /// The same, with more in its configuration.
+    pub fn with(dir: &Path, store: &str, base_url: &str, more: Value) -> Self {
+        let mut config = json!({
             "listen": "127.0.0.1:0", "store": store,
             "models": [{"name": "default", "base_url": base_url, "retries": 0}],
             "telemetry": {"log": "off"},
         });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         // JSON is YAML.
         std::fs::write(dir.join("tenure.yaml"), config.to_string()).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
@@ -447,6 +454,12 @@ impl Binary {
         // Whatever else it says must not make it wait.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         Self { child, client: Client::new(&base) }
+    }
+
+    /// Stops it in its tracks (`SIGSTOP`), or lets it go on (`SIGCONT`).
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
     }
 
     /// `kill -9`.

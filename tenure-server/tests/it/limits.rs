@@ -111,6 +111,36 @@ async fn headers_must_come_in_time() {
     assert_eq!(server.get("/healthz").await.0, 200);
 }
 
+/// Half a body keeps no connection either, however it was announced; nothing of it is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_must_come_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start(dir.path(), "store: 'memory:'\nlimits: {body_timeout: 700ms}");
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    let half = r#"{"session_id": "slow", "messages": [{"role": "user", "#;
+    let sized = format!("{head}content-length: 500\r\n\r\n{half}");
+    let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{:x}\r\n{half}\r\n", half.len());
+    for send in [sized, chunked] {
+        let (text, took) = hear(&server, send.as_bytes());
+        assert!(text.starts_with("HTTP/1.1 408 ") && text.contains("connection: close"), "{text}");
+        let body = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        assert_error(&(408, body), 408, "too_slow", Some("body_timeout"));
+        assert!(took > Duration::from_millis(500) && took < Duration::from_secs(8), "{took:?}");
+    }
+    assert_eq!(server.get("/sessions/slow").await.0, 404);
+    // Slow, but never silent for so long.
+    let body = said("slow", "hi").to_string();
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    write!(stream, "{head}connection: close\r\ncontent-length: {}\r\n\r\n", body.len()).unwrap();
+    for part in body.as_bytes().chunks(body.len().div_ceil(6)) {
+        stream.write_all(part).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+}
+
 /// A turn may take longer than the headers of a request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_answer_is_not_a_slow_client() {

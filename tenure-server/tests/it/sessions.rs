@@ -325,6 +325,30 @@ async fn a_key_allows_what_it_says() {
     assert_eq!(admin.delete("/users/default").await.is(200)["sessions"], 1);
 }
 
+/// Checking and making is one step: of many at once, one makes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_many_makes_an_assistant() {
+    let dir = tempfile::tempdir().unwrap();
+    let door = Door::open(&format!("sqlite:{}", dir.path().join("tenure.db").display())).await;
+    for (method, path, others) in [("POST", "/assistants", 409), ("PUT", "/assistants/put", 200)] {
+        let all: Vec<_> = (0..16)
+            .map(|i| {
+                let (door, name) = (door.clone(), if method == "POST" { "posted" } else { "put" });
+                let body = json!({"name": name, "instructions": i.to_string()});
+                tokio::spawn(async move { door.send(method, path, Some("application/json"), body.to_string()).await })
+            })
+            .collect();
+        let mut made = 0;
+        for answer in all {
+            match answer.await.unwrap().status.as_u16() {
+                201 => made += 1,
+                status => assert_eq!(status, others),
+            }
+        }
+        assert_eq!(made, 1, "{method}");
+    }
+}
+
 #[tokio::test]
 async fn assistants_are_made_replaced_and_removed() {
     let door = Door::memory().await;

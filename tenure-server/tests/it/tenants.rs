@@ -23,6 +23,7 @@ fn steps() -> impl Strategy<Value = Step> {
         let (method, path) = ROUTES[route];
         let path = path.replace("{id}", if path.starts_with("/sessions") || path.starts_with("/v1") { id } else { word });
         let path = path.replace("{name}", word).replace("{place}", if n % 2 == 0 { "turn-1" } else { "2" });
+        let path = path.replace("{run}", "run_1").replace("{review}", &format!("rev_{n}_{id}"));
         let message = json!({"role": "user", "content": format!("mine {n}")});
         let body = match (method, ROUTES[route].1) {
             ("POST", "/v1/chat/completions") => match n {
@@ -41,6 +42,12 @@ fn steps() -> impl Strategy<Value = Step> {
             ("POST", "/sessions/{id}/fork") => json!({"id": format!("f{n}"), "position": n}),
             ("POST", "/v1/sessions/{id}/fork") => json!({"session_id": format!("f{n}")}),
             ("POST", "/sessions/import") => json!({"id": id, "messages": [message]}),
+            ("POST", "/sessions/{id}/runs") => match n {
+                0 => json!({"mode": "background"}),
+                1 => json!({"input": "mine", "mode": "stream"}),
+                _ => json!({"messages": [message]}),
+            },
+            ("POST", "/reviews/{review}/decision") => json!({"decision": "approved", "notes": "mine"}),
             ("PUT", _) => json!([message]),
             _ => json!({}),
         };
@@ -52,6 +59,8 @@ fn steps() -> impl Strategy<Value = Step> {
             ("GET", "/sessions/{id}", 1) => "?include=cache,discarded",
             ("GET", "/sessions/{id}/export", 1) => "?format=mistralrs",
             ("GET", "/sessions/{id}/messages", 1) => "?last=5",
+            ("GET", "/reviews", 1) => "?status=decided",
+            ("GET", "/reviews", 2) => "?queue=finance&limit=100",
             _ => "",
         };
         (method, format!("{path}{query}"), body.to_string())
@@ -89,6 +98,18 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/sessions/{id}/fork"),
     ("GET", "/sessions/{id}/export"),
     ("POST", "/sessions/import"),
+    ("GET", "/sessions/{id}/runs"),
+    ("POST", "/sessions/{id}/runs"),
+    ("GET", "/sessions/{id}/runs/{run}"),
+    ("GET", "/sessions/{id}/runs/{run}/events"),
+    ("POST", "/sessions/{id}/runs/{run}/cancel"),
+    ("POST", "/sessions/{id}/runs/{run}/resume"),
+    ("GET", "/schedules"),
+    ("GET", "/reviews"),
+    ("GET", "/reviews/{review}"),
+    ("POST", "/reviews/{review}/claim"),
+    ("POST", "/reviews/{review}/release"),
+    ("POST", "/reviews/{review}/decision"),
     ("POST", "/threads/{id}/session"),
     ("DELETE", "/users/{id}"),
     ("GET", "/metrics"),

@@ -1,0 +1,173 @@
+//! `tenure reviews`: what waits for a person, and deciding it.
+
+use super::client::{At, Client, Needs, Pages};
+use super::show::{self, age, brief, clean, field, line, note, print};
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+use std::process::ExitCode;
+use tenure::ReviewId;
+
+/// What to do with reviews.
+#[derive(Debug, Subcommand)]
+pub enum Reviews {
+    /// List reviews; the sessions that were active last come first
+    List(List),
+    /// Show a review: what is asked, of whom, and what was decided
+    Show {
+        /// The review
+        review: String,
+    },
+    /// Let it be done. Of a call whose result was lost: it was done
+    Approve(Decide),
+    /// Do not let it be done. Of a call whose result was lost: it was not done, and is made now
+    Reject(Decide),
+    /// Let it be done with other arguments
+    Correct {
+        #[command(flatten)]
+        decide: Decide,
+        /// The arguments, a JSON object
+        arguments: String,
+    },
+}
+
+/// Which reviews to list.
+#[derive(Debug, Args)]
+pub struct List {
+    /// In this state
+    #[arg(long, default_value = "open")]
+    status: Status,
+    /// Only those of this queue
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "all")]
+    limit: usize,
+    /// All of them
+    #[arg(long)]
+    all: bool,
+}
+
+/// The state of a review.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Status {
+    /// Somebody has to decide.
+    Open,
+    /// Somebody did.
+    Decided,
+}
+
+/// What is decided, and why. `--user` says by whom.
+#[derive(Debug, Args)]
+pub struct Decide {
+    /// The review
+    review: String,
+    /// Why
+    #[arg(long, value_name = "TEXT")]
+    notes: Option<String>,
+}
+
+impl Reviews {
+    /// Does it.
+    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+        let client = at.client(Needs::Sessions).await?;
+        match self {
+            Self::List(what) => list(&client, &what, json).await?,
+            Self::Show { review } => show(&client, &ReviewId::new(review)?, json).await?,
+            Self::Approve(what) => decide(&client, what, json!({"decision": "approved"}), json).await?,
+            Self::Reject(what) => decide(&client, what, json!({"decision": "rejected"}), json).await?,
+            Self::Correct { decide: what, arguments } => {
+                let arguments: Map<String, Value> = serde_json::from_str(&arguments)
+                    .context("the arguments must be a JSON object, as '{\"amount\": 5}'")?;
+                decide(&client, what, json!({"decision": "corrected", "arguments": arguments}), json).await?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn list(client: &Client, what: &List, json: bool) -> anyhow::Result<()> {
+    let status = what.status.to_possible_value().map(|s| s.get_name().to_owned()).unwrap_or_default();
+    let mut query = vec![("status", status.as_str())];
+    query.extend(what.queue.as_deref().map(|q| ("queue", q)));
+    let limit = if what.all { usize::MAX } else { what.limit };
+    let (reviews, next) = Pages::new(client, "/reviews", &query, limit).all().await?;
+    if json {
+        return Ok(line(json!({"object": "list", "data": reviews, "next_cursor": next}).to_string())?);
+    }
+    print(reviews_table(&reviews))?;
+    if next.is_some() {
+        note(format!("there are more: --limit {} or --all", what.limit.saturating_mul(2).max(1)));
+    }
+    Ok(())
+}
+
+fn reviews_table(reviews: &[Value]) -> String {
+    let now = crate::clock::now();
+    let row = |r: &Value| {
+        let state = if field(r, "status") == "decided" { field(r, "decision") } else { field(r, "status") };
+        [
+            clean(field(r, "id")),
+            age(&r["created_at"], now),
+            brief(field(r, "step"), 32),
+            brief(&r["arguments"].to_string(), 48),
+            brief(field(r, "queue"), 24),
+            state.to_owned(),
+        ]
+    };
+    show::table(["id", "age", "step", "arguments", "queue", "status"], reviews.iter().map(row).collect())
+}
+
+async fn show(client: &Client, id: &ReviewId, json: bool) -> anyhow::Result<()> {
+    let text = client.send(axum::http::Method::GET, &format!("/reviews/{id}"), None).await?.text().await?;
+    if json {
+        return Ok(line(text)?);
+    }
+    let review: Value = serde_json::from_str(&text)?;
+    let mut text = String::new();
+    for (name, value) in [
+        ("review", "id"),
+        ("status", "status"),
+        ("asks", "kind"),
+        ("session", "session_id"),
+        ("run", "run_id"),
+        ("step", "step"),
+        ("arguments", "arguments"),
+        ("queue", "queue"),
+        ("created", "created_at"),
+        ("timeout", "timeout_at"),
+        ("then", "on_timeout"),
+        ("claimed by", "claimed_by"),
+        ("until", "claimed_until"),
+        ("decision", "decision"),
+        ("reviewer", "reviewer"),
+        ("notes", "notes"),
+        ("decided", "decided_at"),
+    ] {
+        let value = match &review[value] {
+            Value::Null => continue,
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        text.push_str(&format!("{name:<12}{}\n", clean(&value)));
+    }
+    Ok(print(text)?)
+}
+
+async fn decide(client: &Client, what: Decide, mut body: Value, json: bool) -> anyhow::Result<()> {
+    let id = ReviewId::new(what.review)?;
+    if let Some(notes) = what.notes {
+        body["notes"] = json!(notes);
+    }
+    let text = client.post(&format!("/reviews/{id}/decision"), &body).await?.text().await?;
+    if json {
+        line(text)?;
+    } else {
+        let review: Value = serde_json::from_str(&text)?;
+        line(format!("{id} is {}", field(&review, "decision")))?;
+    }
+    if client.is_store() {
+        note("it is kept; a server on this store goes on with the run");
+    }
+    Ok(())
+}

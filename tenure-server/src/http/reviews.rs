@@ -1,0 +1,268 @@
+//! `/reviews`: what waits for a person, and what people decided.
+
+use crate::auth::{Caller, InHand};
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{Input, Named, Params};
+use crate::http::view::{Asking, Finding, Writing};
+use crate::runner;
+use crate::server::Shared;
+use axum::extract::State;
+use axum::{Extension, Json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tenure::{Decision, Head, Period, Review, ReviewId, Reviews, Verdict};
+use utoipa::{IntoParams, ToSchema};
+
+/// A question to a person, and the answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReviewView {
+    /// Its id.
+    id: String,
+    /// `review`.
+    object: &'static str,
+    /// `open`, `decided` or `void` (its run has ended without it).
+    status: &'static str,
+    /// The session that waits.
+    session_id: String,
+    /// The run that waits.
+    run_id: Option<String>,
+    /// The tool call that waits.
+    call_id: Option<String>,
+    /// The step under review: the tool's name.
+    step: String,
+    /// `approve` (may it be done?) or `lost` (it was begun, and its result was lost: was it done?).
+    kind: &'static str,
+    /// Who is asked.
+    queue: Option<String>,
+    /// The arguments of the call.
+    arguments: Value,
+    /// When it was asked.
+    #[schema(format = DateTime)]
+    created_at: String,
+    /// When it is decided without a person.
+    #[schema(format = DateTime)]
+    timeout_at: Option<String>,
+    /// What is decided then.
+    #[schema(value_type = Option<String>)]
+    on_timeout: Option<Decision>,
+    /// Who looks at it.
+    claimed_by: Option<String>,
+    /// Until when.
+    #[schema(format = DateTime)]
+    claimed_until: Option<String>,
+    /// What was decided: `approved`, `rejected` or `corrected`.
+    #[schema(value_type = Option<String>)]
+    decision: Option<Decision>,
+    /// Who decided.
+    reviewer: Option<String>,
+    /// Why.
+    notes: Option<String>,
+    /// When it was decided.
+    #[schema(format = DateTime)]
+    decided_at: Option<String>,
+}
+
+impl ReviewView {
+    fn of(head: &Head, review: &Review) -> Self {
+        let opened = &review.opened;
+        let decided = review.decided.as_ref();
+        let timeout = opened.timeout.as_ref();
+        Self {
+            id: opened.review.to_string(),
+            object: "review",
+            status: match (decided, review.void) {
+                (Some(_), _) => "decided",
+                (None, true) => "void",
+                (None, false) => "open",
+            },
+            session_id: head.info.session_id.to_string(),
+            run_id: opened.run.as_ref().map(ToString::to_string),
+            call_id: opened.call.clone(),
+            step: opened.step.clone(),
+            kind: if opened.lost { "lost" } else { "approve" },
+            queue: opened.queue.clone(),
+            arguments: opened.detail.get("arguments").cloned().unwrap_or_default(),
+            created_at: review.opened_at.to_string(),
+            timeout_at: timeout.map(|t| t.at.to_string()),
+            on_timeout: timeout.map(|t| t.decision),
+            claimed_by: review.claimed.as_ref().map(|(by, _)| by.clone()),
+            claimed_until: review.claimed.as_ref().and_then(|(_, until)| Some((*until)?.to_string())),
+            decision: decided.map(|(_, d)| d.decision),
+            reviewer: decided.map(|(_, d)| d.reviewer.clone()),
+            notes: decided.and_then(|(_, d)| d.notes.clone()),
+            decided_at: decided.map(|(at, _)| at.to_string()),
+        }
+    }
+}
+
+/// Reviews; the sessions that were active last come first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReviewList {
+    /// `list`.
+    object: &'static str,
+    /// The reviews.
+    data: Vec<ReviewView>,
+    /// Where the next page begins; `null` on the last one.
+    next_cursor: Option<String>,
+}
+
+/// Which reviews.
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct Which {
+    /// Only those of this queue.
+    #[serde(default)]
+    queue: Option<String>,
+    /// `open` (default) or `decided`.
+    #[serde(default)]
+    status: Option<String>,
+    /// Of at most so many sessions (20; at most 100).
+    #[serde(default)]
+    limit: Option<usize>,
+    /// Where to begin.
+    #[serde(default)]
+    cursor: Option<String>,
+}
+
+/// Who takes a review, and for how long.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimBody {
+    /// Who; else the user who asks.
+    #[serde(default)]
+    reviewer: Option<String>,
+    /// For how long others leave it alone, such as `15m` (the default).
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    lasting: Option<Period>,
+}
+
+/// A decision.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionBody {
+    /// `approved`, `rejected` or `corrected`. Of a call that was lost: it was done, it was not done (and is made now), or it was not done and
+    /// is made with other arguments.
+    #[schema(value_type = String)]
+    decision: Decision,
+    /// Why.
+    #[serde(default)]
+    notes: Option<String>,
+    /// The arguments to use instead, if corrected.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    arguments: Option<Map<String, Value>>,
+    /// Who decides; else the user who asks.
+    #[serde(default)]
+    reviewer: Option<String>,
+}
+
+fn named(path: &Named) -> ApiResult<ReviewId> {
+    let id = path.get("review")?;
+    ReviewId::new(id).map_err(|_| ApiError::not_found(format!("there is no review {id:?}; GET /reviews lists them")))
+}
+
+/// List reviews
+#[utoipa::path(
+    get, path = "/reviews", tag = "reviews", operation_id = "list_reviews", params(Which),
+    responses((status = 200, description = "Reviews of the tenant's sessions", body = ReviewList), Asking)
+)]
+pub async fn list(
+    State(app): State<Shared>,
+    caller: Caller,
+    Params(which): Params<Which>,
+) -> ApiResult<Json<ReviewList>> {
+    let who = caller.reviews()?;
+    let wanted = match (which.status.as_deref(), which.queue) {
+        (None | Some("open"), queue) => Reviews::Open(queue),
+        (Some("decided"), None) => Reviews::Decided,
+        (Some("decided"), Some(_)) => {
+            return Err(ApiError::invalid("queue", "`queue` is for open reviews only"));
+        }
+        (Some(other), _) => return Err(ApiError::invalid("status", format!("{other:.40?} is not open or decided"))),
+    };
+    let cursor = which.cursor.map(|c| c.parse()).transpose()?;
+    let page = app.tenure.reviews(&who, &wanted, cursor, which.limit.unwrap_or(20)).await?;
+    let data = page.reviews.iter().map(|(head, review)| ReviewView::of(head, review)).collect();
+    Ok(Json(ReviewList { object: "list", data, next_cursor: page.next.map(|c| c.to_string()) }))
+}
+
+/// Look at a review
+#[utoipa::path(
+    get, path = "/reviews/{review}", tag = "reviews", operation_id = "get_review",
+    params(("review" = String, Path, description = "The review")),
+    responses((status = 200, description = "The review", body = ReviewView), Finding)
+)]
+pub async fn get(State(app): State<Shared>, caller: Caller, path: Named) -> ApiResult<Json<ReviewView>> {
+    let (head, review) = app.tenure.review(&caller.reviews()?, &named(&path)?).await?;
+    Ok(Json(ReviewView::of(&head, &review)))
+}
+
+/// Take a review
+///
+/// Nobody else can take or decide it until it is released, or its time is over.
+#[utoipa::path(
+    post, path = "/reviews/{review}/claim", tag = "reviews", operation_id = "claim_review",
+    params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
+    responses((status = 200, description = "It is yours", body = ReviewView), Writing)
+)]
+pub async fn claim(
+    State(app): State<Shared>,
+    caller: Caller,
+    path: Named,
+    Input(body): Input<ClaimBody>,
+) -> ApiResult<Json<ReviewView>> {
+    let (who, id) = (caller.reviews()?, named(&path)?);
+    let by = caller.reviewer(body.reviewer)?;
+    let lasting = body.lasting.unwrap_or(Period::of(std::time::Duration::from_secs(900)));
+    let lasting = lasting.duration().and_then(|d| d.try_into().ok());
+    let lasting = lasting.ok_or_else(|| ApiError::invalid("lasting", "it must end some time; write 15m"))?;
+    let review = app.tenure.claim_review(&who, &id, Some(&by), None, lasting).await?;
+    Ok(Json(ReviewView::of(&app.tenure.review(&who, &id).await?.0, &review)))
+}
+
+/// Give a review back
+#[utoipa::path(
+    post, path = "/reviews/{review}/release", tag = "reviews", operation_id = "release_review",
+    params(("review" = String, Path, description = "The review")), request_body(content = ClaimBody),
+    responses((status = 200, description = "Anybody can take it", body = ReviewView), Writing)
+)]
+pub async fn release(
+    State(app): State<Shared>,
+    caller: Caller,
+    path: Named,
+    Input(body): Input<ClaimBody>,
+) -> ApiResult<Json<ReviewView>> {
+    let (who, id) = (caller.reviews()?, named(&path)?);
+    let by = caller.reviewer(body.reviewer)?;
+    let review = app.tenure.claim_review(&who, &id, None, Some(&by), Default::default()).await?;
+    Ok(Json(ReviewView::of(&app.tenure.review(&who, &id).await?.0, &review)))
+}
+
+/// Decide a review
+///
+/// It is recorded in the session's metadata under `hitl_decisions`. With the last open one, the run goes on.
+#[utoipa::path(
+    post, path = "/reviews/{review}/decision", tag = "reviews", operation_id = "decide_review",
+    params(("review" = String, Path, description = "The review")), request_body(content = DecisionBody),
+    responses((status = 200, description = "It is decided", body = ReviewView), Writing)
+)]
+pub async fn decide(
+    State(app): State<Shared>,
+    caller: Caller,
+    in_hand: Option<Extension<InHand>>,
+    path: Named,
+    Input(body): Input<DecisionBody>,
+) -> ApiResult<Json<ReviewView>> {
+    let (who, id) = (caller.reviews()?, named(&path)?);
+    let reviewer = caller.reviewer(body.reviewer)?;
+    let DecisionBody { decision, notes, arguments, .. } = body;
+    let verdict = Verdict { decision, reviewer, notes, arguments: arguments.map(Value::Object) };
+    let review = app.tenure.decide(&who, &id, &verdict).await?;
+    let (head, _) = app.tenure.review(&who, &id).await?;
+    let view = ReviewView::of(&head, &review);
+    // A command that has the store in hand is gone in a moment: its run is for a server, with its models and tools.
+    if in_hand.is_none() && head.reviews.is_empty() && head.run.is_some() {
+        runner::take(&app, head);
+    }
+    Ok(Json(view))
+}

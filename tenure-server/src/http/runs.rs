@@ -1,0 +1,461 @@
+//! `/sessions/{id}/runs`: work in a session that goes on by itself, and can be followed from anywhere.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::extract::{Id, Input, Named, Params, header_text, idempotency_key};
+use crate::http::view::{self, Reading, RunView};
+use crate::runner;
+use crate::server::Shared;
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use tenure::{
+    Answered, Ask, Begun, Entry, Fields, Heard, Message, Mode, OnBusy, Piece, Principal, Record, RunId, Seq, SessionId,
+    Turn, TurnError,
+};
+use tokio::sync::{mpsc, oneshot};
+use utoipa::{IntoParams, ToSchema};
+
+/// How often a run is looked at that another node may be working on.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// So many records are read at once.
+const PAGE: usize = 256;
+
+/// A run to be.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewRun {
+    /// What is said first; nothing: it goes on where the session stands.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<Object>>)]
+    messages: Option<Vec<Box<serde_json::value::RawValue>>>,
+    /// The same as one text from the user.
+    #[serde(default)]
+    input: Option<String>,
+    /// The model; else the assistant's, else the session's.
+    #[serde(default)]
+    model: Option<String>,
+    /// More for the model's server, such as `temperature`.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    options: Option<Map<String, Value>>,
+    /// `wait` (until it stops), `stream` (events as they happen) or `background` (answers at once).
+    #[serde(default)]
+    mode: Wait,
+    /// What to do if the session is busy: `queue`, `reject` or `interrupt`.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    on_busy: Option<OnBusy>,
+}
+
+/// How a run is waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Until it stops.
+    #[default]
+    Wait,
+    /// Its events, as they happen.
+    Stream,
+    /// Not at all.
+    Background,
+}
+
+/// A run with what came of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RunWhole {
+    /// The run.
+    #[serde(flatten)]
+    run: RunView,
+    /// Its last answer.
+    #[schema(value_type = Option<Object>)]
+    answer: Option<Value>,
+    /// What a person has to decide before it can go on.
+    reviews: Vec<String>,
+}
+
+/// Runs, oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RunList {
+    /// `list`.
+    object: &'static str,
+    /// The runs.
+    data: Vec<RunView>,
+    /// Always `null`: they come all at once.
+    next_cursor: Option<String>,
+}
+
+/// What happened in a run.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EventList {
+    /// `list`.
+    object: &'static str,
+    /// The events, oldest first: `seq`, `created_at`, `type`, and what it is about.
+    #[schema(value_type = Vec<Object>)]
+    data: Vec<Value>,
+    /// What to give as `after` for what comes next.
+    next_cursor: Option<String>,
+    /// Whether nothing more will come.
+    over: bool,
+}
+
+/// Where to begin.
+#[derive(Debug, Deserialize, IntoParams)]
+pub struct After {
+    /// The last event that is known; `Last-Event-ID` says the same.
+    #[serde(default)]
+    after: Option<Seq>,
+}
+
+/// Start a run
+///
+/// The model is asked, tools are called, and what happens is kept as it goes. A run goes on when its client goes away, when its server is
+/// restarted, and on another node when its own is gone.
+#[utoipa::path(
+    post, path = "/sessions/{id}/runs", tag = "runs", operation_id = "create_run",
+    params(("id" = String, Path, description = "The session"), ("Idempotency-Key" = Option<String>, Header, description = "The same key with the same body is one run")),
+    request_body(content = NewRun),
+    responses(
+        (status = 200, description = "It stopped: it is completed, failed, cancelled, or waits for a person (`paused`)", content((RunWhole = "application/json"), (String = "text/event-stream"))),
+        (status = 202, description = "It is on its way (`background`)", body = RunWhole),
+        (status = 400, description = "Something in the request is wrong", body = ErrorBody),
+        (status = 401, description = "No key, or an unknown one", body = ErrorBody),
+        (status = 403, description = "The key does not allow it", body = ErrorBody),
+        (status = 404, description = "No such session or model", body = ErrorBody),
+        (status = 408, description = "The body came too slowly; nothing was changed", body = ErrorBody),
+        (status = 409, description = "The session is busy or paused", body = ErrorBody),
+        (status = 410, description = "The session has expired or was deleted", body = ErrorBody),
+        (status = 413, description = "Over a limit", body = ErrorBody),
+        (status = 415, description = "Not JSON", body = ErrorBody),
+        (status = 422, description = "The idempotency key came with another body before", body = ErrorBody),
+        (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
+        (status = 500, description = "What is stored there is damaged (`corrupt`)", body = ErrorBody),
+        (status = 503, description = "The store is not available", body = ErrorBody),
+        (status = 507, description = "The disk is full", body = ErrorBody),
+    )
+)]
+pub async fn create(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    headers: HeaderMap,
+    Input(body): Input<NewRun>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let head = app.tenure.live(&who, &id).await?;
+    let assistant = match &head.assistant {
+        Some(name) => app.tenure.assistant(&who, name).await?,
+        None => None,
+    };
+    let model = body.model.or_else(|| assistant?.model.clone()).or(head.info.model);
+    let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
+    if app.models.get(&model).is_none() {
+        let message = format!("there is no model {model:?}; GET /v1/models lists them");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"));
+    }
+    let (mode, mut messages) = (body.mode, Vec::new());
+    for (i, raw) in body.messages.unwrap_or_default().iter().enumerate() {
+        messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
+    }
+    messages.extend(body.input.as_deref().map(Message::user));
+    let options: Fields = serde_json::from_value(Value::Object(body.options.unwrap_or_default())).unwrap_or_default();
+    let detail = runner::detail(&model, &options);
+    if detail.is_empty() {
+        return Err(ApiError::too_large("options", "the options are too long; send less"));
+    }
+    let on_busy = body.on_busy.unwrap_or(app.config.sessions.on_busy);
+    if on_busy == OnBusy::Branch {
+        return Err(ApiError::invalid("on_busy", "a run stays in its session; use queue, reject or interrupt"));
+    }
+    let key = idempotency_key(&headers)?;
+    let same = |key: String| {
+        let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
+        (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
+    };
+    let same = key.map(same);
+    if let Some((key, body)) = &same
+        && let Some((_, run)) = app.tenure.started(&who, key, body).await?
+    {
+        return again(&app, &who, &id, &run, mode).await;
+    }
+    let turn = match messages.is_empty() {
+        true => app.tenure.go_on(&who, &id, on_busy, detail).await?,
+        false => {
+            let idempotency = same;
+            let ask = Ask {
+                session: Some(id.clone()),
+                messages,
+                mode: Mode::Append,
+                model: Some(model),
+                on_busy,
+                on_expired: tenure::OnExpired::Reject,
+                idempotency,
+                detail,
+                ..Ask::default()
+            };
+            match app.tenure.turn(&who, ask).await? {
+                Begun::Turn(turn) => *turn,
+                Begun::Before { run, .. } => return whole(&app, &who, &id, &run, StatusCode::OK).await,
+            }
+        }
+    };
+    begin(&app, &who, turn, mode).await
+}
+
+/// A run that was asked for before. Whoever works on it goes on; if nobody does, somebody will.
+async fn again(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, wait: Wait) -> ApiResult<Response> {
+    match wait {
+        Wait::Stream => Ok(events(app.clone(), who.clone(), id.clone(), run.clone(), 0, None)),
+        Wait::Background => whole(app, who, id, run, StatusCode::ACCEPTED).await,
+        Wait::Wait => loop {
+            let (head, found) = app.tenure.run(who, id, run).await?;
+            if found.ended.is_some() || !head.reviews.is_empty() {
+                return whole(app, who, id, run, StatusCode::OK).await;
+            }
+            app.tenure.changed(who, id, head.seq, LOOK_AGAIN).await?;
+        },
+    }
+}
+
+/// Lets a run go, and waits for it as asked.
+async fn begin(app: &Shared, who: &Principal, turn: Turn, wait: Wait) -> ApiResult<Response> {
+    let (id, run) = (turn.session_id.clone(), turn.run.clone());
+    tracing::Span::current().record("session_id", id.as_str());
+    let (pieces, heard) = mpsc::channel(64);
+    let (end, ended) = oneshot::channel::<Result<Answered, TurnError>>();
+    let here = app.clone();
+    app.tasks.spawn(async move {
+        let outcome = runner::work(&here, turn, (wait == Wait::Stream).then_some(pieces)).await;
+        let _ = end.send(outcome);
+    });
+    match wait {
+        Wait::Background => whole(app, who, &id, &run, StatusCode::ACCEPTED).await,
+        Wait::Stream => Ok(events(app.clone(), who.clone(), id, run, 0, Some(heard))),
+        Wait::Wait => {
+            // Whatever came of it is in the session.
+            let _ = ended.await;
+            whole(app, who, &id, &run, StatusCode::OK).await
+        }
+    }
+}
+
+async fn whole(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, status: StatusCode) -> ApiResult<Response> {
+    let found = app.tenure.view(who, id, |session| {
+        let found = session.run(run)?;
+        let said = session.messages.iter().rev().find(|m| m.run.as_ref() == Some(run));
+        let answer = said.filter(|m| m.message.role() == tenure::Role::Assistant).map(|m| m.message.to_value());
+        let open = session.open_reviews().filter(|r| r.opened.run.as_ref() == Some(run));
+        let reviews = open.map(|r| r.opened.review.to_string()).collect();
+        Some((session.seq, RunWhole { run: RunView::of(found, session.head()), answer, reviews }))
+    });
+    match found.await? {
+        Some((seq, run)) => Ok(view::json(status, Some(seq), view::text(&run))),
+        None => Err(tenure::Error::NoSuchRun { session_id: id.clone(), run: run.clone() }.into()),
+    }
+}
+
+fn named(named: &Named) -> ApiResult<RunId> {
+    Ok(RunId::new(named.get("run")?)?)
+}
+
+/// List runs
+#[utoipa::path(
+    get, path = "/sessions/{id}/runs", tag = "runs", operation_id = "list_runs",
+    params(("id" = String, Path, description = "The session")),
+    responses((status = 200, description = "All of them, oldest first", body = RunList), Reading)
+)]
+pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<RunList>> {
+    let who = caller.reads()?;
+    let view = |session: &tenure::Session| session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
+    let data = app.tenure.view(&who, &id, view).await?;
+    Ok(Json(RunList { object: "list", data, next_cursor: None }))
+}
+
+/// Look at a run
+#[utoipa::path(
+    get, path = "/sessions/{id}/runs/{run}", tag = "runs", operation_id = "get_run",
+    params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
+    responses((status = 200, description = "Where it stands, and its last answer", body = RunWhole), Reading)
+)]
+pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
+    whole(&app, &caller.reads()?, &id, &named(&path)?, StatusCode::OK).await
+}
+
+/// Follow a run
+///
+/// With `Accept: text/event-stream` (or none) what happens comes as server-sent events until the run is over, each with the number of its
+/// record as its id: who gives it back as `Last-Event-ID` misses nothing, also after a restart and on another node. With
+/// `Accept: application/json` what there is by now comes as a list.
+#[utoipa::path(
+    get, path = "/sessions/{id}/runs/{run}/events", tag = "runs", operation_id = "run_events",
+    params(
+        ("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run"), After,
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that is known"),
+    ),
+    responses((status = 200, description = "What happened", content((EventList = "application/json"), (String = "text/event-stream"))), Reading)
+)]
+pub async fn follow(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    path: Named,
+    headers: HeaderMap,
+    Params(after): Params<After>,
+) -> ApiResult<Response> {
+    let (who, run) = (caller.reads()?, named(&path)?);
+    let last = header_text(&headers, "last-event-id").filter(|t| !t.is_empty()).map(str::parse::<Seq>).transpose();
+    let last = last.map_err(|_| ApiError::invalid("Last-Event-ID", "it must be the number of an event"))?;
+    let after = last.or(after.after).unwrap_or(0);
+    // What is wrong is told before anything is sent.
+    let first = app.tenure.follow(&who, &id, &run, after, PAGE).await?;
+    if header_text(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
+        let next = first.records.last().map_or(after, |r| r.seq);
+        let data = first.records.iter().map(told).collect();
+        let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.over };
+        return Ok(Json(list).into_response());
+    }
+    Ok(events(app, who, id, run, after, None))
+}
+
+/// Stop a run
+///
+/// What happened is kept. Tools that were called are not undone.
+#[utoipa::path(
+    post, path = "/sessions/{id}/runs/{run}/cancel", tag = "runs", operation_id = "cancel_run",
+    params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
+    responses((status = 200, description = "It has ended", body = RunWhole), view::Ending)
+)]
+pub async fn cancel(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
+    let (who, run) = (caller.writes()?, named(&path)?);
+    app.tenure.cancel(&who, &id, &run).await?;
+    whole(&app, &who, &id, &run, StatusCode::OK).await
+}
+
+/// Go on after a run
+///
+/// Goes on from where a run that failed or was stopped has left the session, with what it was started with. This is a run of its own.
+#[utoipa::path(
+    post, path = "/sessions/{id}/runs/{run}/resume", tag = "runs", operation_id = "resume_run",
+    params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
+    responses((status = 202, description = "A new run is on its way", body = RunWhole), view::Ending)
+)]
+pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
+    let (who, run) = (caller.writes()?, named(&path)?);
+    let (head, found) = app.tenure.run(&who, &id, &run).await?;
+    if found.ended.is_none() {
+        let message = match head.reviews.is_empty() {
+            true => "the run is still on; follow its events",
+            false => "the run waits for a person; decide its reviews (GET /reviews), and it goes on by itself",
+        };
+        return Err(ApiError::new(StatusCode::CONFLICT, "run_not_ended", message));
+    }
+    let mut detail = found.detail;
+    if !detail.contains_key("model") {
+        let model = head.info.model.unwrap_or_else(|| app.models.default_name().to_owned());
+        detail = runner::detail(&model, &Fields::default());
+    }
+    let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
+    begin(&app, &who, turn, Wait::Background).await
+}
+
+/// A record as an event.
+fn told(record: &Record) -> Value {
+    let mut event = json!({"seq": record.seq, "created_at": record.at});
+    let encoded: Value = match &record.entry {
+        Entry::Message(post) => json!({"message": {"run": post.run, "message": post.message.to_value()}}),
+        other => serde_json::from_str(&other.encode()).unwrap_or_default(),
+    };
+    if let Value::Object(one) = encoded
+        && let Some((kind, data)) = one.into_iter().next()
+    {
+        event["type"] = json!(kind);
+        event["data"] = data;
+    }
+    event
+}
+
+/// Where a stream of events stands.
+struct Following {
+    app: Shared,
+    who: Principal,
+    id: SessionId,
+    run: RunId,
+    after: Seq,
+    /// What the run says before it is kept; only here and now.
+    heard: Option<mpsc::Receiver<Heard>>,
+    over: bool,
+}
+
+/// The events of a run until it is over or waits for a person.
+fn events(
+    app: Shared,
+    who: Principal,
+    id: SessionId,
+    run: RunId,
+    after: Seq,
+    heard: Option<mpsc::Receiver<Heard>>,
+) -> Response {
+    let following = Following { app, who, id, run, after, heard, over: false };
+    let all = stream::unfold(following, |mut f| async move {
+        if f.over {
+            return None;
+        }
+        let bytes = f.more().await;
+        Some((Ok::<_, std::convert::Infallible>(bytes), f))
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(all)).into_response()
+}
+
+impl Following {
+    async fn more(&mut self) -> Bytes {
+        loop {
+            let found = match self.app.tenure.follow(&self.who, &self.id, &self.run, self.after, PAGE).await {
+                Ok(found) => found,
+                Err(e) => {
+                    self.over = true;
+                    let body = serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default();
+                    return Bytes::from(format!("event: error\ndata: {body}\n\n"));
+                }
+            };
+            if !found.records.is_empty() || found.over {
+                let mut text = String::new();
+                for record in &found.records {
+                    let event = told(record);
+                    let kind = event["type"].as_str().unwrap_or("event").to_owned();
+                    text.push_str(&format!("id: {}\nevent: {kind}\ndata: {event}\n\n", record.seq));
+                    self.after = record.seq;
+                }
+                self.over = found.over;
+                if found.over {
+                    text.push_str("event: done\ndata: [DONE]\n\n");
+                }
+                return Bytes::from(text);
+            }
+            let changed = self.app.tenure.changed(&self.who, &self.id, self.after, LOOK_AGAIN);
+            let Some(heard) = &mut self.heard else {
+                let _ = tokio::time::timeout(KEEP_ALIVE, changed).await;
+                return Bytes::from_static(b": \n\n");
+            };
+            tokio::select! {
+                _ = changed => {}
+                piece = heard.recv() => match piece {
+                    Some(Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk))) => {
+                        return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
+                    }
+                    Some(Heard::Tool(_)) => {}
+                    None => self.heard = None,
+                },
+            }
+        }
+    }
+}
+
+/// Proxies close what says nothing for long.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -1,0 +1,91 @@
+//! `/schedules`: what runs by the clock.
+
+use crate::auth::Caller;
+use crate::error::ApiResult;
+use crate::http::view::Asking;
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Something that runs by the clock.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ScheduleView {
+    /// Its name.
+    name: String,
+    /// When.
+    cron: String,
+    /// By whose clock.
+    timezone: String,
+    /// Who is asked.
+    assistant: String,
+    /// The session that is always gone on with; `null`: a fresh one each time.
+    session_id: Option<String>,
+    /// When it is due next.
+    #[schema(format = DateTime)]
+    next_at: Option<String>,
+    /// When it was due last.
+    #[schema(format = DateTime)]
+    last_at: Option<String>,
+    /// How often it has run.
+    count: u64,
+    /// The session of the last run.
+    last_session_id: Option<String>,
+    /// The last run.
+    last_run_id: Option<String>,
+    /// Times at which it did not run, and why.
+    missed: Vec<MissedView>,
+}
+
+/// A time at which it did not run.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MissedView {
+    /// When it was due.
+    #[schema(format = DateTime)]
+    at: String,
+    /// Why it did not run.
+    why: String,
+}
+
+/// What runs by the clock.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ScheduleList {
+    /// `list`.
+    object: &'static str,
+    /// All of the tenant's.
+    data: Vec<ScheduleView>,
+    /// Always `null`: they come all at once.
+    next_cursor: Option<String>,
+}
+
+/// List schedules
+///
+/// They are declared in `tenure.yaml`.
+#[utoipa::path(
+    get, path = "/schedules", tag = "runs", operation_id = "list_schedules",
+    responses((status = 200, description = "All of the tenant's", body = ScheduleList), Asking)
+)]
+pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
+    let who = caller.reads()?;
+    let mut data = Vec::new();
+    for plan in app.schedules.iter().filter(|p| p.schedule.tenant == who.tenant.as_str()) {
+        let state = plan.state(&app).await?;
+        let schedule = plan.schedule.clone();
+        let missed = state.missed.into_iter().map(|m| MissedView { at: m.at.to_string(), why: m.why });
+        data.push(ScheduleView {
+            next_at: plan.next(state.last.unwrap_or_else(|| app.tenure.now())).map(|t| t.to_string()),
+            name: schedule.name,
+            cron: schedule.cron,
+            timezone: schedule.timezone,
+            assistant: schedule.assistant,
+            session_id: schedule.session,
+            last_at: state.last.filter(|_| state.count > 0).map(|t| t.to_string()),
+            count: state.count,
+            last_session_id: state.session.map(|s| s.to_string()),
+            last_run_id: state.run.map(|r| r.to_string()),
+            missed: missed.collect(),
+        });
+    }
+    Ok(Json(ScheduleList { object: "list", data, next_cursor: None }))
+}

@@ -1,0 +1,116 @@
+//! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
+
+use crate::metrics;
+use crate::server::{App, Shared};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tenure::{Answered, Fields, Hands, Head, Heard, ModelError, Outcome, Principal, RunId, SessionId, Turn, TurnError};
+use tokio::sync::mpsc;
+
+/// Options that are longer than this are not kept: their run can not be taken over.
+const MAX_OPTIONS: usize = 64 << 10;
+
+/// At most so many runs are taken over in one pass.
+const MAX_TAKEN: usize = 64;
+
+/// What a run is started with, so that any node can go on with it.
+pub fn detail(model: &str, options: &Fields) -> Map<String, Value> {
+    let mut options = options.clone();
+    ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.take(name)));
+    let text = options.to_string();
+    if text.len() > MAX_OPTIONS {
+        return Map::new();
+    }
+    let options: Value = serde_json::from_str(&text).unwrap_or_default();
+    Map::from_iter([("model".to_owned(), json!(model)), ("options".to_owned(), options)])
+}
+
+/// Works on a run until it is done, or waits for a person.
+pub async fn work(app: &App, turn: Turn, listener: Option<mpsc::Sender<Heard>>) -> Result<Answered, TurnError> {
+    let name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
+    let mut options: Fields = serde_json::from_value(options).unwrap_or_default();
+    options.set("model", &name);
+    let stream = listener.is_some();
+    if stream {
+        options.set("stream", true);
+    }
+    let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
+    let model = app.models.get(&name).unwrap_or_else(|| Arc::new(Missing(name)));
+    let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
+    let watch = crate::clock::Stopwatch::start();
+    let hands = Hands { model: &*timed, tools: Some(&*app.tools) };
+    let outcome = turn.run(hands, options, stream, listener).await;
+    metrics::turn(Duration::ZERO, watch.elapsed(), &timed, &outcome);
+    match &outcome {
+        Ok(answered) => tracing::debug!(%session_id, run = %run, waiting = answered.waiting, "a run stopped"),
+        Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "a run failed"),
+    }
+    told(app, &who, &session_id, &run, &outcome).await;
+    outcome
+}
+
+/// A model that is there no more.
+struct Missing(String);
+
+#[async_trait::async_trait]
+impl tenure::Model for Missing {
+    async fn ask(&self, _: tenure::Prompt) -> Result<tenure::Pieces, ModelError> {
+        Err(ModelError::Unreachable { why: format!("there is no model {:?} here", self.0) })
+    }
+}
+
+/// Tells those who want to know that a run has ended.
+pub async fn told(app: &App, who: &Principal, id: &SessionId, run: &RunId, outcome: &Result<Answered, TurnError>) {
+    if app.run_hooks.is_empty() || matches!(outcome, Ok(answered) if answered.waiting) {
+        return;
+    }
+    let (status, error) = match outcome {
+        Ok(_) => (Outcome::Completed, None),
+        Err(e @ TurnError::Stopped) => (Outcome::Cancelled, Some(e)),
+        Err(e) => (Outcome::Failed, Some(e)),
+    };
+    let error = error.map(|e| json!({"code": e.code(), "message": e.to_string()}));
+    let body = json!({
+        "event": "run.ended", "id": format!("{run}/{id}"), "at": app.tenure.now(), "tenant": who.tenant, "user": who.user,
+        "session_id": id, "run_id": run, "status": status, "error": error,
+    });
+    for hook in &app.run_hooks {
+        let (hook, body) = (hook.clone(), body.to_string());
+        app.tasks.spawn(async move { hook.insist(body).await });
+    }
+}
+
+/// Goes on with a run that nobody works on.
+pub fn take(app: &Shared, head: Head) {
+    let here = app.clone();
+    app.tasks.spawn(async move {
+        match here.tenure.take_over(&head).await {
+            Ok(Some(turn)) => {
+                tracing::info!(session_id = %turn.session_id, run = %turn.run, "going on with a run");
+                drop(work(&here, turn, None).await);
+            }
+            Ok(None) => {}
+            Err(e) => tracing::warn!(session_id = %head.info.session_id, error = %e, "a run could not be taken over"),
+        }
+    });
+}
+
+/// Looks after runs until the server stops: takes over what is left behind, and decides what nobody decided in time.
+pub async fn look_after(app: &Shared) {
+    let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
+    loop {
+        match app.tenure.abandoned(MAX_TAKEN).await {
+            Ok(heads) => heads.into_iter().for_each(|head| take(app, head)),
+            Err(e) => tracing::warn!(error = %e, "can not look for runs that were left behind"),
+        }
+        if let Err(e) = app.tenure.decide_overdue().await {
+            tracing::warn!(error = %e, "can not decide what nobody decided in time");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = app.tasks.stopping() => return,
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Scheduled runs: an assistant is asked by the clock, in a fresh session each time or always in the same one.
+//!
+//! Every node looks at the clock. A time that is due is a request with an idempotency key of its own, so that one node's run is everybody's.
+//! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
+
+use crate::config::Config;
+use crate::cron::Cron;
+use crate::runner;
+use crate::server::{App, Shared};
+use anyhow::{Context, bail};
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tenure::store::{Item, Owner, Shelf};
+use tenure::{Ask, Begun, Fields, Message, Mode, OnBusy, OnExpired, Principal, Reach, RunId, SessionId, Tenant, User};
+
+const SCHEDULES: &str = "schedules";
+/// Older than this, what is due is missed.
+const LATE: SignedDuration = SignedDuration::from_mins(5);
+/// However far away the next time is, the clock is looked at again after so long: it may be set.
+const LOOK: SignedDuration = SignedDuration::from_secs(5);
+/// So many missed times are kept.
+const KEEP_MISSED: usize = 20;
+
+/// A schedule, as it is configured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// Its name.
+    pub name: String,
+    /// When: minute, hour, day, month, day of the week.
+    pub cron: String,
+    /// By whose clock.
+    #[serde(default = "utc")]
+    pub timezone: String,
+    /// Who is asked.
+    pub assistant: String,
+    /// What, with `{{date}}`, `{{time}}`, `{{weekday}}`, `{{now}}`, `{{name}}`, `{{count}}` and the variables below.
+    pub input: String,
+    /// Words of one's own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub variables: BTreeMap<String, String>,
+    /// The session that is always gone on with; none: a fresh one each time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Whose data.
+    #[serde(default = "default_name")]
+    pub tenant: String,
+    /// Who asks.
+    #[serde(default = "default_name")]
+    pub user: String,
+}
+
+fn utc() -> String {
+    "UTC".to_owned()
+}
+
+fn default_name() -> String {
+    "default".to_owned()
+}
+
+/// A schedule that was understood.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// As it is configured.
+    pub schedule: Schedule,
+    cron: Cron,
+    zone: TimeZone,
+    who: Principal,
+    session: Option<SessionId>,
+}
+
+/// What became of a schedule so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    /// The last time that was due and dealt with.
+    pub last: Option<Timestamp>,
+    /// How often it has run.
+    #[serde(default)]
+    pub count: u64,
+    /// The session of the last run.
+    #[serde(default)]
+    pub session: Option<SessionId>,
+    /// The last run.
+    #[serde(default)]
+    pub run: Option<RunId>,
+    /// Times at which it did not run, and why; the newest last.
+    #[serde(default)]
+    pub missed: Vec<Missed>,
+}
+
+/// A time at which a schedule did not run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Missed {
+    /// When it was due.
+    pub at: Timestamp,
+    /// Why it did not run.
+    pub why: String,
+}
+
+/// The schedules of a configuration; what is wrong with one is told by its place.
+pub fn plans(config: &Config) -> anyhow::Result<Vec<Plan>> {
+    let mut plans: Vec<Plan> = Vec::new();
+    for (i, schedule) in config.schedules.iter().enumerate() {
+        let plan = plan(schedule, config).with_context(|| format!("schedules[{i}]"))?;
+        if plans.iter().any(|p| p.schedule.name == plan.schedule.name && p.who.tenant == plan.who.tenant) {
+            bail!("schedules[{i}].name: {:?} is there twice", plan.schedule.name);
+        }
+        plans.push(plan);
+    }
+    Ok(plans)
+}
+
+fn plan(schedule: &Schedule, config: &Config) -> anyhow::Result<Plan> {
+    let named = config.assistants.iter().any(|a| a.name == schedule.assistant);
+    if !named {
+        bail!("assistant: there is no assistant {:?} in this configuration", schedule.assistant);
+    }
+    let cron = schedule.cron.parse().context("cron")?;
+    let zone = TimeZone::get(&schedule.timezone)
+        .with_context(|| format!("timezone: {:?} is not known here", schedule.timezone))?;
+    let who = Principal { tenant: Tenant::new(&schedule.tenant)?, user: User::new(&schedule.user)?, reach: Reach::Own };
+    let session = schedule.session.as_ref().map(SessionId::new).transpose().context("session")?;
+    SessionId::new(&schedule.name).context("name")?;
+    let plan = Plan { schedule: schedule.clone(), cron, zone, who, session };
+    plan.say(Timestamp::UNIX_EPOCH, 0).context("input")?;
+    Ok(plan)
+}
+
+impl Plan {
+    /// When it is due next.
+    pub fn next(&self, after: Timestamp) -> Option<Timestamp> {
+        self.cron.next(&after.to_zoned(self.zone.clone())).map(|t| t.timestamp())
+    }
+
+    /// What is said at a time.
+    fn say(&self, at: Timestamp, count: u64) -> anyhow::Result<String> {
+        let here = at.to_zoned(self.zone.clone());
+        let (mut said, mut rest) = (String::new(), self.schedule.input.as_str());
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (name, after) = after.split_once("}}").context("`{{` without `}}`")?;
+            let value = match name.trim() {
+                "date" => here.date().to_string(),
+                "time" => here.strftime("%H:%M").to_string(),
+                "weekday" => here.strftime("%A").to_string(),
+                "now" => at.to_string(),
+                "name" => self.schedule.name.clone(),
+                "count" => count.to_string(),
+                other => match self.schedule.variables.get(other) {
+                    Some(value) => value.clone(),
+                    None => bail!("there is no variable {other:?}"),
+                },
+            };
+            said.push_str(before);
+            said.push_str(&value);
+            rest = after;
+        }
+        said.push_str(rest);
+        Ok(said)
+    }
+
+    fn shelf(&self) -> Shelf {
+        Shelf { tenant: self.who.tenant.clone(), owner: Owner::Tenant, name: SCHEDULES.to_owned() }
+    }
+
+    /// What became of it so far.
+    pub async fn state(&self, app: &App) -> tenure::Result<State> {
+        let item = app.tenure.store().get(&self.shelf(), &self.schedule.name, None).await?;
+        Ok(item.and_then(|i| serde_json::from_str(&i.value).ok()).unwrap_or_default())
+    }
+
+    async fn keep(&self, app: &App, state: &State) -> tenure::Result<()> {
+        let (now, value) = (app.tenure.now(), json!(state).to_string());
+        let key = self.schedule.name.clone();
+        let item = Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None };
+        app.tenure.store().put(&self.shelf(), &item, None).await
+    }
+
+    /// Deals with what is due; when to look again.
+    async fn look(&self, app: &Shared) -> tenure::Result<Option<Timestamp>> {
+        let now = app.tenure.now();
+        let mut state = self.state(app).await?;
+        let Some(last) = state.last else {
+            // It is new: it begins with the next time.
+            state.last = Some(now);
+            self.keep(app, &state).await?;
+            return Ok(self.next(now));
+        };
+        let mut due = Vec::new();
+        let mut at = last;
+        while let Some(next) = self.next(at).filter(|t| *t <= now) {
+            due.push(next);
+            at = next;
+            if due.len() > 1000 {
+                due.drain(..500);
+            }
+        }
+        let Some(latest) = due.pop() else { return Ok(self.next(last)) };
+        due.iter().for_each(|at| state.miss(*at, "nobody was there"));
+        state.last = Some(latest);
+        if now.duration_since(latest) > LATE {
+            state.miss(latest, "nobody was there");
+        } else if self.is_on(app, &state).await? {
+            state.miss(latest, "the run before was still on");
+        } else if let Some((session, run)) = self.fire(app, latest, state.count + 1).await? {
+            (state.session, state.run, state.count) = (Some(session), Some(run), state.count + 1);
+            metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
+        }
+        self.keep(app, &state).await?;
+        Ok(self.next(latest))
+    }
+
+    async fn is_on(&self, app: &App, state: &State) -> tenure::Result<bool> {
+        let (Some(session), Some(run)) = (&state.session, &state.run) else { return Ok(false) };
+        match app.tenure.run(&self.who, session, run).await {
+            Ok((_, run)) => Ok(run.ended.is_none()),
+            Err(tenure::Error::NotFound { .. } | tenure::Error::NoSuchRun { .. } | tenure::Error::Gone { .. }) => {
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Asks, unless another node has done so.
+    async fn fire(&self, app: &Shared, at: Timestamp, count: u64) -> tenure::Result<Option<(SessionId, RunId)>> {
+        let Schedule { name, assistant, .. } = &self.schedule;
+        let said = self.say(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
+        let key = format!("schedule/{name}/{}", at.as_second());
+        let body = blake3::hash(name.as_bytes()).to_hex().to_string();
+        if let Some(started) = app.tenure.started(&self.who, &key, &body).await? {
+            return Ok(Some(started));
+        }
+        let model = app.tenure.assistant(&self.who, assistant).await?.and_then(|a| a.model.clone());
+        let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
+        let fresh = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
+        let session = self.session.clone().map_or_else(fresh, Ok)?;
+        let ask = Ask {
+            session: Some(session),
+            messages: vec![Message::user(&said)],
+            mode: Mode::Append,
+            assistant: Some(assistant.clone()),
+            detail: runner::detail(&model, &Fields::default()),
+            model: Some(model),
+            on_busy: OnBusy::Reject,
+            on_expired: OnExpired::Restore,
+            idempotency: Some((key.clone(), body.clone())),
+            ..Ask::default()
+        };
+        match app.tenure.turn(&self.who, ask).await? {
+            Begun::Before { session_id, run, .. } => Ok(Some((session_id, run))),
+            Begun::Turn(turn) => {
+                let began = (turn.session_id.clone(), turn.run.clone());
+                tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
+                let here = app.clone();
+                app.tasks.spawn(async move { drop(runner::work(&here, *turn, None).await) });
+                Ok(Some(began))
+            }
+        }
+    }
+}
+
+impl State {
+    fn miss(&mut self, at: Timestamp, why: &str) {
+        if self.missed.iter().any(|m| m.at == at) {
+            return;
+        }
+        tracing::warn!(%at, why, "a scheduled run was missed");
+        metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
+        self.missed.push(Missed { at, why: why.to_owned() });
+        let over = self.missed.len().saturating_sub(KEEP_MISSED);
+        self.missed.drain(..over);
+    }
+}
+
+/// Looks at the clock until the server stops.
+pub async fn watch(app: &Shared) {
+    if app.schedules.is_empty() {
+        return;
+    }
+    loop {
+        let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
+        for plan in &app.schedules {
+            match plan.look(app).await {
+                Ok(next) => soonest = next.map_or(soonest, |t| t.min(soonest)),
+                Err(e) => {
+                    tracing::warn!(schedule = plan.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
+                }
+            }
+        }
+        let wait = Duration::try_from(soonest.duration_since(app.tenure.now())).unwrap_or_default();
+        tokio::select! {
+            () = tokio::time::sleep(wait.max(Duration::from_millis(500))) => {}
+            () = app.tasks.stopping() => return,
+        }
+    }
+}

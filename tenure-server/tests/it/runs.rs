@@ -1,0 +1,484 @@
+//! Runs over HTTP: tools, events, cancelling, going on after a restart, and people who decide.
+
+use crate::kit::*;
+use axum::Router;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::routing::post;
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tenure::Assistant;
+use tenure_server::auth::Right;
+use tenure_server::config::Config;
+use tokio::sync::Semaphore;
+
+/// A server with tools: it remembers who called, and answers when it may.
+#[derive(Clone)]
+pub struct Toolbox {
+    pub calls: Arc<Mutex<Vec<(String, HeaderMap, Value)>>>,
+    /// A call of `slow` takes a permit.
+    pub slow: Arc<Semaphore>,
+    pub address: String,
+}
+
+impl Toolbox {
+    pub async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let box_ = Self { calls: Arc::default(), slow: Arc::new(Semaphore::new(0)), address };
+        let routes = Router::new().route("/{tool}", post(answer)).with_state(box_.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        box_
+    }
+
+    pub fn count(&self, tool: &str) -> usize {
+        self.calls.lock().unwrap().iter().filter(|(t, ..)| t == tool).count()
+    }
+
+    /// An assistant with all of these tools.
+    pub fn assistant(&self, more: Value) -> Assistant {
+        let tool = |name: &str, flags: Value| {
+            let mut http = json!({
+                "name": name, "description": "A tool.", "url": format!("{}/{name}", self.address),
+                "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+            });
+            http.as_object_mut().unwrap().extend(flags.as_object().unwrap().clone());
+            json!({"http": http})
+        };
+        let mut assistant = json!({"name": "agent", "model": "default", "tools": [
+            tool("look", json!({"read_only": true})), tool("pay", json!({})), tool("refund", json!({})),
+            tool("slow", json!({})), tool("again", json!({"idempotent": true})),
+        ]});
+        assistant.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(assistant).unwrap()
+    }
+}
+
+async fn answer(
+    State(tools): State<Toolbox>,
+    axum::extract::Path(tool): axum::extract::Path<String>,
+    headers: HeaderMap,
+    body: String,
+) -> String {
+    let arguments: Value = serde_json::from_str(&body).unwrap();
+    tools.calls.lock().unwrap().push((tool.clone(), headers, arguments.clone()));
+    if tool == "slow" || tool == "again" {
+        tools.slow.acquire().await.unwrap().forget();
+    }
+    format!("{tool} {}", arguments["x"])
+}
+
+pub async fn home(kind: &str, tools: &Toolbox, more: Value) -> Option<Home> {
+    home_with(kind, tools, more, |_| ()).await
+}
+
+async fn home_with(kind: &str, tools: &Toolbox, more: Value, change: impl FnOnce(&mut Config)) -> Option<Home> {
+    let assistant = tools.assistant(more);
+    Home::with(kind, false, |config| {
+        config.assistants = vec![assistant];
+        config.runs.lease = "600ms".parse().unwrap();
+        change(config);
+    })
+    .await
+}
+
+impl Client {
+    pub async fn send(&self, method: &str, path: &str, body: Value) -> Reply {
+        let request = self.http.request(method.parse().unwrap(), format!("{}{path}", self.base));
+        let request = if method == "GET" { request } else { request.json(&body) };
+        reply_plain(request.send().await.unwrap()).await
+    }
+
+    pub async fn begin(&self, id: &str) {
+        let made = self.send("POST", "/sessions", json!({"id": id, "assistant_id": "agent"})).await;
+        assert_eq!(made.status, 201, "{made:?}");
+    }
+
+    pub async fn run(&self, id: &str, input: &str, mode: &str) -> Reply {
+        self.send("POST", &format!("/sessions/{id}/runs"), json!({"input": input, "mode": mode})).await
+    }
+
+    /// Waits until the last run of a session has this status.
+    pub async fn until(&self, id: &str, status: &str) -> Value {
+        let last = Mutex::new(Value::Null);
+        within(&format!("the run of {id} is {status}"), async || {
+            let runs = self.send("GET", &format!("/sessions/{id}/runs"), Value::Null).await;
+            *last.lock().unwrap() = runs.body["data"].as_array().and_then(|r| r.last().cloned()).unwrap_or_default();
+            last.lock().unwrap()["status"] == status
+        })
+        .await;
+        last.into_inner().unwrap()
+    }
+}
+
+async fn reply_plain(response: reqwest::Response) -> Reply {
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let text = response.text().await.unwrap();
+    let body = serde_json::from_str(&text).unwrap_or_default();
+    Reply { status, headers, text, body, ..Reply::default() }
+}
+
+/// The events of a stream: id, kind, data.
+fn events(text: &str) -> Vec<(Option<u64>, String, String)> {
+    let part = |event: &str, name: &str| event.lines().find_map(|l| Some(l.strip_prefix(name)?.to_owned()));
+    let all = text.split("\n\n").filter(|e| e.contains("event: "));
+    all.map(|e| {
+        let id = part(e, "id: ").map(|id| id.parse().unwrap());
+        (id, part(e, "event: ").unwrap(), part(e, "data: ").unwrap())
+    })
+    .collect()
+}
+
+fn kinds(text: &str) -> Vec<String> {
+    events(text).into_iter().map(|(_, kind, _)| kind).filter(|k| k != "delta").collect()
+}
+
+/// The whole life of a run: parallel calls, kept in order, followed from any point, also after a restart.
+async fn a_run_calls_tools_and_can_be_followed(kind: &str) {
+    let tools = Toolbox::start().await;
+    let Some(mut home) = home(kind, &tools, json!({})).await else { return };
+    home.client.begin("s").await;
+    home.model.then(Act::Call(vec![("a", "slow", r#"{"x":1}"#), ("b", "look", r#"{"x":2}"#)])).then(Act::Say("Done."));
+    tools.slow.add_permits(1);
+    let run = home.client.run("s", "Go", "wait").await;
+    assert_eq!((run.status, run.body["status"].as_str()), (200, Some("completed")), "{run:?}");
+    assert_eq!(run.body["answer"]["content"], "Done.");
+    let shown = home.model.shown();
+    assert_eq!(shown[2..], [tool("a", "slow 1"), tool("b", "look 2")], "in the order of the calls");
+    let id = run.body["id"].as_str().unwrap().to_owned();
+    let (_, headers, arguments) = tools.calls.lock().unwrap()[0].clone();
+    assert_eq!(arguments.as_object().unwrap().len(), 1);
+    assert_eq!(headers["x-tenure-run"].to_str().unwrap(), id);
+    for restarted in [false, true] {
+        if restarted && kind != "memory" {
+            home.restart().await;
+        }
+        let path = format!("/sessions/s/runs/{id}/events");
+        let all = home.client.send("GET", &path, Value::Null).await;
+        assert_eq!(
+            kinds(&all.text),
+            [
+                "run_started",
+                "message",
+                "tool_started",
+                "tool_started",
+                "message",
+                "checkpoint",
+                "message",
+                "checkpoint",
+                "message",
+                "checkpoint",
+                "run_ended",
+                "done"
+            ],
+            "{}",
+            all.text
+        );
+        let fourth = events(&all.text)[3].0.unwrap();
+        let rest = home.client.send("GET", &format!("{path}?after={fourth}"), Value::Null).await;
+        assert_eq!(kinds(&rest.text)[..], kinds(&all.text)[4..]);
+        let request = home.client.http.get(format!("{}{path}", home.client.base)).header("accept", "application/json");
+        let polled = reply_plain(request.header("last-event-id", fourth.to_string()).send().await.unwrap()).await;
+        assert_eq!(polled.body["data"].as_array().unwrap().len(), kinds(&rest.text).len() - 1);
+        assert_eq!(polled.body["over"], true);
+    }
+    let checkpoint = home.client.send("GET", "/sessions/s/checkpoints/turn-1.1", Value::Null).await;
+    assert_eq!(checkpoint.body["pending_tool_calls"][0]["name"], "look", "{checkpoint:?}");
+    assert_eq!(checkpoint.body["pending_tool_calls"][0]["started"], true);
+    assert_eq!(checkpoint.body["tool_results"][0]["message"]["content"], "slow 1");
+    assert_eq!(checkpoint.body["step_index"], 1);
+    assert_eq!(checkpoint.body["messages"].as_array().unwrap().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_calls_tools_and_can_be_followed_sqlite() {
+    a_run_calls_tools_and_can_be_followed("sqlite").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_calls_tools_and_can_be_followed_postgres() {
+    a_run_calls_tools_and_can_be_followed("postgres").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_has_words_as_they_come_and_events_as_they_are_kept() {
+    let tools = Toolbox::start().await;
+    let home = home("memory", &tools, json!({})).await.unwrap();
+    home.client.begin("s").await;
+    home.model.then(Act::Call(vec![("a", "look", "{}")])).then(Act::Say("All is well."));
+    let run = home.client.run("s", "Go", "stream").await;
+    let all = events(&run.text);
+    assert!(kinds(&run.text).ends_with(&["run_ended".into(), "done".into()]), "{}", run.text);
+    let words = all.iter().filter(|(id, kind, data)| id.is_none() && kind == "delta" && data.contains("content"));
+    assert!(words.count() >= 3, "{}", run.text);
+    assert!(!all.iter().any(|(_, kind, data)| kind == "delta" && data.contains("tool_calls")), "{}", run.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_in_the_background_can_be_polled_and_cancelled() {
+    let tools = Toolbox::start().await;
+    let home = home("memory", &tools, json!({})).await.unwrap();
+    home.client.begin("s").await;
+    home.model.then(Act::Call(vec![("a", "slow", "{}")]));
+    let run = home.client.run("s", "Go", "background").await;
+    assert_eq!(run.status, 202, "{run:?}");
+    let id = run.body["id"].as_str().unwrap().to_owned();
+    within("the tool is called", async || tools.count("slow") == 1).await;
+    assert_eq!(home.client.until("s", "running").await["id"], id);
+    let resumed = home.client.send("POST", &format!("/sessions/s/runs/{id}/resume"), json!({})).await;
+    assert_eq!((resumed.status, resumed.code()), (409, "run_not_ended"));
+    let ended = home.client.send("POST", &format!("/sessions/s/runs/{id}/cancel"), json!({})).await;
+    assert_eq!((ended.body["status"].as_str(), ended.body["code"].as_str()), (Some("cancelled"), Some("cancelled")));
+    // What happened is kept, and nothing comes after it.
+    tools.slow.add_permits(1);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(home.stored("s").await.len(), 2);
+    // A call that may have been made is not simply made again.
+    let resumed = home.client.send("POST", &format!("/sessions/s/runs/{id}/resume"), json!({})).await;
+    assert_eq!(resumed.status, 202, "{resumed:?}");
+    home.client.until("s", "paused").await;
+    let reviews = home.client.send("GET", "/reviews", Value::Null).await;
+    assert_eq!(reviews.body["data"][0]["kind"], "lost", "{reviews:?}");
+    assert_eq!(tools.count("slow"), 1);
+    let nothing = home.client.send("GET", "/sessions/s/runs/run_nothing", Value::Null).await;
+    assert_eq!((nothing.status, nothing.code()), (404, "no_such_run"));
+}
+
+/// A standard client of an assistant with tools: a normal answer, with what was called in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn chat_with_tools_here() {
+    let tools = Toolbox::start().await;
+    let home = home("memory", &tools, json!({})).await.unwrap();
+    for stream in [false, true] {
+        home.model.then(Act::Call(vec![("a", "look", r#"{"x":7}"#)])).then(Act::Say("Seven it is."));
+        let id = format!("s-{stream}");
+        let body = json!({"model": "agent", "session_id": id, "messages": [user("Look")]});
+        let answer = home.client.chat(stream, body, &[]).await;
+        assert_eq!((answer.status, answer.said()), (200, "Seven it is."), "{answer:?}");
+        assert!(answer.message().get("tool_calls").is_none(), "{answer:?}");
+        assert_eq!(answer.report()[3], 1, "{answer:?}");
+        assert_eq!(home.stored(&id).await.len(), 4);
+        if stream {
+            let progress: Vec<Value> = answer.events.iter().filter_map(|e| serde_json::from_str(e).ok()).collect();
+            let phases: Vec<&str> = progress.iter().filter_map(|e| e["phase"].as_str()).collect();
+            assert_eq!(phases, ["calling", "complete"]);
+            assert!(answer.text.contains("event: agentic_tool_call_progress\n"));
+        } else {
+            let calls = &answer.body["agentic_tool_calls"];
+            assert_eq!(
+                (calls[0]["name"].as_str(), calls[0]["result_content"].as_str()),
+                (Some("look"), Some("look 7"))
+            );
+        }
+    }
+    // The same look in the same session comes from the cache.
+    let looks = tools.count("look");
+    home.model.then(Act::Call(vec![("b", "look", r#"{"x":7}"#)])).then(Act::Say("Still."));
+    let again = home
+        .client
+        .chat(
+            false,
+            json!({"model": "agent", "session_id": "s-false", "history": "append", "messages": [user("And?")]}),
+            &[],
+        )
+        .await;
+    assert_eq!(again.body["agentic_tool_calls"][0]["cached"], true, "{again:?}");
+    assert_eq!(tools.count("look"), looks);
+    // Tools that the client brings are the client's to call.
+    home.model.then(Act::Call(vec![("c", "mine", "{}")]));
+    let brought = json!([{"type": "function", "function": {"name": "mine", "parameters": {}}}]);
+    let body = json!({"model": "agent", "session_id": "c", "messages": [user("Hi")], "tools": brought});
+    let theirs = home.client.chat(false, body, &[]).await;
+    assert_eq!(theirs.message()["tool_calls"][0]["function"]["name"], "mine", "{theirs:?}");
+    let offered: Value = serde_json::from_str(&home.model.bodies().pop().unwrap()).unwrap();
+    assert_eq!(offered["tools"].as_array().unwrap().len(), 6);
+}
+
+fn rules() -> Value {
+    json!({"review": [{"tool": "refund*", "queue": "finance"}, {"tool": "pay", "queue": "finance", "timeout": "1s", "on_timeout": "rejected"}]})
+}
+
+/// A standard client meets a person who has to decide: it gets a normal answer, and can go on later.
+async fn a_person_decides(kind: &str, stream: bool) {
+    let tools = Toolbox::start().await;
+    let Some(home) = home(kind, &tools, rules()).await else { return };
+    home.model.then(Act::Call(vec![("a", "refund", r#"{"x":5}"#)]));
+    let ask = |messages: Value| json!({"model": "agent", "session_id": "s", "messages": messages});
+    let first = home.client.chat(stream, ask(json!([user("Money back")])), &[]).await;
+    assert_eq!(first.status, 200, "{first:?}");
+    let notice = first.said().to_owned();
+    assert!(notice.contains("refund") && notice.contains("rev_"), "{notice}");
+    assert_eq!(tools.count("refund"), 0);
+    let session = home.client.send("GET", "/sessions/s", Value::Null).await;
+    assert_eq!(
+        (session.body["status"].as_str(), session.body["runs"][0]["status"].as_str()),
+        (Some("paused"), Some("paused"))
+    );
+    let refused = home.client.chat(stream, ask(json!([user("And?")])), &[]).await;
+    assert_eq!((refused.status, refused.code()), (409, "paused"));
+    let forced = home.client.send("PATCH", "/sessions/s", json!({"status": "active"})).await;
+    assert_eq!(forced.status, 400, "{forced:?}");
+
+    let list = home.client.send("GET", "/reviews?queue=finance", Value::Null).await;
+    let review = list.body["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(list.body["data"][0]["arguments"], json!({"x": 5}));
+    assert_eq!(home.client.send("GET", "/reviews?queue=other", Value::Null).await.body["data"], json!([]));
+    let path = format!("/reviews/{review}");
+    let claimed = home.client.send("POST", &format!("{path}/claim"), json!({"reviewer": "bob"})).await;
+    assert_eq!((claimed.status, claimed.body["claimed_by"].as_str()), (200, Some("bob")), "{claimed:?}");
+    let other =
+        home.client.send("POST", &format!("{path}/decision"), json!({"decision": "approved", "reviewer": "eve"})).await;
+    assert_eq!((other.status, other.code()), (409, "claimed"));
+    let bad = home
+        .client
+        .send("POST", &format!("{path}/decision"), json!({"decision": "corrected", "reviewer": "bob"}))
+        .await;
+    assert_eq!((bad.status, bad.body["error"]["param"].as_str()), (400, Some("arguments")));
+    home.model.then(Act::Say("You get 3."));
+    let decision = json!({"decision": "corrected", "arguments": {"x": 3}, "notes": "less", "reviewer": "bob"});
+    let decided = home.client.send("POST", &format!("{path}/decision"), decision.clone()).await;
+    assert_eq!((decided.status, decided.body["status"].as_str()), (200, Some("decided")), "{decided:?}");
+    let twice = home.client.send("POST", &format!("{path}/decision"), decision).await;
+    assert_eq!((twice.status, twice.code()), (409, "already_decided"));
+    home.client.until("s", "completed").await;
+    assert_eq!(tools.calls.lock().unwrap()[0].2, json!({"x": 3}));
+    let session = home.client.send("GET", "/sessions/s", Value::Null).await;
+    assert_eq!(session.body["status"], "active");
+    let recorded = &session.body["metadata"]["hitl_decisions"][0];
+    let mut names: Vec<&str> = recorded.as_object().unwrap().keys().map(String::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["decision", "notes", "reviewer", "step", "timestamp"], "as the seed has it");
+    assert_eq!((recorded["step"].as_str(), recorded["decision"].as_str()), (Some("refund"), Some("corrected")));
+    assert_eq!(
+        home.client.send("GET", "/reviews?status=decided", Value::Null).await.body["data"][0]["id"],
+        review.as_str()
+    );
+
+    // It sends everything back, the notice too: what came of it stands in its place.
+    home.model.then(Act::Say("Good bye."));
+    let last = ask(json!([user("Money back"), assistant(&notice), user("Thanks")]));
+    let last = home.client.chat(stream, last, &[]).await;
+    assert_eq!((last.status, last.said()), (200, "Good bye."), "{last:?}");
+    assert_eq!(last.report()[2], 0, "nothing is rewound: {last:?}");
+    let said: Vec<String> = home.model.shown().iter().filter_map(|m| Some(m["content"].as_str()?.to_owned())).collect();
+    assert_eq!(said, ["Money back", "refund 3", "You get 3.", "Thanks"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_decides_sqlite() {
+    a_person_decides("sqlite", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_decides_postgres_streamed() {
+    a_person_decides("postgres", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_decides_in_time_is_decided_as_the_rule_says() {
+    let tools = Toolbox::start().await;
+    let home = home("memory", &tools, rules()).await.unwrap();
+    home.client.begin("s").await;
+    home.model.then(Act::Call(vec![("a", "pay", "{}")])).then(Act::Say("Then not."));
+    let run = home.client.run("s", "Pay", "wait").await;
+    assert_eq!((run.body["status"].as_str(), run.body["reviews"].as_array().map(Vec::len)), (Some("paused"), Some(1)));
+    home.client.until("s", "completed").await;
+    assert_eq!(tools.count("pay"), 0);
+    let said = home.stored("s").await;
+    assert!(said[2]["content"].as_str().unwrap().contains("refused"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reviews_need_the_right_and_stay_with_the_tenant() {
+    let tools = Toolbox::start().await;
+    let home = home("memory", &tools, rules()).await.unwrap();
+    home.client.begin("s").await;
+    home.model.then(Act::Call(vec![("a", "refund", "{}")]));
+    home.client.run("s", "Pay", "wait").await;
+    let review =
+        home.client.send("GET", "/reviews", Value::Null).await.body["data"][0]["id"].as_str().unwrap().to_owned();
+    let mut keys = Vec::new();
+    for (tenant, rights) in [
+        ("default", vec![Right::Read, Right::Write]),
+        ("default", vec![Right::Review]),
+        ("other", vec![Right::Review, Right::Admin]),
+    ] {
+        let tenant = tenure::Tenant::new(tenant).unwrap();
+        keys.push(home.app.keys.add(tenant, None, rights, None).await.unwrap().1);
+    }
+    let ask = async |key: &str, path: &str| {
+        let request = home.client.http.get(format!("{}{path}", home.client.base)).bearer_auth(key);
+        reply_plain(request.send().await.unwrap()).await
+    };
+    assert_eq!(ask(&keys[0], "/reviews").await.status, 403);
+    assert_eq!(ask(&keys[1], "/reviews").await.body["data"][0]["id"], review.as_str());
+    assert_eq!(ask(&keys[1], "/sessions/s").await.status, 403, "who reviews need not read");
+    assert_eq!(ask(&keys[2], "/reviews").await.body["data"], json!([]));
+    let hidden = ask(&keys[2], &format!("/reviews/{review}")).await;
+    assert_eq!((hidden.status, hidden.code()), (404, "no_such_review"));
+}
+
+/// The server is killed in the middle of a call. What may be done again is; about the rest a person is asked.
+async fn a_run_goes_on_after_a_crash(store: &str, dir: &std::path::Path) {
+    let (tools, model) = (Toolbox::start().await, Script::default());
+    let more = json!({"assistants": [tools.assistant(json!({}))], "runs": {"lease": "2s"}});
+    let base_url = model.start().await;
+    let mut node = Binary::with(dir, store, &base_url, more.clone());
+    for (id, tool) in [("may", "again"), ("must-not", "slow")] {
+        node.client.begin(id).await;
+        model.then(Act::Call(vec![("a", tool, "{}")]));
+        node.client.run(id, "Go", "background").await;
+        within("the tool is called", async || tools.count(tool) == 1).await;
+    }
+    node.kill();
+    let node = Binary::with(dir, store, &base_url, more);
+    node.client.until("must-not", "paused").await;
+    within("it is called again", async || tools.count("again") == 2).await;
+    model.then(Act::Say("One."));
+    tools.slow.add_permits(3);
+    node.client.until("may", "completed").await;
+    let reviews = node.client.send("GET", "/reviews", Value::Null).await;
+    let review = reviews.body["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(reviews.body["data"][0]["kind"], "lost", "{reviews:?}");
+    model.then(Act::Say("Two."));
+    let told = json!({"decision": "approved", "notes": "I saw it"});
+    node.client.send("POST", &format!("/reviews/{review}/decision"), told).await;
+    node.client.until("must-not", "completed").await;
+    assert_eq!(tools.count("slow"), 1, "no side effect runs twice");
+    let said = node.client.send("GET", "/sessions/must-not/messages", Value::Null).await;
+    assert!(said.body["data"][2]["message"]["content"].as_str().unwrap().contains("I saw it"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_goes_on_after_a_crash_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    a_run_goes_on_after_a_crash("sqlite:tenure.db", dir.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_goes_on_after_a_crash_postgres() {
+    let dir = tempfile::tempdir().unwrap();
+    if let Some(store) = postgres_url() {
+        a_run_goes_on_after_a_crash(&store, dir.path()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_web_hook_is_told_when_a_run_ends() {
+    let tools = Toolbox::start().await;
+    let hook = format!("{}/hook", tools.address);
+    let home = home_with("memory", &tools, json!({}), |config| {
+        config.runs.webhooks = vec![serde_json::from_value(json!({"url": hook})).unwrap()];
+    })
+    .await
+    .unwrap();
+    home.client.begin("s").await;
+    let run = home.client.run("s", "Go", "wait").await;
+    within("the hook is told", async || tools.count("hook") == 1).await;
+    let (_, _, told) = tools.calls.lock().unwrap()[0].clone();
+    assert_eq!(
+        (told["event"].as_str(), &told["run_id"], told["status"].as_str()),
+        (Some("run.ended"), &run.body["id"], Some("completed"))
+    );
+}

@@ -1,0 +1,94 @@
+//! Runs by the clock: on one node only, never two at once, and what was missed is told.
+
+use crate::kit::*;
+use jiff::SignedDuration;
+use serde_json::json;
+use std::sync::Arc;
+use tenure::store::MemoryStore;
+use tenure::{Clock, Options, Tenure};
+use tenure_server::config::Config;
+use tenure_server::schedules::{self, State};
+use tenure_server::server::{App, Shared};
+use tokio::sync::Semaphore;
+
+fn config(base_url: &str, session: Option<&str>) -> Config {
+    let mut config = Config { models: vec![model("default", base_url)], ..Config::default() };
+    config.models[0].idle_timeout = "1m".parse().unwrap();
+    config.assistants = vec![serde_json::from_value(json!({"name": "agent", "model": "default"})).unwrap()];
+    let schedule = json!({
+        "name": "tick", "cron": "* * * * *", "timezone": "Europe/Berlin", "assistant": "agent", "session": session,
+        "input": "{{weekday}} {{date}} {{time}}, {{name}} {{count}}: {{what}}", "variables": {"what": "go"},
+    });
+    config.schedules = vec![serde_json::from_value(schedule).unwrap()];
+    config
+}
+
+async fn state(app: &Shared) -> State {
+    app.schedules[0].state(app).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_node_runs_it_and_none_overlaps() {
+    for session in [Some("lasting"), None] {
+        let script = Script::default();
+        let base_url = script.start().await;
+        let (store, clock) = (Arc::new(MemoryStore::new()), Clock::manual("2026-11-16T08:58:30Z".parse().unwrap()));
+        let node = || {
+            let tenure = Tenure::on(store.clone(), Options { clock: clock.clone(), ..Options::default() });
+            App::on(tenure, config(&base_url, session)).unwrap()
+        };
+        let (one, two) = (node(), node());
+        let mut watching = Vec::new();
+        for app in [one.clone(), two.clone()] {
+            watching.push(tokio::spawn(async move { schedules::watch(&app).await }));
+        }
+        within("it is known", async || state(&one).await.last.is_some()).await;
+        assert_eq!(script.count(), 0, "what was due before it was there is not made up for");
+        clock.advance(SignedDuration::from_secs(40));
+        within("it ran", async || state(&one).await.count == 1).await;
+        within("it was asked", async || script.count() == 1).await;
+        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+        assert_eq!(script.count(), 1, "two nodes looked, one ran it");
+        let said = script.shown().last().unwrap()["content"].as_str().unwrap().to_owned();
+        assert_eq!(said, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
+
+        // Still on when the next is due.
+        let hold = Arc::new(Semaphore::new(0));
+        script.then(Act::Hold("a", hold.clone(), "b"));
+        clock.advance(SignedDuration::from_secs(60));
+        within("it is on", async || script.count() == 2).await;
+        within("it is noted", async || state(&one).await.count == 2).await;
+        clock.advance(SignedDuration::from_secs(60));
+        within("it is missed", async || !state(&one).await.missed.is_empty()).await;
+        assert!(state(&two).await.missed[0].why.contains("still on"));
+        hold.add_permits(1);
+        let id = state(&one).await.session.unwrap();
+        within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
+
+        // Nobody was there for a while.
+        clock.advance(SignedDuration::from_mins(3));
+        within("the last one runs", async || state(&one).await.count == 3).await;
+        let missed = state(&one).await.missed;
+        assert_eq!(missed.iter().filter(|m| m.why.contains("nobody")).count(), 2, "{missed:?}");
+        watching.into_iter().for_each(|w| w.abort());
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_schedule_is_told_by_its_place() {
+    let wrong = |change: fn(&mut schedules::Schedule)| {
+        let mut config = config("http://127.0.0.1:1/v1", None);
+        change(&mut config.schedules[0]);
+        format!("{:#}", schedules::plans(&config).unwrap_err())
+    };
+    for (error, want) in [
+        (wrong(|s| s.cron = "61 * * * *".into()), "schedules[0]: cron: minute"),
+        (wrong(|s| s.timezone = "Mars/Olympus".into()), "Mars/Olympus"),
+        (wrong(|s| s.assistant = "nobody".into()), "nobody"),
+        (wrong(|s| s.input = "{{what".into()), "}}"),
+        (wrong(|s| s.input = "{{else}}".into()), "else"),
+        (wrong(|s| s.session = Some("../x".into())), "session"),
+    ] {
+        assert!(error.contains(want), "{error}");
+    }
+}

@@ -1,0 +1,133 @@
+//! `tenure chat` at a terminal: the real binary on a pseudo-terminal, with somebody who types.
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A terminal with a command in it.
+struct Terminal {
+    keys: File,
+    shown: Arc<Mutex<String>>,
+    /// What was looked at already.
+    seen: usize,
+    child: Child,
+}
+
+fn pair() -> rustix::io::Result<(File, File)> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    tcsetwinsize(&ours, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 })?;
+    let name = ptsname(&ours, Vec::new())?;
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
+    let theirs = rustix::fs::open(&name, flags, rustix::fs::Mode::empty())?;
+    Ok((ours.into(), theirs.into()))
+}
+
+impl Terminal {
+    /// None where there are no pseudo-terminals; CI has them.
+    fn start(mut command: Command) -> Option<Self> {
+        let (ours, theirs) = match pair() {
+            Ok(pair) => pair,
+            Err(e) if std::env::var_os("CI").is_none() => {
+                eprintln!("skipped: there are no pseudo-terminals here ({e})");
+                return None;
+            }
+            Err(e) => panic!("no pseudo-terminal: {e}"),
+        };
+        let end = || theirs.try_clone().unwrap();
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let shown = Arc::new(Mutex::new(String::new()));
+        let (mut screen, mut keys, text) = (ours.try_clone().unwrap(), ours.try_clone().unwrap(), Arc::clone(&shown));
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            // It ends with an error when the command has.
+            while let Ok(n @ 1..) = screen.read(&mut part) {
+                let new = String::from_utf8_lossy(&part[..n]).into_owned();
+                // A terminal tells where its cursor is.
+                for _ in new.matches("\x1b[6n") {
+                    let _ = keys.write_all(b"\x1b[1;1R");
+                }
+                text.lock().unwrap().push_str(&new);
+            }
+        });
+        Some(Self { keys: ours, shown, seen: 0, child })
+    }
+
+    fn types(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until this is shown, after what was waited for before.
+    #[track_caller]
+    fn shows(&mut self, want: &str) {
+        let watch = Instant::now();
+        loop {
+            {
+                let shown = self.shown.lock().unwrap();
+                if let Some(at) = shown[self.seen..].find(want) {
+                    self.seen += at + want.len();
+                    return;
+                }
+                let late = watch.elapsed() > Duration::from_secs(30);
+                assert!(!late, "{want:?} is not shown: {:?}", &shown[self.seen..]);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn somebody_chats_at_a_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let chat = |id: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+        for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
+            command.env_remove(name);
+        }
+        command.args(["chat", id]).current_dir(dir.path()).env("TERM", "xterm");
+        command
+    };
+    let Some(mut terminal) = Terminal::start(chat("one")) else { return };
+    terminal.shows("new session one");
+    terminal.shows("> ");
+    terminal.types("Hello there\r");
+    terminal.shows("You said: Hello there I see 1 message.");
+    terminal.shows("> ");
+    terminal.types("/checkpoints\r");
+    terminal.shows("CHECKPOINT");
+    terminal.shows("turn-1");
+    terminal.shows("> ");
+    // A mistake does not end it.
+    terminal.types("/nonsense\r");
+    terminal.shows("error: there is no /nonsense");
+    terminal.shows("> ");
+    terminal.types("/fork\r");
+    terminal.shows("session ");
+    terminal.shows("> ");
+    terminal.types("in the fork\r");
+    terminal.shows("You said: in the fork I see 3 messages.");
+    terminal.shows("> ");
+    terminal.types("/quit\r");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+    // Again, where it was left; what was typed before can be called back, and Ctrl-D leaves.
+    let mut terminal = Terminal::start(chat("one")).unwrap();
+    terminal.shows("You said: Hello there I see 1 message.");
+    terminal.shows("> ");
+    terminal.types("\x1b[A\r");
+    terminal.shows("You said: Hello there I see 3 messages.");
+    terminal.shows("> ");
+    terminal.types("\x04");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}
