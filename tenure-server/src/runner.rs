@@ -63,7 +63,12 @@ impl tenure::Model for Missing {
 
 /// Tells those who want to know that a run has ended.
 pub async fn told(app: &App, who: &Principal, id: &SessionId, run: &RunId, outcome: &Result<Answered, TurnError>) {
-    if app.run_hooks.is_empty() || matches!(outcome, Ok(answered) if answered.waiting) {
+    let goes_on = match outcome {
+        Ok(answered) => answered.waiting,
+        // Another node has it now, and tells of its end.
+        Err(e) => matches!(e, TurnError::Store(tenure::Error::Superseded { .. })),
+    };
+    if app.run_hooks.is_empty() || goes_on {
         return;
     }
     let (status, error) = match outcome {

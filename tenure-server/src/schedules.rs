@@ -169,7 +169,9 @@ impl Plan {
     /// What became of it so far.
     pub async fn state(&self, app: &App) -> tenure::Result<State> {
         let item = app.tenure.store().get(&self.shelf(), &self.schedule.name, None).await?;
-        Ok(item.and_then(|i| serde_json::from_str(&i.value).ok()).unwrap_or_default())
+        let Some(item) = item else { return Ok(State::default()) };
+        let place = || format!("schedule {:?} of tenant {}", self.schedule.name, self.who.tenant);
+        serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))
     }
 
     async fn keep(&self, app: &App, state: &State) -> tenure::Result<()> {
