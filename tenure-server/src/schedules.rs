@@ -12,18 +12,21 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tenure::store::{Item, Owner, Shelf};
 use tenure::{Ask, Begun, Fields, Message, Mode, OnBusy, OnExpired, Principal, Reach, RunId, SessionId, Tenant, User};
 
-const SCHEDULES: &str = "schedules";
 /// Older than this, what is due is missed.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
 /// However far away the next time is, the clock is looked at again after so long: it may be set.
 const LOOK: SignedDuration = SignedDuration::from_secs(5);
-/// So many missed times are kept.
-const KEEP_MISSED: usize = 20;
+const RAN: &str = "ran";
+const MISSED: &str = "missed";
+/// So many missed times are told.
+const TELL_MISSED: usize = 20;
+/// So many notes of each kind are kept of one schedule.
+const KEEP_NOTES: usize = 50;
 
 /// A schedule, as it is configured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,31 +77,63 @@ pub struct Plan {
 }
 
 /// What became of a schedule so far.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct State {
     /// The last time that was due and dealt with.
     pub last: Option<Timestamp>,
     /// How often it has run.
-    #[serde(default)]
     pub count: u64,
     /// The session of the last run.
-    #[serde(default)]
     pub session: Option<SessionId>,
     /// The last run.
-    #[serde(default)]
     pub run: Option<RunId>,
     /// Times at which it did not run, and why; the newest last.
-    #[serde(default)]
     pub missed: Vec<Missed>,
 }
 
 /// A time at which a schedule did not run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Missed {
     /// When it was due.
     pub at: Timestamp,
     /// Why it did not run.
     pub why: String,
+}
+
+/// What became of one time. Notes are added and none undoes another: nodes that look at once need not agree on who writes.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+enum Note {
+    /// The schedule is new; what was due before is nobody's.
+    New {
+        at: Timestamp,
+    },
+    Missed {
+        at: Timestamp,
+        why: String,
+    },
+    /// It ran, whatever another node says of it.
+    Ran {
+        at: Timestamp,
+        count: u64,
+        session: SessionId,
+        run: RunId,
+    },
+}
+
+impl Note {
+    fn at(&self) -> Timestamp {
+        let (Self::New { at } | Self::Missed { at, .. } | Self::Ran { at, .. }) = self;
+        *at
+    }
+
+    /// A shelf for each kind, so that many missed times do not push the last run out.
+    fn shelf(&self) -> &'static str {
+        match self {
+            Self::New { .. } | Self::Ran { .. } => RAN,
+            Self::Missed { .. } => MISSED,
+        }
+    }
 }
 
 /// The schedules of a configuration; what is wrong with one is told by its place.
@@ -162,56 +197,72 @@ impl Plan {
         Ok(said)
     }
 
-    fn shelf(&self) -> Shelf {
-        Shelf { tenant: self.who.tenant.clone(), owner: Owner::Tenant, name: SCHEDULES.to_owned() }
+    fn shelf(&self, kind: &str) -> Shelf {
+        let name = format!("schedule/{}/{kind}", self.schedule.name);
+        Shelf { tenant: self.who.tenant.clone(), owner: Owner::Tenant, name }
     }
 
     /// What became of it so far.
     pub async fn state(&self, app: &App) -> tenure::Result<State> {
-        let item = app.tenure.store().get(&self.shelf(), &self.schedule.name, None).await?;
-        let Some(item) = item else { return Ok(State::default()) };
-        let place = || format!("schedule {:?} of tenant {}", self.schedule.name, self.who.tenant);
-        serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))
+        let mut state = State::default();
+        for kind in [MISSED, RAN] {
+            for item in app.tenure.store().items(&self.shelf(kind), None, 2 * KEEP_NOTES).await? {
+                let place = || format!("schedule {:?} of tenant {}", self.schedule.name, self.who.tenant);
+                let note: Note = serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))?;
+                state.add(note);
+            }
+        }
+        let over = state.missed.len().saturating_sub(TELL_MISSED);
+        state.missed.drain(..over);
+        Ok(state)
     }
 
-    async fn keep(&self, app: &App, state: &State) -> tenure::Result<()> {
-        let (now, value) = (app.tenure.now(), json!(state).to_string());
-        let key = self.schedule.name.clone();
-        let item = Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None };
-        app.tenure.store().put(&self.shelf(), &item, None).await
+    async fn note(&self, app: &App, note: &Note) -> tenure::Result<()> {
+        let (created_at, used_at) = (app.tenure.now(), note.at());
+        let key = used_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let item =
+            Item { key, value: json!(note).to_string(), text: None, created_at, used_at, uses: 0, expires_at: None };
+        app.tenure.store().put(&self.shelf(note.shelf()), &item, Some(KEEP_NOTES)).await
+    }
+
+    async fn miss(&self, app: &App, at: Timestamp, why: &str) -> tenure::Result<()> {
+        tracing::warn!(schedule = self.schedule.name, %at, why, "a scheduled run was missed");
+        metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
+        self.note(app, &Note::Missed { at, why: why.to_owned() }).await
     }
 
     /// Deals with what is due; when to look again.
     async fn look(&self, app: &Shared) -> tenure::Result<Option<Timestamp>> {
         let now = app.tenure.now();
-        let mut state = self.state(app).await?;
+        let state = self.state(app).await?;
         let Some(last) = state.last else {
             // It is new: it begins with the next time.
-            state.last = Some(now);
-            self.keep(app, &state).await?;
+            self.note(app, &Note::New { at: now }).await?;
             return Ok(self.next(now));
         };
-        let mut due = Vec::new();
+        let mut due = VecDeque::new();
         let mut at = last;
         while let Some(next) = self.next(at).filter(|t| *t <= now) {
-            due.push(next);
+            due.push_back(next);
             at = next;
-            if due.len() > 1000 {
-                due.drain(..500);
+            if due.len() > TELL_MISSED {
+                due.pop_front();
             }
         }
-        let Some(latest) = due.pop() else { return Ok(self.next(last)) };
-        due.iter().for_each(|at| state.miss(*at, "nobody was there"));
-        state.last = Some(latest);
-        if now.duration_since(latest) > LATE {
-            state.miss(latest, "nobody was there");
-        } else if self.is_on(app, &state).await? {
-            state.miss(latest, "the run before was still on");
-        } else if let Some((session, run)) = self.fire(app, latest, state.count + 1).await? {
-            (state.session, state.run, state.count) = (Some(session), Some(run), state.count + 1);
-            metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
+        let Some(latest) = due.pop_back() else { return Ok(self.next(last)) };
+        for at in due {
+            self.miss(app, at, "nobody was there").await?;
         }
-        self.keep(app, &state).await?;
+        if now.duration_since(latest) > LATE {
+            self.miss(app, latest, "nobody was there").await?;
+        } else if self.is_on(app, &state).await? {
+            self.miss(app, latest, "the run before was still on").await?;
+        } else {
+            let count = state.count + 1;
+            let (session, run) = self.fire(app, latest, count).await?;
+            metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
+            self.note(app, &Note::Ran { at: latest, count, session, run }).await?;
+        }
         Ok(self.next(latest))
     }
 
@@ -227,13 +278,13 @@ impl Plan {
     }
 
     /// Asks, unless another node has done so.
-    async fn fire(&self, app: &Shared, at: Timestamp, count: u64) -> tenure::Result<Option<(SessionId, RunId)>> {
+    async fn fire(&self, app: &Shared, at: Timestamp, count: u64) -> tenure::Result<(SessionId, RunId)> {
         let Schedule { name, assistant, .. } = &self.schedule;
         let said = self.say(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
         let key = format!("schedule/{name}/{}", at.as_second());
         let body = blake3::hash(name.as_bytes()).to_hex().to_string();
         if let Some(started) = app.tenure.started(&self.who, &key, &body).await? {
-            return Ok(Some(started));
+            return Ok(started);
         }
         let model = app.tenure.assistant(&self.who, assistant).await?.and_then(|a| a.model.clone());
         let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
@@ -252,28 +303,29 @@ impl Plan {
             ..Ask::default()
         };
         match app.tenure.turn(&self.who, ask).await? {
-            Begun::Before { session_id, run, .. } => Ok(Some((session_id, run))),
+            Begun::Before { session_id, run, .. } => Ok((session_id, run)),
             Begun::Turn(turn) => {
                 let began = (turn.session_id.clone(), turn.run.clone());
                 tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
                 let here = app.clone();
                 app.tasks.spawn(async move { drop(runner::work(&here, *turn, None).await) });
-                Ok(Some(began))
+                Ok(began)
             }
         }
     }
 }
 
 impl State {
-    fn miss(&mut self, at: Timestamp, why: &str) {
-        if self.missed.iter().any(|m| m.at == at) {
-            return;
+    fn add(&mut self, note: Note) {
+        self.last = self.last.max(Some(note.at()));
+        match note {
+            Note::New { .. } => {}
+            Note::Missed { at, why } => self.missed.push(Missed { at, why }),
+            Note::Ran { at, count, session, run } => {
+                (self.count, self.session, self.run) = (count, Some(session), Some(run));
+                self.missed.retain(|m| m.at != at);
+            }
         }
-        tracing::warn!(%at, why, "a scheduled run was missed");
-        metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
-        self.missed.push(Missed { at, why: why.to_owned() });
-        let over = self.missed.len().saturating_sub(KEEP_MISSED);
-        self.missed.drain(..over);
     }
 }
 
@@ -283,19 +335,24 @@ pub async fn watch(app: &Shared) {
         return;
     }
     loop {
-        let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
-        for plan in &app.schedules {
-            match plan.look(app).await {
-                Ok(next) => soonest = next.map_or(soonest, |t| t.min(soonest)),
-                Err(e) => {
-                    tracing::warn!(schedule = plan.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
-                }
-            }
-        }
-        let wait = Duration::try_from(soonest.duration_since(app.tenure.now())).unwrap_or_default();
+        let wait = Duration::try_from(look(app).await.duration_since(app.tenure.now())).unwrap_or_default();
         tokio::select! {
             () = tokio::time::sleep(wait.max(Duration::from_millis(500))) => {}
             () = app.tasks.stopping() => return,
         }
     }
+}
+
+/// Deals with all that is due now; when to look again.
+pub async fn look(app: &Shared) -> Timestamp {
+    let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
+    for plan in &app.schedules {
+        match plan.look(app).await {
+            Ok(next) => soonest = next.map_or(soonest, |t| t.min(soonest)),
+            Err(e) => {
+                tracing::warn!(schedule = plan.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
+            }
+        }
+    }
+    soonest
 }

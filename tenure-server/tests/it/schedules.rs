@@ -4,8 +4,9 @@ use crate::kit::*;
 use jiff::SignedDuration;
 use serde_json::json;
 use std::sync::Arc;
+use std::time::Duration;
 use tenure::store::MemoryStore;
-use tenure::{Clock, Options, Tenure};
+use tenure::{Clock, Limits, Options, Tenure};
 use tenure_server::config::Config;
 use tenure_server::schedules::{self, State};
 use tenure_server::server::{App, Shared};
@@ -34,20 +35,27 @@ async fn one_node_runs_it_and_none_overlaps() {
         let base_url = script.start().await;
         let (store, clock) = (Arc::new(MemoryStore::new()), Clock::manual("2026-11-16T08:58:30Z".parse().unwrap()));
         let node = || {
-            let tenure = Tenure::on(store.clone(), Options { clock: clock.clone(), ..Options::default() });
+            // Renewed by the clock on the wall, a lease of the usual length ends when the other clock leaps over it.
+            let limits = Limits { lease: Duration::from_hours(1), ..Limits::default() };
+            let tenure = Tenure::on(store.clone(), Options { clock: clock.clone(), limits, ..Options::default() });
             App::on(tenure, config(&base_url, session)).unwrap()
         };
         let (one, two) = (node(), node());
         let mut watching = Vec::new();
         for app in [one.clone(), two.clone()] {
-            watching.push(tokio::spawn(async move { schedules::watch(&app).await }));
+            watching.push(tokio::spawn(async move {
+                loop {
+                    schedules::look(&app).await;
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }));
         }
         within("it is known", async || state(&one).await.last.is_some()).await;
         assert_eq!(script.count(), 0, "what was due before it was there is not made up for");
         clock.advance(SignedDuration::from_secs(40));
         within("it ran", async || state(&one).await.count == 1).await;
         within("it was asked", async || script.count() == 1).await;
-        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(script.count(), 1, "two nodes looked, one ran it");
         let said = script.shown().last().unwrap()["content"].as_str().unwrap().to_owned();
         assert_eq!(said, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
