@@ -91,6 +91,9 @@ pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
     Cache::with_options(options, ByBytes, Default::default(), Default::default())
 }
 
+/// A log of so many records is long.
+const LONG_LOG: u64 = 1000;
+
 /// How much of a session a step must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -231,7 +234,13 @@ impl Tenure {
         };
         metrics::counter!("tenure_commits_total", "outcome" => outcome).increment(1);
         if done.is_ok() && !commit.records.is_empty() {
-            self.watchers().tell(&commit.head.key());
+            let key = commit.head.key();
+            self.watchers().tell(&key);
+            // Nobody elsewhere waits for a session without a run.
+            let over = || commit.records.iter().any(|r| matches!(r.entry, Entry::RunEnded { .. }));
+            if commit.head.run.is_some() || over() {
+                self.store().tell(&key);
+            }
         }
         done
     }
@@ -349,8 +358,17 @@ impl Tenure {
         Ok(parts.into_iter().rev().flatten().collect())
     }
 
-    /// Records of a session's own log, in pages.
+    /// Records of a session's own log, in pages. A long one is read in two halves at once: reading is work, not waiting.
     async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
+        if upto.saturating_sub(after) < LONG_LOG {
+            return self.part(head, after, upto).await;
+        }
+        let middle = after + (upto - after) / 2;
+        let halves = tokio::try_join!(self.part(head, after, middle), self.part(head, middle, upto));
+        halves.map(|(older, newer)| older.into_iter().chain(newer).collect())
+    }
+
+    async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         let key = head.key();
         let mut pages = Vec::new();
         let mut last = after;

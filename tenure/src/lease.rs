@@ -96,10 +96,18 @@ impl Tenure {
         .await
     }
 
-    /// Renews a lease for as long as it is held.
+    /// Renews a lease for as long as it is held. When another node has changed the session, it may be gone: that is looked at right away.
     pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, until: &AtomicI64) -> Error {
+        let watch = self.watch(&who.key(id));
+        let told = watch.elsewhere();
+        tokio::pin!(told);
         loop {
-            tokio::time::sleep(self.limits().lease / 3).await;
+            tokio::select! {
+                () = tokio::time::sleep(self.limits().lease / 3) => {}
+                () = &mut told => {}
+            }
+            // What is told from now on counts, also while the lease is renewed.
+            told.set(watch.elsewhere());
             match self.renew(who, id, run).await {
                 // The store may be back before the lease ends; if it is not, the next commit says so.
                 Err(Error::Unavailable { .. }) => {}

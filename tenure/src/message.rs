@@ -226,6 +226,13 @@ impl Message {
 
     /// The call that a tool message answers.
     pub fn tool_call_id(&self) -> Option<String> {
+        // As we write it. Anything else is parsed.
+        if let Some(rest) = self.raw.strip_prefix(r#"{"role":"tool","tool_call_id":""#)
+            && let Some(id) = rest.split('"').next()
+            && !id.contains('\\')
+        {
+            return Some(id.to_owned());
+        }
         if self.role() != Role::Tool {
             return None;
         }

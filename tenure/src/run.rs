@@ -324,7 +324,8 @@ impl Tenure {
         if *waited > self.limits().max_wait {
             return Err(Error::Busy { session_id: key.session.clone() });
         }
-        tokio::time::sleep(pause).await;
+        let watch = self.watch(key);
+        let _ = tokio::time::timeout(pause, watch.elsewhere()).await;
         Ok(())
     }
 

@@ -15,9 +15,11 @@ use crate::work::ended;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::futures::Notified;
 
 /// What happened in a run since a point.
 #[derive(Clone, Debug)]
@@ -28,27 +30,70 @@ pub struct Followed {
     pub over: bool,
 }
 
+/// How long to wait before a session is looked at again that another process may have changed, if nobody tells.
+const LOOK: Duration = Duration::from_millis(250);
+/// The same, if other processes tell: they may forget to.
+const LOOK_ANYWAY: Duration = Duration::from_secs(1);
+
 /// Those who wait for a session to change.
 #[derive(Debug, Default)]
-pub(crate) struct Watchers(Mutex<HashMap<Key, Arc<Notify>>>);
+pub(crate) struct Watchers {
+    all: Mutex<HashMap<Key, Arc<Changes>>>,
+    /// Whether other processes tell; known once somebody asked.
+    told: OnceLock<bool>,
+}
+
+/// Changes of one session.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// By anybody.
+    any: Notify,
+    /// By another process.
+    elsewhere: Notify,
+}
+
+/// Somebody who waits for a session to change.
+pub(crate) struct Watch<'a> {
+    watchers: &'a Watchers,
+    key: Key,
+    changes: Arc<Changes>,
+}
 
 impl Watchers {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<Notify>>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Changes>>> {
+        self.all.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn of(&self, key: &Key) -> Arc<Notify> {
-        let mut all = self.lock();
-        all.retain(|_, notify| Arc::strong_count(notify) > 1);
-        all.entry(key.clone()).or_default().clone()
-    }
-
+    /// This process has changed a session.
     pub fn tell(&self, key: &Key) {
+        if let Some(changes) = self.lock().get(key) {
+            changes.any.notify_waiters();
+        }
+    }
+
+    /// Another process has changed a session, or perhaps any.
+    fn tell_elsewhere(&self, key: Option<&Key>) {
         let all = self.lock();
-        if !all.is_empty()
-            && let Some(notify) = all.get(key)
-        {
-            notify.notify_waiters();
+        for changes in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)).map(|(_, changes)| changes) {
+            changes.any.notify_waiters();
+            changes.elsewhere.notify_waiters();
+        }
+    }
+}
+
+impl Watch<'_> {
+    /// Until another process has changed the session.
+    pub fn elsewhere(&self) -> Notified<'_> {
+        self.changes.elsewhere.notified()
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut all = self.watchers.lock();
+        // The other one is in the map.
+        if Arc::strong_count(&self.changes) == 2 {
+            all.remove(&self.key);
         }
     }
 }
@@ -105,17 +150,46 @@ impl Tenure {
         Ok(Followed { records, over })
     }
 
-    /// Waits until a session has changed, or for so long: another process may have changed it, which nobody tells.
-    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq, wait: Duration) -> Result<()> {
-        let notify = self.watchers().of(&who.key(id));
-        let told = notify.notified();
+    /// Waits until a session may have changed since a record. Look again then: nobody promises that it has.
+    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
+        let watch = self.watch(&who.key(id));
+        let told = watch.changes.any.notified();
         tokio::pin!(told);
         told.as_mut().enable();
         if self.head(who, id).await?.seq > seen {
             return Ok(());
         }
-        let _ = tokio::time::timeout(wait, told).await;
+        let look = if self.is_told() { LOOK_ANYWAY } else { LOOK };
+        let _ = tokio::time::timeout(look, told).await;
         Ok(())
+    }
+
+    pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {
+        self.is_told();
+        let watchers = self.watchers();
+        let changes = watchers.lock().entry(key.clone()).or_default().clone();
+        Watch { watchers, key: key.clone(), changes }
+    }
+
+    /// Whether other processes tell of what they change. From the first time on, whoever waits here hears of it.
+    #[expect(clippy::disallowed_methods, reason = "it ends with the house, and nothing waits for it")]
+    fn is_told(&self) -> bool {
+        *self.watchers().told.get_or_init(|| {
+            let Some(mut news) = self.store().hear() else { return false };
+            let house = self.downgrade();
+            tokio::spawn(async move {
+                loop {
+                    let key = match news.recv().await {
+                        Ok(key) => key,
+                        Err(RecvError::Lagged(_)) => None,
+                        Err(RecvError::Closed) => return,
+                    };
+                    let Some(house) = house.upgrade() else { return };
+                    house.watchers.tell_elsewhere(key.as_ref());
+                }
+            });
+            true
+        })
     }
 
     /// Stops a run. What happened is kept; whoever works on it can write no more.

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{fmt, sync::Arc};
+use tokio::sync::broadcast;
 
 mod finding;
 mod index;
@@ -61,6 +62,13 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The same at once, if the store can tell without making its caller wait; `None`: ask [`Store::head`]. Meant for sessions in use,
     /// whose card is at hand.
     fn glance(&self, key: &Key) -> Option<Result<Option<Head>>>;
+
+    /// Tells other processes on this store that a session has changed, some time soon. It is a hint: nothing depends on it.
+    fn tell(&self, key: &Key);
+
+    /// Sessions that other processes have told of, and `None` when something may have been missed: they may be late, come twice, or
+    /// never. No receiver: nobody tells, and whoever waits looks again after a while.
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>>;
 
     /// The index cards that match, in the query's order.
     async fn heads(&self, query: &Query) -> Result<Vec<Head>>;

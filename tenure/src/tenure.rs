@@ -18,7 +18,7 @@ use crate::sweep::Hook;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, Weak};
 
 /// What can be chosen when a house is opened.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub struct Tenure {
 }
 
 #[derive(Debug)]
-struct House {
+pub(crate) struct House {
     store: Arc<dyn Store>,
     options: Options,
     assistants: Assistants,
@@ -61,7 +61,7 @@ struct House {
     key_gates: Gates,
     repairs: Vec<Repair>,
     node: String,
-    watchers: Watchers,
+    pub watchers: Watchers,
 }
 
 /// A session to be.
@@ -187,6 +187,10 @@ impl Tenure {
 
     pub(crate) fn watchers(&self) -> &Watchers {
         &self.house.watchers
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<House> {
+        Arc::downgrade(&self.house)
     }
 
     pub(crate) fn key_gates(&self) -> &Gates {

@@ -22,8 +22,6 @@ use tenure::{
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
 
-/// How often a run is looked at that another node may be working on.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// So many records are read at once.
 const PAGE: usize = 256;
 
@@ -218,7 +216,7 @@ async fn again(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, wait:
             if found.ended.is_some() || !head.reviews.is_empty() {
                 return whole(app, who, id, run, StatusCode::OK).await;
             }
-            app.tenure.changed(who, id, head.seq, LOOK_AGAIN).await?;
+            app.tenure.changed(who, id, head.seq).await?;
         },
     }
 }
@@ -390,8 +388,6 @@ struct Following {
     /// What the run says before it is kept; only here and now.
     heard: Option<mpsc::Receiver<Heard>>,
     over: bool,
-    /// How often nothing had happened.
-    looks: u32,
 }
 
 /// The events of a run until it is over, also while it waits for a person.
@@ -403,7 +399,7 @@ fn events(
     after: Seq,
     heard: Option<mpsc::Receiver<Heard>>,
 ) -> Response {
-    let following = Following { app, who, id, run, after, heard, over: false, looks: 0 };
+    let following = Following { app, who, id, run, after, heard, over: false };
     let all = stream::unfold(following, |mut f| async move {
         if f.over {
             return None;
@@ -417,6 +413,8 @@ fn events(
 
 impl Following {
     async fn more(&mut self) -> Bytes {
+        let quiet = tokio::time::sleep(KEEP_ALIVE);
+        tokio::pin!(quiet);
         loop {
             let found = match self.app.tenure.follow(&self.who, &self.id, &self.run, self.after, PAGE).await {
                 Ok(found) => found,
@@ -440,13 +438,11 @@ impl Following {
                 }
                 return Bytes::from(text);
             }
-            let changed = self.app.tenure.changed(&self.who, &self.id, self.after, LOOK_AGAIN);
+            let changed = self.app.tenure.changed(&self.who, &self.id, self.after);
             let Some(heard) = &mut self.heard else {
-                let _ = changed.await; // what is wrong shows when the log is read again
-                self.looks += 1;
-                match self.looks % KEEP_ALIVE {
-                    0 => return Bytes::from_static(b": \n\n"),
-                    _ => continue,
+                tokio::select! {
+                    _ = changed => continue, // what is wrong shows when the log is read again
+                    () = &mut quiet => return Bytes::from_static(b": \n\n"),
                 }
             };
             tokio::select! {
@@ -463,5 +459,5 @@ impl Following {
     }
 }
 
-/// Proxies close what says nothing for long: a comment comes after so many looks (15 s).
-const KEEP_ALIVE: u32 = 60;
+/// Proxies close what says nothing for long: a comment comes after so long.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -1,17 +1,29 @@
 //! Runs: what the loop costs beside its commits, going on in a long session, and sessions that wait for people.
 //!
-//! A round with a tool is two commits that must be durable: the answer with its call, and the result. The fair measure for the loop is our
-//! own append of the same two messages, one after the other, on the same store: it has the same two syncs, the same checksums and cards.
-//! Beside the raw limit stands what both of them cost together.
+//! A round with a tool is two commits that must be durable, of two records each: the answer and that its call begins, the result and a
+//! checkpoint. The fair measure for the loop is our own append of as many, one after the other, on the same store: it has the same two
+//! syncs, the same checksums and cards. Beside the raw limit stands what both of them cost together.
 
 use crate::*;
 use async_trait::async_trait;
-use serde_json::json;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Calls a tool so many times, then answers; needs no time for it.
-struct Caller(usize);
+/// Calls a tool so many times, then answers; all it will say is ready, so that it needs no time for it.
+struct Caller {
+    calls: Vec<String>,
+    done: String,
+}
+
+impl Caller {
+    fn new(rounds: usize) -> Self {
+        let body = |message: Value| json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
+        let calls = (0..rounds).map(|n| body(turn(n)[1].to_value()).to_string()).collect();
+        Self { calls, done: body(json!({"role": "assistant", "content": "done"})).to_string() }
+    }
+}
 
 struct Once(Option<Piece>);
 
@@ -27,17 +39,13 @@ impl Model for Caller {
     async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
         let asked = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
         let round = prompt.messages[asked..].iter().filter(|m| m.role() == Role::Assistant).count();
-        let message = match round < self.0 {
-            true => turn(round)[1].to_value(),
-            false => json!({"role": "assistant", "content": "done"}),
-        };
-        let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
-        Ok(Box::pin(Once(Some(Piece::Whole(body.to_string())))))
+        let body = self.calls.get(round).unwrap_or(&self.done).clone();
+        Ok(Box::pin(Once(Some(Piece::Whole(body)))))
     }
 }
 
 /// A tool that has its result at hand.
-struct Shelf;
+struct Shelf(String);
 
 #[async_trait]
 impl Tools for Shelf {
@@ -46,7 +54,7 @@ impl Tools for Shelf {
     }
 
     async fn call(&self, _: &Assistant, _: &Call) -> Result<Output, ToolError> {
-        Ok(Output { content: turn(1)[2].text(), failed: false })
+        Ok(Output { content: self.0.clone(), failed: false })
     }
 
     async fn end(&self, _: &Key) {}
@@ -70,8 +78,8 @@ async fn begin(tenure: &Tenure, session: &SessionId) -> Turn {
     }
 }
 
-async fn work(turn: Turn, rounds: usize) -> Answered {
-    let hands = Hands { model: &Caller(rounds), tools: Some(&Shelf) };
+async fn work(turn: Turn, caller: &Caller, shelf: &Shelf) -> Answered {
+    let hands = Hands { model: caller, tools: Some(shelf) };
     turn.run(hands, Fields::default(), false, None).await.unwrap()
 }
 
@@ -91,16 +99,17 @@ pub async fn rounds(report: &mut Report) {
     let tenure = house(&Tenure::open(&url).await.unwrap(), |_, _| ());
     let db = raw::open(&dir.path().join("raw.db"));
     let (mut ours, mut appends, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    let (none, all, shelf) = (Caller::new(0), Caller::new(ROUNDS), Shelf(turn(1)[2].text()));
     for n in 0..30 {
         let (run, plainly) = (id(&format!("r{n}")), create(&tenure, &format!("p{n}")).await);
-        let short = timed(async { work(begin(&tenure, &run).await, 0).await }).await;
-        let long = timed(async { work(begin(&tenure, &run).await, ROUNDS).await }).await;
+        let short = timed(async { work(begin(&tenure, &run).await, &none, &shelf).await }).await;
+        let long = timed(async { work(begin(&tenure, &run).await, &all, &shelf).await }).await;
         ours.push(long.saturating_sub(short) / ROUNDS as u32);
-        let said = turn(n);
+        let (said, short) = (turn(n), Message::assistant("a note of the size of the other records, or nearly so"));
         let pair = async {
             for _ in 0..ROUNDS {
-                tenure.append(&who(), &plainly, plain(vec![said[1].clone()])).await.unwrap();
-                tenure.append(&who(), &plainly, plain(vec![said[2].clone()])).await.unwrap();
+                tenure.append(&who(), &plainly, plain(vec![said[1].clone(), short.clone()])).await.unwrap();
+                tenure.append(&who(), &plainly, plain(vec![said[2].clone(), short.clone()])).await.unwrap();
             }
         };
         appends.push(timed(pair).await / ROUNDS as u32);
@@ -129,8 +138,9 @@ pub async fn resume(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
     let store = Tenure::open(&url).await.unwrap();
-    let short = |_: &mut Assistant, options: &mut Options| options.limits.lease = Duration::ZERO;
-    let first = house(&store, short);
+    let clock = Clock::manual(Timestamp::now());
+    let held = |_: &mut Assistant, options: &mut Options| options.clock = clock.clone();
+    let first = house(&store, held);
     let mut took = Vec::new();
     for (name, messages) in [("small", 100), ("large", 10_000)] {
         let session = create(&first, name).await;
@@ -138,10 +148,11 @@ pub async fn resume(report: &mut Report) {
         let mut times = Vec::new();
         for _ in 0..30 {
             drop(begin(&first, &session).await);
-            let cold = house(&store, short);
+            let cold = house(&store, held);
+            clock.advance(SignedDuration::from_secs(31)); // its lease is over
             let start = Instant::now();
             let head = cold.abandoned(1).await.unwrap().pop().unwrap();
-            work(cold.take_over(&head).await.unwrap().unwrap(), 0).await;
+            work(cold.take_over(&head).await.unwrap().unwrap(), &Caller::new(0), &Shelf(String::new())).await;
             times.push(start.elapsed());
         }
         took.push(median(times));
@@ -166,7 +177,9 @@ pub async fn paused(report: &mut Report) {
         assistant.review = vec![ReviewRule { tool, queue: None, timeout: None, on_timeout: Decision::Rejected }];
         options.cache_bytes = BUDGET;
     });
-    let wait = async |n: usize| assert!(work(begin(&tenure, &id(&format!("w{n}"))).await, 1).await.waiting);
+    let (caller, shelf) = (Caller::new(1), Shelf(String::new()));
+    let wait =
+        async |n: usize| assert!(work(begin(&tenure, &id(&format!("w{n}"))).await, &caller, &shelf).await.waiting);
     // What a process needs to work at all is there after a few.
     for n in 0..50 {
         wait(n).await;

@@ -39,7 +39,7 @@ use jiff::Timestamp;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::{fmt, sync::Arc};
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, broadcast};
 
 /// Sessions in files of JSON lines, for one process at a time.
 pub struct JsonlStore {
@@ -127,6 +127,13 @@ impl Store for JsonlStore {
 
     fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
         Some(self.card(key))
+    }
+
+    // One process has the files.
+    fn tell(&self, _: &Key) {}
+
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        None
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {

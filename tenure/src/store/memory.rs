@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::broadcast;
 
 /// Everything in memory, gone with the process.
 #[derive(Default)]
@@ -67,6 +68,13 @@ impl Store for MemoryStore {
 
     fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
         Some(Ok(self.state().index.head(key).cloned()))
+    }
+
+    // Nobody else is there.
+    fn tell(&self, _: &Key) {}
+
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        None
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {

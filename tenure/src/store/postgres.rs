@@ -9,8 +9,11 @@
 //! `sslmode` is `disable`, `prefer` (TLS if the server offers it) or `require`. With TLS, the server's certificate must be
 //! one that this system trusts.
 //!
+//! Beside its pool, a store that somebody waits on has a connection to listen on (not with `prepare=off`).
+//!
 //! A step that finds the server away is tried again for ten seconds (`RETRY_FOR`). No step waits for ever.
 
+mod bell;
 mod check;
 mod commit;
 mod heads;
@@ -34,12 +37,14 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use link::Link;
 use std::{fmt, sync::Arc};
+use tokio::sync::broadcast;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
-    link: Link,
+    link: Arc<Link>,
+    bell: bell::Bell,
     statements: commit::Statements,
     place: String,
 }
@@ -49,9 +54,10 @@ impl PostgresStore {
     pub async fn open(url: &str) -> Result<Self> {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
-        let link = Link::new(settings)?;
-        migrate::migrate(&link, &place).await?;
-        Ok(Self { link, statements: commit::Statements::new(), place })
+        let bell = bell::Bell::new(settings.clone());
+        let link = Arc::new(Link::new(settings)?);
+        migrate::migrate(&link, &place, &migrate::MIGRATIONS).await?;
+        Ok(Self { link, bell, statements: commit::Statements::new(), place })
     }
 
     /// The format of a database, which is only read; `None` if nothing is there yet.
@@ -80,6 +86,14 @@ impl Store for PostgresStore {
 
     fn glance(&self, _: &Key) -> Option<Result<Option<Head>>> {
         None
+    }
+
+    fn tell(&self, key: &Key) {
+        self.bell.tell(&self.link, key);
+    }
+
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        self.bell.hear()
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {

@@ -30,7 +30,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::{fmt, result};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, broadcast};
 
 /// Sessions in one SQLite file.
 pub struct SqliteStore {
@@ -140,6 +140,13 @@ impl Store for SqliteStore {
 
     fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
         self.readers.glance(|conn, file| cards::head(conn, file, key))
+    }
+
+    // Other processes on this file look for themselves.
+    fn tell(&self, _: &Key) {}
+
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        None
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tenure::store::*;
 use tenure::*;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, broadcast};
 
 /// A model whose n-th answer in a turn is the n-th of its script: it knows nothing but what it is shown, so that another node's is the same.
 #[derive(Debug, Default)]
@@ -257,6 +257,12 @@ impl Store for Fragile {
             Ok(store) => store.glance(key),
             Err(e) => Some(Err(e)),
         }
+    }
+    fn tell(&self, key: &Key) {
+        self.inner.tell(key);
+    }
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        self.inner.hear()
     }
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         self.alive()?.heads(query).await

@@ -266,3 +266,22 @@ async fn a_run_that_can_not_go_on_is_ended() {
     let (one, other) = tokio::join!(a.take_over(&head), b.take_over(&head));
     assert_eq!([one, other].into_iter().filter(|t| t.as_ref().unwrap().is_some()).count(), 1);
 }
+
+/// A run that somebody stops at another node stops at once, in the middle of an answer: long before its lease is renewed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_was_stopped_elsewhere_hears_of_it() {
+    let Some(home) = Home::new("postgres").await else { return };
+    let long = |o: &mut Options| o.limits.lease = Duration::from_hours(3);
+    let a = node(&home, long);
+    let b = Tenure::open_with(&home.url, Options { clock: home.clock.clone(), ..Options::default() }).await.unwrap();
+    let never = Script::held(script(), &Arc::new(Semaphore::new(0)));
+    let turn = begin(&a, question("Go")).await.unwrap();
+    let run = turn.run.clone();
+    let tools = tools();
+    let (stopped, ()) = tokio::join!(work(*turn, &never, &tools), async {
+        until("it is asked", async || never.asked() == 1).await;
+        b.cancel(&ada(), &id("x"), &run).await.unwrap();
+    });
+    assert_eq!(stopped.unwrap_err().code(), "superseded");
+    assert_eq!(ending(&x(&a).await), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+}

@@ -50,8 +50,8 @@ impl From<tokio_postgres::Error> for Fail {
             // Without the detail: it may quote what was to be stored.
             let why = format!("{} ({})", db.message(), db.code().code());
             return match db.code().code() {
-                // Serialization failure, deadlock, and a reference to what was removed at the same time.
-                "40001" | "40P01" | "23503" => Fail::Undone(why),
+                // Serialization failure, deadlock, a table that was not free in time, and a reference to what was removed at the same time.
+                "40001" | "40P01" | "55P03" | "23503" => Fail::Undone(why),
                 // Shutting down, starting up, too many connections, or a standby after a failover.
                 "57P01" | "57P02" | "57P03" | "57P05" | "53300" | "25006" => Fail::Lost(why),
                 code if code.starts_with("08") => Fail::Lost(why),

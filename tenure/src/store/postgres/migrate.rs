@@ -1,4 +1,8 @@
 //! The schema and its versions.
+//!
+//! While one node migrates, nodes of the version before go on with their work. So a migration only adds: tables, columns that may be
+//! left out, indexes. What is no longer needed goes a version later. It may wait a moment for a table, but not longer: whoever came
+//! after it would wait too.
 
 use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Tries, within};
 use crate::error::{Error, Result};
@@ -6,16 +10,19 @@ use crate::store::FORMAT;
 use tokio_postgres::types::Type;
 
 /// One file per version: version 1 is the first.
-const MIGRATIONS: [&str; FORMAT as usize] = [include_str!("../../../migrations/postgres/0001_init.sql")];
+pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [include_str!("../../../migrations/postgres/0001_init.sql")];
 
 /// The lock that lets one node migrate at a time: any number will do that nothing else in the database uses.
 const LOCK: i64 = 0x74_65_6e_75_72_65;
 
-/// Brings the schema to [`FORMAT`]. Any number of nodes may do so at once.
-pub(super) async fn migrate(link: &Link, place: &str) -> Result<()> {
+/// How long a migration waits for a table that others use, before it lets them go on and tries again.
+const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
+
+/// Brings the schema to the last of these versions. Any number of nodes may do so at once.
+pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Result<()> {
     let mut tries = Tries::new();
     loop {
-        match within(MAINTENANCE_TIMEOUT, step(link, place)).await {
+        match within(MAINTENANCE_TIMEOUT, step(link, place, migrations)).await {
             Ok(Step::Done) => return Ok(()),
             Ok(Step::More) => {}
             Err(fail) => tries.wait(fail).await?,
@@ -55,7 +62,7 @@ enum Step {
 }
 
 /// Takes one step, in one transaction.
-async fn step(link: &Link, place: &str) -> Result<Step, Fail> {
+async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fail> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
     tx.query_typed("SELECT pg_advisory_xact_lock($1)", &[(&LOCK, Type::INT8)]).await?;
@@ -79,12 +86,14 @@ async fn step(link: &Link, place: &str) -> Result<Step, Fail> {
         }
     };
     let found = u32::try_from(version).map_err(|_| Error::corrupt(place, "tenure_format has a negative version"))?;
-    if found > FORMAT {
-        return Err(Error::NewerFormat { place: place.to_owned(), found, known: FORMAT }.into());
+    let known = migrations.len() as u32;
+    if found > known {
+        return Err(Error::NewerFormat { place: place.to_owned(), found, known }.into());
     }
-    let next = match MIGRATIONS.get(found as usize) {
+    let next = match migrations.get(found as usize) {
         None => Step::Done,
         Some(migration) => {
+            tx.batch_execute(LOCK_TIMEOUT).await?;
             tx.batch_execute(migration).await.map_err(taken)?;
             tx.execute_typed("INSERT INTO tenure_format (version) VALUES ($1)", &[(&(version + 1), Type::INT4)])
                 .await?;

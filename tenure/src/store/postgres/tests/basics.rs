@@ -3,7 +3,10 @@
 use super::*;
 use crate::entry::InfoChange;
 use crate::error::Error;
-use crate::store::MAX_PAGE_BYTES;
+use crate::store::postgres::migrate;
+use crate::store::{Item, MAX_PAGE_BYTES, Owner, Query, Shelf, Whose};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tokio::task::JoinSet;
 
 #[tokio::test]
@@ -182,6 +185,66 @@ async fn a_newer_format_is_refused() {
     db.rows("INSERT INTO tenure_format (version) VALUES (99)").await;
     let error = PostgresStore::open(&db.url).await.unwrap_err();
     assert!(matches!(error, Error::NewerFormat { found: 99, known: 1, .. }), "{error:?}");
+    db.end().await;
+}
+
+/// A newer version migrates while nodes of this one are at work and somebody holds on to a table: the migration gives way until it
+/// can be done, the nodes go on before and after, and no further node of this version starts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_version_migrates_under_nodes_of_this_one() {
+    let Some(db) = Db::new("pool=4").await else { return };
+    let store = Arc::new(PostgresStore::open(&db.url).await.unwrap());
+    let next =
+        "ALTER TABLE tenure_head ADD COLUMN mood text; ALTER TABLE tenure_record ADD COLUMN origin text DEFAULT 'here';
+        ALTER TABLE tenure_item ADD COLUMN weight int; ALTER TABLE tenure_blob ADD COLUMN kind text;
+        CREATE TABLE tenure_more (x int); CREATE INDEX ON tenure_head (mood)";
+    let versions = [migrate::MIGRATIONS[0], next];
+
+    let mut nodes = JoinSet::new();
+    let done = Arc::new(AtomicBool::new(false));
+    for n in 0..4 {
+        let (store, done) = (store.clone(), done.clone());
+        nodes.spawn(async move {
+            let mut writer = Writer::create(&store, &format!("s{n}")).await.unwrap();
+            let (mut turns, mut last) = (0, false);
+            // Once more after it is done: with statements that were prepared before.
+            while !std::mem::replace(&mut last, done.load(SeqCst)) {
+                writer.add(&store, [say("x"), say("y")]).await.unwrap();
+                turns += 1;
+                assert_eq!(own(&store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
+                assert!(!store.heads(&Query::new(Whose::Everyone, 10)).await.unwrap().is_empty());
+                let shelf = Shelf { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
+                let item = Item {
+                    key: n.to_string(),
+                    value: "1".into(),
+                    text: None,
+                    created_at: at(0),
+                    used_at: at(0),
+                    uses: 0,
+                    expires_at: None,
+                };
+                store.put(&shelf, &item, Some(3)).await.unwrap();
+                store.items(&shelf, None, 9).await.unwrap();
+            }
+            turns
+        });
+    }
+    let mut holder = db.store.link.lease().await.unwrap();
+    let held = holder.transaction().await.unwrap();
+    held.batch_execute(&db.store.link.sql("SELECT count(*) FROM tenure_head")).await.unwrap();
+    let upgrade = migrate::migrate(&db.store.link, "here", &versions);
+    let let_go = async {
+        // Longer than the migration waits in one go.
+        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+        held.commit().await.unwrap();
+    };
+    let (upgraded, ()) = tokio::join!(upgrade, let_go);
+    upgraded.unwrap();
+    done.store(true, SeqCst);
+    assert!(nodes.join_all().await.into_iter().all(|turns| turns > 1));
+    assert_eq!(db.rows("SELECT count(*) FROM tenure_more").await.len(), 1, "it was migrated");
+    let refused = PostgresStore::open(&db.url).await.unwrap_err();
+    assert!(matches!(refused, Error::NewerFormat { found: 2, known: 1, .. }), "{refused:?}");
     db.end().await;
 }
 

@@ -174,3 +174,35 @@ async fn a_restart_of_the_server_loses_nothing_acknowledged() {
     assert!(store.head(&key).await.unwrap().is_some());
     script("stop").await;
 }
+
+/// Other nodes are told, not oneself; whoever lost its connection is told that it may have missed something, and hears again.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_nodes_are_told() {
+    let Some(db) = Db::new("application_name=ear").await else { return };
+    let other = PostgresStore::open(&db.url).await.unwrap();
+    let (mut here, mut there) = (db.store.hear().unwrap(), other.hear().unwrap());
+    assert_eq!((here.recv().await.unwrap(), there.recv().await.unwrap()), (None, None), "both listen");
+    db.store.tell(&key("a"));
+    db.store.tell(&key("a"));
+    db.store.tell(&key("b"));
+    let mut told = std::collections::BTreeSet::new();
+    while told.len() < 2 {
+        told.insert(there.recv().await.unwrap());
+    }
+    assert_eq!(told, [Some(key("a")), Some(key("b"))].into());
+    other.tell(&key("c"));
+    assert_eq!(here.recv().await.unwrap(), Some(key("c")), "and nothing of what it said itself");
+
+    db.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ear' AND query LIKE 'LISTEN%'")
+        .await;
+    while there.recv().await.unwrap().is_some() {}
+    while here.recv().await.unwrap().is_some() {}
+    db.store.tell(&key("d"));
+    assert_eq!(there.recv().await.unwrap(), Some(key("d")));
+
+    let behind_a_pooler = PostgresStore::open(&format!("{}&prepare=off", db.url)).await.unwrap();
+    assert!(behind_a_pooler.hear().is_none());
+    behind_a_pooler.tell(&key("e"));
+    assert_eq!(there.recv().await.unwrap(), Some(key("e")), "it can tell nevertheless");
+    db.end().await;
+}
