@@ -29,7 +29,8 @@ pub(crate) enum State {
     #[default]
     Cold,
     Head(Box<Head>),
-    Whole(Box<Session>),
+    /// Shared with those who look at it: whoever writes while somebody looks gets a copy.
+    Whole(Arc<Session>),
 }
 
 impl State {
@@ -270,6 +271,7 @@ impl Tenure {
         }
         match &mut known.state {
             State::Whole(session) => {
+                let session = Arc::make_mut(session);
                 commit.records.iter().for_each(|r| drop(session.take(r)));
                 session.set_head(commit.head);
             }
@@ -301,9 +303,12 @@ impl Tenure {
             {
                 if session.seq < head.seq {
                     let pages = self.own_records(&head, session.seq, head.seq).await?;
+                    let session = Arc::make_mut(&mut session);
                     pages.into_iter().flatten().for_each(|record| session.take_in(record));
                 }
-                session.set_head(head);
+                if *session.head() != head {
+                    Arc::make_mut(&mut session).set_head(head);
+                }
                 State::Whole(session)
             }
             _ => State::Head(Box::new(head)),
@@ -320,7 +325,7 @@ impl Tenure {
             State::Head(head) => (**head).clone(),
             _ => return Err(Error::NotFound { session_id: key.session.clone() }),
         };
-        *state = State::Whole(Box::new(self.fold(head).await?));
+        *state = State::Whole(Arc::new(self.fold(head).await?));
         Ok(())
     }
 

@@ -1,18 +1,12 @@
 //! Looking at sessions: parts of them, without copying the rest.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::head::Head;
-use crate::hot::Need;
+use crate::hot::{Need, State};
 use crate::id::{Principal, SessionId};
 use crate::session::{Point, Said, Session};
 use crate::tenure::Tenure;
-
-/// What came of a look at a session in the cache.
-enum Seen<R> {
-    Done(R),
-    /// Media must be put back first.
-    Detached(Box<Session>),
-}
+use std::sync::Arc;
 
 impl Tenure {
     /// A session's index card, if it is in use. One that has expired or was deleted is [`crate::Error::Gone`].
@@ -23,24 +17,22 @@ impl Tenure {
         Ok(head)
     }
 
-    /// What `look` makes of a session. Nothing is copied unless there are media to put back; nobody else gets at the session
-    /// meanwhile, so `look` should be quick.
+    /// What `look` makes of a session. Nothing is copied unless there are media to put back, or somebody writes meanwhile.
     pub async fn view<R>(&self, who: &Principal, id: &SessionId, look: impl FnOnce(&Session) -> R) -> Result<R> {
-        let mut look = Some(look);
-        let seen = self.read(who, id, Need::Session, |state| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
-            let whole = session.messages.iter().all(|m| m.message.cuts().is_empty());
-            Ok(match look.take() {
-                Some(look) if whole => (Seen::Done(look(session)), None),
-                look => (Seen::Detached(Box::new(session.clone())), look),
-            })
-        });
-        match seen.await? {
-            (Seen::Detached(session), Some(look)) => Ok(look(&self.attach(*session).await?)),
-            (Seen::Done(answer), _) => Ok(answer),
-            (Seen::Detached(_), None) => Err(crate::Error::unavailable("the session was looked at twice")),
+        let seen = self.shared(who, id).await?;
+        match seen.messages.iter().all(|m| m.message.cuts().is_empty()) {
+            true => Ok(look(&seen)),
+            false => Ok(look(&self.attach((*seen).clone()).await?)),
         }
+    }
+
+    /// A session as it is now, its media apart. Nobody has to wait while it is looked at.
+    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<Session>> {
+        self.read(who, id, Need::Session, |state| match state {
+            State::Whole(session) => self.check_live(session).map(|()| session.clone()),
+            _ => Err(Error::NotFound { session_id: id.clone() }),
+        })
+        .await
     }
 
     /// A session as it was at a point: what had been said, what was pending, and what was known of it then.

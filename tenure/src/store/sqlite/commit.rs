@@ -70,6 +70,9 @@ const STORED: &str = "
 /// its columns is named after SET, whether it has changed or not.
 const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5 WHERE id = ?1";
 
+/// The same where a run begins or ends: its lease is new, or gone.
+const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, lease_until = ?6 WHERE id = ?1";
+
 const CHANGE: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
         due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
@@ -158,16 +161,22 @@ impl Write {
             && text(6, self.thread.as_deref())?
             && text(7, Some(self.status.as_str()))?
             && row.get::<_, Option<i64>>(8)? == self.due_at
-            && row.get::<_, Option<i64>>(9)? == self.lease_until
             && text(10, Some(&self.title))?
             && text(11, Some(&self.labels))?;
+        let leased = row.get::<_, Option<i64>>(9)? == self.lease_until;
         drop(rows);
-        if same && !moved {
-            let mut advance = conn.prepare_cached(ADVANCE)?;
-            advance.execute(params![id, self.active_at, self.seq as i64, self.hash.0, self.card])?;
-            return Ok(id);
+        if !same || moved {
+            return self.change(conn, file, id, moved);
         }
-        self.change(conn, file, id, moved)
+        let (seq, hash) = (self.seq as i64, self.hash.0);
+        match leased {
+            true => conn.prepare_cached(ADVANCE)?.execute(params![id, self.active_at, seq, hash, self.card])?,
+            false => {
+                let row = params![id, self.active_at, seq, hash, self.card, self.lease_until];
+                conn.prepare_cached(LEASE)?.execute(row)?
+            }
+        };
+        Ok(id)
     }
 
     fn change(&self, conn: &Connection, file: &File, id: i64, moved: bool) -> Done<i64> {
