@@ -16,6 +16,11 @@ impl<F: Future> Batch<F> {
         Self { waiting: work.into_iter().enumerate(), under_way: Vec::new(), at_once }
     }
 
+    /// Gives up what has not begun.
+    pub fn begin_no_more(&mut self) {
+        self.waiting.by_ref().for_each(drop);
+    }
+
     /// Waits until some of it is done, and gives all that is, each with its place. `None`: everything was.
     pub async fn next(&mut self) -> Option<Vec<(usize, F::Output)>> {
         let free = self.at_once.saturating_sub(self.under_way.len());

@@ -316,40 +316,54 @@ impl<'a> Work<'a> {
         }
         let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
         let mut batch = Batch::new(makers, self.policy.parallel.max(1));
-        let (mut results, mut kept): (Vec<Option<Result<Made, TurnError>>>, usize) =
-            (jobs.iter().map(|_| None).collect(), 0);
+        let (mut results, mut kept): (Vec<Option<Made>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
+        let mut trouble: Option<TurnError> = None;
         while let Some(ready) = batch.next().await {
             for (i, made) in ready {
-                results[i] = Some(made);
-            }
-            let whole = results[kept..].iter().take_while(|r| r.is_some()).count();
-            let (mut said, mut trouble) = (Vec::new(), None);
-            for (job, made) in jobs[kept..].iter().zip(results[kept..kept + whole].iter_mut()) {
-                match made.take() {
-                    Some(Ok(Made::Said(content))) => {
-                        said.push(Message::tool(&job.call.id, &content));
-                        let progress = Progress { content: Some(content), ..self.progress(job) };
-                        self.calls.push(progress.clone());
-                        self.tell(Heard::Tool(progress)).await;
+                match made {
+                    Ok(made) => results[i] = Some(made),
+                    // Those under way may have done something: what they say is waited for. No other is begun.
+                    Err(e) => {
+                        batch.begin_no_more();
+                        trouble = trouble.or(Some(e));
                     }
-                    Some(Ok(Made::Lost)) | None => {}
-                    Some(Err(e)) => trouble = trouble.or(Some(e)),
                 }
             }
-            kept += whole;
-            let last = kept == jobs.len();
-            if let Some(trouble) = trouble {
-                self.keep(said, false).await?;
-                return Err(trouble);
+            if trouble.as_ref().is_some_and(|t| t.code() == "superseded") {
+                break;
             }
-            if last {
+            let whole = results[kept..].iter().take_while(|r| r.is_some()).count();
+            let said = self.said(&jobs[kept..], &mut results[kept..kept + whole]).await;
+            kept += whole;
+            if kept == jobs.len() {
                 return Ok(self.keep(said, true).await?);
             }
             if !said.is_empty() {
                 self.keep(said, false).await?;
             }
         }
-        Ok(self.keep(Vec::new(), true).await?)
+        match trouble {
+            Some(trouble) => {
+                let said = self.said(&jobs[kept..], &mut results[kept..]).await;
+                self.keep(said, false).await?;
+                Err(trouble)
+            }
+            None => Ok(self.keep(Vec::new(), true).await?),
+        }
+    }
+
+    /// What calls have come to, as messages. Whoever listens is told.
+    async fn said(&mut self, jobs: &[Job], results: &mut [Option<Made>]) -> Vec<Message> {
+        let mut said = Vec::new();
+        for (job, made) in jobs.iter().zip(results) {
+            if let Some(Made::Said(content)) = made.take() {
+                said.push(Message::tool(&job.call.id, &content));
+                let progress = Progress { content: Some(content), ..self.progress(job) };
+                self.calls.push(progress.clone());
+                self.tell(Heard::Tool(progress)).await;
+            }
+        }
+        said
     }
 
     fn progress(&self, job: &Job) -> Progress {

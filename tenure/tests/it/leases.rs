@@ -51,6 +51,56 @@ on_every_store! {
         assert_eq!(x(&b).await, s);
     }
 
+    /// The same while the other one is still at work: the first has nothing more to say, whoever is done first.
+    async fn a_node_that_lost_its_lease_does_not_join_in(home: &mut Home) {
+        let (a, b) = (node(home, |_| ()), node(home, |_| ()));
+        let (first, second, tools) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)), tools());
+        let (slow, slower) = (Script::held(script(), &first), Script::held(script(), &second));
+        let turn = begin(&a, question("Go")).await.unwrap();
+        let taken = async {
+            until("it is asked", async || slow.asked() == 1).await;
+            home.pass(SignedDuration::from_secs(31));
+            take_over(&b, &slower, &tools).await
+        };
+        let lost = async {
+            let lost = work(*turn, &slow, &tools).await;
+            second.add_permits(9);
+            lost
+        };
+        let let_go = async {
+            until("the other is asked", async || slower.asked() == 1).await;
+            first.add_permits(9);
+        };
+        let (lost, taken, ()) = tokio::join!(lost, taken, let_go);
+        assert_eq!(lost.unwrap_err().code(), "superseded");
+        assert!(!taken[0].as_ref().unwrap().waiting);
+        let s = x(&a).await;
+        assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
+        assert_eq!((ending(&s), tools.done("pay").len()), ((Some(Outcome::Completed), None), 1));
+    }
+
+    /// A node that slept in the middle of its calls makes no further one before it has made sure that the run is still its own.
+    async fn a_node_that_lost_its_lease_makes_no_further_call(home: &mut Home) {
+        let (a, b) = (node(home, |_| ()), node(home, |_| ()));
+        a.declare(clerk(|c| c.runs.parallel = Some(2)));
+        let (never, held) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let asleep = [(read_only("look"), Does::Waits(never)), (read_only("see"), Does::Waits(held.clone())), (tool("pay"), Does::Says("paid"))];
+        let awake = [(read_only("look"), Does::Says("seen")), (read_only("see"), Does::Says("seen")), (tool("pay"), Does::Says("paid"))];
+        let (asleep, awake) = (Workshop::new(asleep), Workshop::new(awake));
+        let three = || [calls(&[("c1", "look", json!({})), ("c2", "see", json!({})), ("c3", "pay", json!({}))]), say("Done.")];
+        let (model, other) = (Script::new(three()), Script::new([say("Done.")]));
+        let turn = begin(&a, question("Go")).await.unwrap();
+        let (lost, ()) = tokio::join!(work(*turn, &model, &asleep), async {
+            until("two are under way", async || asleep.most.load(std::sync::atomic::Ordering::SeqCst) == 2).await;
+            home.pass(SignedDuration::from_secs(31));
+            let taken = take_over(&b, &other, &awake).await;
+            assert!(taken[0].as_ref().unwrap().waiting, "whether it was paid is for a person to say");
+            held.add_permits(1);
+        });
+        assert_eq!(lost.unwrap_err().code(), "superseded");
+        assert_eq!((asleep.done("see").len(), asleep.done("pay").len()), (1, 0));
+    }
+
     /// The lease is renewed while the run is on: the log does not grow, and nobody takes it over.
     async fn a_lease_is_renewed(home: &mut Home) {
         let short = |o: &mut Options| o.limits.lease = Duration::from_millis(60);

@@ -118,6 +118,30 @@ async fn every_limit_has_its_code() {
     assert!(is_valid(&model.prompts.lock().unwrap()[0]));
 }
 
+/// When one call ends the run, those beside it that have begun are waited for and kept, because they may have done something; those
+/// that have not begun are not made.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_did_is_kept_when_a_call_ends_the_run() {
+    let home = home(|a| (a.runs.parallel, a.runs.max_result_bytes) = (Some(2), Some(12))).await;
+    let permit = Arc::new(Semaphore::new(0));
+    let tools = Workshop::new([
+        (tool("big"), Does::Says("far more than twelve bytes")),
+        (tool("slow"), Does::Waits(permit.clone())),
+        (tool("pay"), Does::Says("paid")),
+    ]);
+    let model = Script::new([calls(&[("c1", "big", json!({})), ("c2", "slow", json!({})), ("c3", "pay", json!({}))])]);
+    let turn = begin(&home.tenure, question("Do it")).await.unwrap();
+    let (ended, ()) = tokio::join!(work(*turn, &model, &tools), async {
+        until("one is done", async || tools.done("big").len() == 1).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        permit.add_permits(1);
+    });
+    assert_eq!(ended.unwrap_err().code(), "result_too_large");
+    let s = x(&home.tenure).await;
+    assert_eq!(talk(&s), ["user: Do it", "calls: c1 c2 c3", "tool: slow is done"]);
+    assert_eq!((tools.done("slow").len(), tools.done("pay").len()), (1, 0));
+}
+
 /// Tokens and rounds count for the whole run, whoever works on it; time while a person decides does not.
 #[tokio::test]
 async fn limits_outlive_a_pause() {
