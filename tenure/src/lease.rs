@@ -10,7 +10,7 @@ use crate::store::{Query, Whose};
 use crate::tenure::Tenure;
 use jiff::{SignedDuration, Timestamp};
 use std::fs;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// The name of a node: where it runs, and what cannot run twice. A node whose process is gone need not be waited for.
 pub(crate) fn node_name() -> String {
@@ -42,6 +42,15 @@ fn is_gone(node: &str) -> bool {
     let (Some(there), Some(process), Some(start)) = (parts.next(), parts.next(), parts.next()) else { return false };
     let Ok(process) = process.parse() else { return false };
     place().is_some_and(|here| here == there) && start_of(process).is_none_or(|now| now != start)
+}
+
+/// What whoever works on a run knows of its lease.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Its end, in microseconds.
+    pub until: AtomicI64,
+    /// Whether it is being given back.
+    pub ends: AtomicBool,
 }
 
 impl Tenure {
@@ -97,21 +106,32 @@ impl Tenure {
     }
 
     /// Renews a lease for as long as it is held. When another node has changed the session, it may be gone: that is looked at right away.
-    pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, until: &AtomicI64) -> Error {
+    pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, held: &Held) -> Error {
         let watch = self.watch(&who.key(id));
-        let told = watch.elsewhere();
-        tokio::pin!(told);
+        let pause = || tokio::time::sleep(self.limits().lease / 3);
+        let (due, told) = (pause(), watch.elsewhere());
+        tokio::pin!(due, told);
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(self.limits().lease / 3) => {}
-                () = &mut told => {}
-            }
-            // What is told from now on counts, also while the lease is renewed.
-            told.set(watch.elsewhere());
-            match self.renew(who, id, run).await {
+            let renewed = tokio::select! {
+                () = &mut due => {
+                    due.set(pause());
+                    self.renew(who, id, run).await.map(Some)
+                }
+                () = &mut told => {
+                    // What is told from now on counts, also while we look.
+                    told.set(watch.elsewhere());
+                    match self.head(who, id).await {
+                        Ok(head) if !self.holds(&head, run) => Err(Error::Superseded { session_id: id.clone() }),
+                        looked => looked.map(|_| None),
+                    }
+                }
+            };
+            match renewed {
                 // The store may be back before the lease ends; if it is not, the next commit says so.
-                Err(Error::Unavailable { .. }) => {}
-                Ok(end) => until.store(end.as_microsecond(), Ordering::Relaxed),
+                Err(Error::Unavailable { .. }) | Ok(None) => {}
+                Ok(Some(end)) => held.until.store(end.as_microsecond(), Ordering::Relaxed),
+                // We gave it back ourselves, and hear of that before our own commit has told us.
+                Err(_) if held.ends.load(Ordering::Relaxed) => {}
                 Err(e) => return e,
             }
         }

@@ -14,6 +14,7 @@ use crate::head::Status;
 use crate::history::history;
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
+use crate::lease::Held;
 use crate::message::{Message, Role};
 use crate::model::{ModelError, Prompt};
 use crate::next::{Doing, Job, Question, Rules, Step, arguments, next_after};
@@ -28,7 +29,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -45,11 +46,11 @@ impl Turn {
         let (mut work, mut pass) = Work::new(self, hands, options, stream, listener);
         let (tenure, who) = (work.tenure.clone(), work.who.clone());
         let (id, run, time) = (work.session_id.clone(), work.run.clone(), work.time_left());
-        let until = work.until.clone();
+        let held = work.held.clone();
         let done = tokio::select! {
             done = work.go() => done,
             () = pass.stopped() => Err(TurnError::Stopped),
-            lost = tenure.keep_lease(&who, &id, &run, &until) => Err(lost.into()),
+            lost = tenure.keep_lease(&who, &id, &run, &held) => Err(lost.into()),
             () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run took longer than its `max_time`")),
         };
         match done {
@@ -98,7 +99,7 @@ struct Work<'a> {
     seq: Seq,
     waiting: bool,
     /// When the lease ends, in microseconds.
-    until: Arc<AtomicI64>,
+    held: Arc<Held>,
 }
 
 fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
@@ -128,7 +129,8 @@ impl<'a> Work<'a> {
             ..
         } = turn;
         let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
-        let until = Arc::new(AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond()));
+        let until = AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond());
+        let held = Arc::new(Held { until, ends: AtomicBool::new(false) });
         let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
         let work = Self {
             tenure,
@@ -155,7 +157,7 @@ impl<'a> Work<'a> {
             hits: HashMap::new(),
             seq: 0,
             waiting: false,
-            until,
+            held,
         };
         (work, pass)
     }
@@ -385,7 +387,7 @@ impl<'a> Work<'a> {
     fn maker(&self, job: &Job) -> impl Future<Output = Result<Made, TurnError>> + use<'a> {
         let (hands, assistant) = (self.hands, self.assistant.clone());
         let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
-        let (hit, until) = (self.hits.get(&job.call.id).cloned(), self.until.clone());
+        let (hit, held) = (self.hits.get(&job.call.id).cloned(), self.held.clone());
         let (timeout, max) = (self.policy.tool_timeout, self.policy.max_result_bytes);
         let (tenure, who, id) = (self.tenure.clone(), self.who.clone(), self.session_id.clone());
         let (session, run) = (self.who.key(&self.session_id), self.run.clone());
@@ -400,9 +402,9 @@ impl<'a> Work<'a> {
             }
             let (Some(tools), Some(assistant)) = (hands.tools, assistant) else { return Ok(Made::Lost) };
             // A node that slept may have lost its run, and another may be making this very call.
-            if tenure.now().as_microsecond() >= until.load(Ordering::Relaxed) {
+            if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
                 let end = tenure.renew(&who, &id, &run).await?;
-                until.store(end.as_microsecond(), Ordering::Relaxed);
+                held.until.store(end.as_microsecond(), Ordering::Relaxed);
             }
             let call = Call { session, run, id: call.id, tool: call.name, arguments };
             let made = match tokio::time::timeout(timeout, tools.call(&assistant, &call)).await {
@@ -489,6 +491,7 @@ impl<'a> Work<'a> {
                 }
                 _ => {}
             }
+            self.held.ends.store(matches!(step, Step::Done | Step::Review(_)), Ordering::Relaxed);
             let seq = log.next_seq() - 1;
             let mut draft = Draft::new(log.entries, Some((seq, step)));
             draft.items = items;

@@ -426,6 +426,12 @@ impl Following {
             };
             if !found.records.is_empty() || found.over {
                 let mut text = String::new();
+                // Words are told before they are kept: those that are on their way come before what was kept.
+                while let Some(Ok(heard)) = self.heard.as_mut().map(mpsc::Receiver::try_recv) {
+                    if let Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk)) = heard {
+                        text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
+                    }
+                }
                 for record in &found.records {
                     let event = told(record);
                     let kind = event["type"].as_str().unwrap_or("event").to_owned();
