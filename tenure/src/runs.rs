@@ -35,10 +35,10 @@ const LOOK: Duration = Duration::from_millis(250);
 /// The same, if other processes tell: they may forget to.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
 
-/// Those who wait for a session to change.
+/// Those who wait for a session to change, and how many.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
-    all: Mutex<HashMap<Key, Arc<Changes>>>,
+    all: Mutex<HashMap<Key, (usize, Arc<Changes>)>>,
     /// Whether other processes tell; known once somebody asked.
     told: OnceLock<bool>,
 }
@@ -60,13 +60,13 @@ pub(crate) struct Watch<'a> {
 }
 
 impl Watchers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Changes>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, (usize, Arc<Changes>)>> {
         self.all.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// This process has changed a session.
     pub fn tell(&self, key: &Key) {
-        if let Some(changes) = self.lock().get(key) {
+        if let Some((_, changes)) = self.lock().get(key) {
             changes.any.notify_waiters();
         }
     }
@@ -74,7 +74,7 @@ impl Watchers {
     /// Another process has changed a session, or perhaps any.
     fn tell_elsewhere(&self, key: Option<&Key>) {
         let all = self.lock();
-        for changes in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)).map(|(_, changes)| changes) {
+        for (_, (_, changes)) in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
             changes.any.notify_waiters();
             changes.elsewhere.notify_waiters();
         }
@@ -91,9 +91,11 @@ impl Watch<'_> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         let mut all = self.watchers.lock();
-        // The other one is in the map.
-        if Arc::strong_count(&self.changes) == 2 {
-            all.remove(&self.key);
+        if let Some((waiting, _)) = all.get_mut(&self.key) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                all.remove(&self.key);
+            }
         }
     }
 }
@@ -167,7 +169,12 @@ impl Tenure {
     pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {
         self.is_told();
         let watchers = self.watchers();
-        let changes = watchers.lock().entry(key.clone()).or_default().clone();
+        let changes = {
+            let mut all = watchers.lock();
+            let (waiting, changes) = all.entry(key.clone()).or_default();
+            *waiting += 1;
+            changes.clone()
+        };
         Watch { watchers, key: key.clone(), changes }
     }
 

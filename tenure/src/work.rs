@@ -98,7 +98,7 @@ struct Work<'a> {
     hits: HashMap<String, String>,
     seq: Seq,
     waiting: bool,
-    /// When the lease ends, in microseconds.
+    /// What is known of the lease.
     held: Arc<Held>,
 }
 
