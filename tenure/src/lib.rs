@@ -49,6 +49,7 @@ mod clock;
 pub mod conformance;
 mod doctor;
 mod edit;
+mod embed;
 mod entry;
 mod error;
 mod fields;
@@ -90,6 +91,7 @@ pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
 pub use doctor::Repaired;
 pub use edit::{fork_session, list_checkpoints, resume_session};
+pub use embed::Embedder;
 pub use entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Outcome, Parent, Post, Record, ReviewDecided,
     ReviewOpened, Rewound, Timeout,

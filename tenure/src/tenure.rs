@@ -3,6 +3,7 @@
 use crate::assistant::Assistants;
 use crate::busy::Gates;
 use crate::clock::Clock;
+use crate::embed::Embedder;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -33,12 +34,14 @@ pub struct Options {
     pub cache_bytes: usize,
     /// The time.
     pub clock: Clock,
+    /// What makes vectors of memories, so that they are found by meaning too; nothing: by their words only.
+    pub embedder: Option<Embedder>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (policy, limits, clock) = Default::default();
-        Self { policy, max_sessions: 0, limits, cache_bytes: 256 << 20, clock }
+        Self { policy, max_sessions: 0, limits, cache_bytes: 256 << 20, clock, embedder: None }
     }
 }
 
