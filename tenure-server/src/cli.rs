@@ -5,6 +5,7 @@ mod chat;
 mod client;
 mod doctor;
 mod keys;
+mod memories;
 mod reviews;
 mod runs;
 mod search;
@@ -67,6 +68,16 @@ enum Command {
         #[command(subcommand)]
         command: reviews::Reviews,
     },
+    /// Look at what is remembered, add to it, take from it
+    Memories {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: memories::Memories,
+    },
+    /// Promote what sessions recalled often to their users, once (a running server does it by itself, if it is told to)
+    Dream(memories::DreamArgs),
     /// Talk in a session
     Chat(chat::Chat),
     /// Expire and purge what is due, once (a running server does it by itself)
@@ -125,6 +136,8 @@ impl Cli {
             Command::Sessions { command, json } => return command.run(&at, json).await,
             Command::Runs { command, json } => return command.run(&at, json).await,
             Command::Reviews { command, json } => return command.run(&at, json).await,
+            Command::Memories { command, json } => return command.run(&at, json).await,
+            Command::Dream(dream) => return dream.run(&at).await,
             Command::Chat(chat) => chat.run(&at).await?,
             Command::Sweep { json } => return care::sweep(&at, json).await,
             Command::Keys { command, json } => command.run(&at, json).await?,

@@ -1,6 +1,7 @@
 //! The configuration: `tenure.yaml`, then `TENURE_*`, then flags. Nothing else reads the environment.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
+pub mod dreams;
 pub mod tools;
 
 use anyhow::{Context, anyhow, bail};
@@ -38,6 +39,8 @@ pub struct Config {
     pub schedules: Vec<crate::schedules::Schedule>,
     /// The Python tool, for assistants that list it.
     pub python: tools::Python,
+    /// What sessions remember becomes their users'.
+    pub dreams: dreams::Dreams,
     /// What happens when a session ends.
     pub on_expire: OnExpire,
     /// The limits.
@@ -273,6 +276,7 @@ impl Default for Config {
             runs: Runs::default(),
             schedules: Vec::new(),
             python: tools::Python::default(),
+            dreams: dreams::Dreams::default(),
             on_expire: OnExpire::default(),
             limits: Limits::default(),
             cors: Cors::default(),
@@ -436,7 +440,8 @@ impl Config {
         };
         let (ttl, retention) = (self.sessions.ttl.duration(), self.sessions.retention.duration());
         let runs = self.runs.policy();
-        let mut options = Options { policy: Policy { ttl, retention, window, cache, runs }, ..Options::default() };
+        let policy = Policy { ttl, retention, window, cache, runs, ..Policy::default() };
+        let mut options = Options { policy, ..Options::default() };
         if let Some(lease) = self.runs.lease.duration() {
             options.limits.lease = lease;
         }

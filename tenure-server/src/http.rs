@@ -4,6 +4,7 @@ pub mod assistants;
 pub mod chat;
 pub mod checkpoints;
 mod digits;
+pub mod memories;
 pub mod messages;
 pub mod models;
 pub mod operations;

@@ -11,6 +11,7 @@ pub mod error;
 pub mod extract;
 pub mod hooks;
 pub mod http;
+pub mod memory;
 pub mod metrics;
 pub mod query;
 pub mod rehearsal;

@@ -3,8 +3,8 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, chat, checkpoints, messages, models, operations, reviews, runs, schedules, sessions, sessions_v1,
-    threads, transfer, users,
+    assistants, chat, checkpoints, memories, messages, models, operations, reviews, runs, schedules, sessions,
+    sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
 use crate::telemetry;
@@ -76,6 +76,12 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(reviews::claim))
         .routes(routes!(reviews::release))
         .routes(routes!(reviews::decide))
+        // memory
+        .routes(routes!(memories::list, memories::create))
+        .routes(routes!(memories::search))
+        .routes(routes!(memories::get, memories::delete))
+        .routes(routes!(memories::dreams, memories::dream))
+        .routes(routes!(memories::undo))
         // operations
         .routes(routes!(operations::healthz))
         .routes(routes!(operations::readyz))

@@ -233,6 +233,10 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     app.tasks.spawn(async move { crate::runner::look_after(&runner).await });
     let watcher = app.clone();
     app.tasks.spawn(async move { crate::schedules::watch(&watcher).await });
+    let embedder = app.clone();
+    app.tasks.spawn(async move { crate::memory::embed_for_ever(&embedder).await });
+    let dreamer = app.clone();
+    app.tasks.spawn(async move { crate::memory::dream_for_ever(&dreamer).await });
     let counter = app.clone();
     app.tasks.spawn(async move { metrics::upkeep(&counter).await });
     let keeper = app.clone();

@@ -53,7 +53,7 @@ impl Toolbox {
                 let made = match source {
                     ToolSource::Mcp(mcp) => Source::Mcp(mcp::Server::new(mcp).with_context(at)?),
                     ToolSource::Http(http) => Source::Http(http::Endpoint::new(http).with_context(at)?),
-                    ToolSource::Python(_) => continue,
+                    ToolSource::Python(_) | ToolSource::Memory => continue,
                 };
                 sources.insert(key(source), made);
             }
@@ -95,6 +95,8 @@ impl Tools for Toolbox {
         for source in &assistant.tools {
             let found = match source {
                 ToolSource::Python(_) => vec![python::tool()],
+                // The library's own.
+                ToolSource::Memory => continue,
                 declared => match self.source(declared)? {
                     Source::Mcp(server) => server.tools().await?,
                     Source::Http(endpoint) => vec![endpoint.tool().clone()],
@@ -115,7 +117,7 @@ impl Tools for Toolbox {
         for source in &assistant.tools {
             let found = match source {
                 ToolSource::Python(python) if call.tool == python::NAME => return self.python.call(python, call).await,
-                ToolSource::Python(_) => continue,
+                ToolSource::Python(_) | ToolSource::Memory => continue,
                 declared => self.source(declared)?,
             };
             match found {

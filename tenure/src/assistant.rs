@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::id::{Principal, Reach, Tenant, check_text};
-use crate::policy::{Checkpoints, Period, Policy, ReviewRule};
+use crate::policy::{Checkpoints, MemoryPolicy, Period, Policy, ReviewRule, Scope};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::tool_source::ToolSource;
@@ -49,6 +49,9 @@ pub struct Assistant {
     /// How much its runs may do.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: RunLimits,
+    /// What it remembers beyond the messages; nothing is said: nothing is remembered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySize>,
     /// Where its tools come from. Only a declared assistant has any: they start programs and reach addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolSource>,
@@ -117,6 +120,59 @@ pub struct CacheSize {
     pub max_entries: Option<usize>,
 }
 
+/// What an assistant remembers beyond the messages. Its sessions can not change that.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySize {
+    /// Who shares it.
+    #[serde(default)]
+    pub scope: Scope,
+    /// The group that shares it, for the scope `group`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// A memory goes after so long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Period>,
+    /// So many are kept; the one that was not used for the longest time goes first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_entries: Option<usize>,
+    /// Whether the model is told what is recalled before it is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inject: Option<bool>,
+    /// At most so many memories.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    /// At most so many tokens of them, estimated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
+}
+
+impl MemorySize {
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<()> {
+        match (self.scope, &self.group) {
+            (Scope::Group, None) => {
+                Err(Error::invalid("memory.group", "the scope `group` needs the name of the group that shares it"))
+            }
+            (Scope::Group, Some(group)) => check_text(group)
+                .map_err(|why| Error::invalid("memory.group", format!("not a valid name of a group: {why}"))),
+            (_, Some(_)) => Err(Error::invalid("memory.group", "a group belongs to the scope `group`")),
+            (_, None) => Ok(()),
+        }
+    }
+
+    fn apply(&self, policy: &mut MemoryPolicy) {
+        (policy.scope, policy.group) = (self.scope, self.group.clone());
+        if let Some(retention) = self.retention {
+            policy.retention = retention.duration();
+        }
+        policy.max_entries = self.max_entries.unwrap_or(policy.max_entries);
+        policy.inject = self.inject.unwrap_or(policy.inject);
+        policy.limit = self.limit.unwrap_or(policy.limit);
+        policy.max_tokens = self.max_tokens.unwrap_or(policy.max_tokens);
+    }
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -142,6 +198,9 @@ impl Assistant {
         }
         if let Some(max) = self.cache.max_entries {
             policy.cache.max_entries = max;
+        }
+        if let Some(memory) = &self.memory {
+            memory.apply(&mut policy.memory);
         }
         policy.runs.review = self.review.clone();
         let (ours, theirs) = (&mut policy.runs, &self.runs);
@@ -247,6 +306,7 @@ impl Tenure {
     fn assistant_item(&self, who: &Principal, assistant: &Assistant) -> Result<Item> {
         self.may_change(who, &assistant.name)?;
         check_text(&assistant.name).map_err(|why| Error::invalid("name", format!("not a valid name: {why}")))?;
+        assistant.memory.as_ref().map_or(Ok(()), MemorySize::check)?;
         if !assistant.tools.is_empty() {
             return Err(Error::invalid("tools", "tools can only be declared in the server's configuration"));
         }

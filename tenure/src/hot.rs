@@ -49,6 +49,8 @@ struct Known {
     state: State,
     /// Whatever was acknowledged before this moment is in it.
     as_of: u64,
+    /// The last step has cut messages off.
+    cut: bool,
 }
 
 /// A moment of this process, later than all that were given before. No clock: those stand still, and jump.
@@ -218,11 +220,22 @@ impl Tenure {
                         known.state = State::Cold;
                     }
                     self.reweigh(&key, &hot, &known.state);
+                    if std::mem::take(&mut known.cut) {
+                        drop(known);
+                        self.let_go(who, id).await;
+                    }
                     return answer;
                 }
             }
         }
         Err(Error::Conflict { session_id: id.clone(), expected: known.state.head().map_or(0, |h| h.seq) })
+    }
+
+    /// Messages were cut off: what was remembered of them goes too. That is done already; if this fails, the next cut makes up for it.
+    async fn let_go(&self, who: &Principal, id: &SessionId) {
+        if let Err(e) = self.retract_rewound(who, id).await {
+            tracing::warn!(session_id = %id, error = %e, "what was remembered of messages that were cut off is still there");
+        }
     }
 
     /// Takes one step in the store, and counts it.
@@ -265,6 +278,7 @@ impl Tenure {
         let base = Some(before.seq);
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
         self.commit_step(&commit).await?;
+        known.cut = commit.records.iter().any(|r| matches!(r.entry, Entry::Rewound(_)));
         // What a fork leans on is the store's to say, and may have changed.
         if commit.head.parent.is_none() {
             known.as_of = began;

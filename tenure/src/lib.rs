@@ -48,6 +48,7 @@ mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod doctor;
+mod dream;
 mod edit;
 mod embed;
 mod entry;
@@ -62,10 +63,13 @@ mod id;
 mod lease;
 mod look;
 mod media;
+mod memory;
+mod memory_tool;
 mod message;
 mod model;
 mod next;
 mod policy;
+mod recall;
 mod reconcile;
 mod review;
 mod run;
@@ -80,16 +84,18 @@ mod tool_source;
 mod tools;
 mod transcript;
 mod transfer;
+mod vectors;
 mod work;
 
 pub use answer::Answer;
 pub use append::{Append, Appended, AutoCheckpoint};
-pub use assistant::{Assistant, CacheSize, Lifetime, RunLimits, ShortTerm};
+pub use assistant::{Assistant, CacheSize, Lifetime, MemorySize, RunLimits, ShortTerm};
 pub use busy::OnBusy;
 pub use cache::{Cached, cache_key};
 pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
 pub use doctor::Repaired;
+pub use dream::{Dream, DreamRules, Promoted};
 pub use edit::{fork_session, list_checkpoints, resume_session};
 pub use embed::Embedder;
 pub use entry::{
@@ -103,10 +109,15 @@ pub use head::{Head, Lease, Mark, OpenReview, Reviewing, SessionInfo, Status, St
 pub use history::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
 pub use id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
 pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
+pub use memory::{Memory, Mind, Remember, Source};
 pub use message::{MAX_DEPTH, Message, Role, ToolCall};
 pub use model::{Model, ModelError, Piece, Pieces, Prompt};
 pub use next::{Doing, Job, Question, Rules, Step, next};
-pub use policy::{CachePolicy, Checkpoints, Limits, Period, Policy, ReviewRule, RunPolicy, Window, matches_pattern};
+pub use policy::{
+    CachePolicy, Checkpoints, Limits, MemoryPolicy, Period, Policy, ReviewRule, RunPolicy, Scope, Window,
+    matches_pattern,
+};
+pub use recall::{Recall, Recalled, Told};
 pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
 pub use review::{ReviewPage, Reviews, Verdict};
 pub use run::{Ask, Begun, OnExpired, Spliced, Turn};

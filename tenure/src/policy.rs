@@ -222,8 +222,61 @@ impl Default for RunPolicy {
     }
 }
 
+/// Who shares what is remembered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Nothing is remembered.
+    None,
+    /// Each session has its own memories, which go with it.
+    #[default]
+    Session,
+    /// All sessions of a user share them.
+    User,
+    /// All assistants of a group share them.
+    Group,
+}
+
+impl Scope {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scope::None => "none",
+            Scope::Session => "session",
+            Scope::User => "user",
+            Scope::Group => "group",
+        }
+    }
+}
+
+/// What is remembered beyond the messages, and how much of it a model is told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryPolicy {
+    /// Who shares it.
+    pub scope: Scope,
+    /// The group that shares it, if a group does.
+    pub group: Option<String>,
+    /// A memory goes after so long. `None`: never.
+    pub retention: Option<Duration>,
+    /// So many are kept; the one that was not used for the longest time goes first.
+    pub max_entries: usize,
+    /// Whether the model is told what is recalled before it is asked.
+    pub inject: bool,
+    /// At most so many.
+    pub limit: usize,
+    /// At most so many tokens, estimated.
+    pub max_tokens: usize,
+}
+
+impl Default for MemoryPolicy {
+    fn default() -> Self {
+        let (scope, group, retention) = (Scope::None, None, None);
+        Self { scope, group, retention, max_entries: 1000, inject: true, limit: 8, max_tokens: 512 }
+    }
+}
+
 /// Everything that can be set for the sessions of an assistant.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// An active session that is idle for longer expires. `None`: never.
     pub ttl: Option<Duration>,
@@ -235,6 +288,8 @@ pub struct Policy {
     pub cache: CachePolicy,
     /// Their runs.
     pub runs: RunPolicy,
+    /// What is remembered beyond their messages.
+    pub memory: MemoryPolicy,
 }
 
 impl Default for Policy {
@@ -245,6 +300,7 @@ impl Default for Policy {
             window: Window { max_turns: Some(50), max_tokens: None },
             cache: CachePolicy::default(),
             runs: RunPolicy::default(),
+            memory: MemoryPolicy::default(),
         }
     }
 }
@@ -260,6 +316,8 @@ pub struct Limits {
     pub max_info_bytes: usize,
     /// Bytes of one tool result or other item.
     pub max_item_bytes: usize,
+    /// Bytes of one memory.
+    pub max_memory_bytes: usize,
     /// Sessions in one page of a list.
     pub max_page: usize,
     /// Sessions that one pass of the sweep works on.
@@ -283,6 +341,7 @@ impl Default for Limits {
             max_messages: 200_000,
             max_info_bytes: 256 << 10,
             max_item_bytes: 16 << 20,
+            max_memory_bytes: 16 << 10,
             max_page: 100,
             max_sweep: 1_000,
             max_queue: 16,

@@ -12,6 +12,7 @@ use crate::history::shown;
 use crate::hot::{Draft, Need};
 use crate::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
 use crate::message::Message;
+use crate::recall::{Recollection, Told, with_block};
 use crate::reconcile::{Mode, Plan, reconcile};
 use crate::session::{Point, Run, Said, Session};
 use crate::store::{Item, Owner, Shelf};
@@ -61,7 +62,7 @@ pub struct Ask {
 }
 
 /// What was made of the messages of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spliced {
     /// How many of them we had.
     pub matched: usize,
@@ -74,6 +75,9 @@ pub struct Spliced {
     /// Tool results that answer no call we know of, which were left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<String>,
+    /// Memories that the model was told of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memories: Vec<Told>,
 }
 
 impl Turn {
@@ -124,6 +128,8 @@ pub struct Turn {
     pub started_at: Timestamp,
     /// When this node began to work on it.
     pub(crate) claimed_at: Timestamp,
+    /// What the model is told of what is remembered.
+    pub(crate) recalled: Option<Recollection>,
 }
 
 /// In the detail of a run: somebody may ask for its answer again.
@@ -228,13 +234,16 @@ impl Tenure {
             };
             pass.began(opened.before);
             let started_at = opening_at;
+            let recalled = self.recollect(who, &id, opened.assistant.as_deref(), &opened.messages).await;
             let assistant = self.assistant_of(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
+            let block = recalled.as_ref().map(|r| &r.block);
             let messages = match opened.goes_on {
                 true => Vec::new(),
-                false => self.prompt(&who.tenant, assistant.as_deref(), opened.messages).await?,
+                false => with_block(self.prompt(&who.tenant, assistant.as_deref(), opened.messages).await?, block),
             };
             let (tenure, who, remember) = (self.clone(), who.clone(), ask.idempotency.is_some());
-            let (asked, spliced, detail) = (opened.asked, opened.spliced, ask.detail);
+            let (asked, mut spliced, detail) = (opened.asked, opened.spliced, ask.detail);
+            spliced.memories = recalled.as_ref().map(|r| r.told.clone()).unwrap_or_default();
             let session_id = id;
             let turn = Turn {
                 tenure,
@@ -250,6 +259,7 @@ impl Tenure {
                 detail,
                 started_at,
                 claimed_at: started_at,
+                recalled,
             };
             return Ok(Begun::Turn(Box::new(turn)));
         }
@@ -458,6 +468,7 @@ impl Tenure {
                 rewound: plan.rewound,
                 appended: plan.append.len(),
                 orphans: plan.orphans.clone(),
+                memories: Vec::new(),
             },
         }
     }

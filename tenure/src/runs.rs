@@ -259,6 +259,7 @@ impl Tenure {
             detail,
             started_at: began,
             claimed_at: began,
+            recalled: None,
         })
     }
 
@@ -303,6 +304,7 @@ impl Tenure {
             detail: found.detail,
             started_at: found.started_at.saturating_add(waited).unwrap_or(found.started_at),
             claimed_at,
+            recalled: None,
         }))
     }
 

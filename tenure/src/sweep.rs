@@ -236,10 +236,12 @@ impl Tenure {
                 break;
             }
             for head in page {
+                self.retract(&head.key(), None).await?;
                 self.purge_key(&head.key()).await?;
                 sessions += 1;
             }
         }
+        self.retract_user(&who.tenant, user).await?;
         self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
         Ok(Receipt { user: user.clone(), sessions, at: self.now() })
     }

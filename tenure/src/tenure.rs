@@ -16,6 +16,7 @@ use crate::runs::Watchers;
 use crate::session::{Said, Session};
 use crate::store::{self, Commit, Cursor, Query, Range, Repair, Store, Whose};
 use crate::sweep::Hook;
+use crate::vectors::Memories;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -32,6 +33,8 @@ pub struct Options {
     pub limits: Limits,
     /// Memory for hot sessions, in bytes.
     pub cache_bytes: usize,
+    /// Memory for the vectors of memories, in bytes.
+    pub vector_bytes: usize,
     /// The time.
     pub clock: Clock,
     /// What makes vectors of memories, so that they are found by meaning too; nothing: by their words only.
@@ -41,7 +44,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let (policy, limits, clock) = Default::default();
-        Self { policy, max_sessions: 0, limits, cache_bytes: 256 << 20, clock, embedder: None }
+        Self { policy, max_sessions: 0, limits, cache_bytes: 256 << 20, vector_bytes: 64 << 20, clock, embedder: None }
     }
 }
 
@@ -65,6 +68,7 @@ pub(crate) struct House {
     repairs: Vec<Repair>,
     node: String,
     pub watchers: Watchers,
+    memories: Memories,
 }
 
 /// A session to be.
@@ -116,7 +120,7 @@ impl Tenure {
     }
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
-        let hot = hot_sessions(options.cache_bytes);
+        let (hot, memories) = (hot_sessions(options.cache_bytes), Memories::new(options.vector_bytes));
         let (assistants, hooks, gates, key_gates) = Default::default();
         Self {
             house: Arc::new(House {
@@ -130,6 +134,7 @@ impl Tenure {
                 repairs,
                 node: crate::lease::node_name(),
                 watchers: Watchers::default(),
+                memories,
             }),
             expect: None,
         }
@@ -190,6 +195,14 @@ impl Tenure {
 
     pub(crate) fn watchers(&self) -> &Watchers {
         &self.house.watchers
+    }
+
+    pub(crate) fn memories(&self) -> &Memories {
+        &self.house.memories
+    }
+
+    pub(crate) fn embedder(&self) -> Option<&Embedder> {
+        self.house.options.embedder.as_ref()
     }
 
     pub(crate) fn downgrade(&self) -> Weak<House> {
@@ -594,6 +607,7 @@ impl Tenure {
         match self.head(who, id).await {
             Ok(head) => {
                 self.check_expected(&head)?;
+                self.retract(&head.key(), None).await?;
                 self.purge_key(&head.key()).await?;
                 Ok(true)
             }

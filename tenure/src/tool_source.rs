@@ -10,9 +10,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-const KINDS: &[&str] = &["mcp", "http", "python"];
+const KINDS: &[&str] = &["mcp", "http", "python", "memory"];
 
-/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, or `python` alone.
+/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, or one of the words `python` and `memory`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolSource {
@@ -22,6 +22,8 @@ pub enum ToolSource {
     Http(HttpSource),
     /// An interpreter for each session.
     Python(PythonSource),
+    /// What the assistant remembers: the house's own tool.
+    Memory,
 }
 
 /// An MCP server: a program (`command`), or an address (`url`).
@@ -117,12 +119,13 @@ impl<'de> Deserialize<'de> for ToolSource {
             type Value = ToolSource;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`python`, or one of `mcp`, `http` and `python` with what belongs to it")
+                f.write_str("`python`, `memory`, or one of `mcp`, `http` and `python` with what belongs to it")
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<ToolSource, E> {
                 match word {
                     "python" => Ok(ToolSource::Python(PythonSource::default())),
+                    "memory" => Ok(ToolSource::Memory),
                     _ => Err(E::unknown_field(word, KINDS)),
                 }
             }
@@ -133,6 +136,7 @@ impl<'de> Deserialize<'de> for ToolSource {
                     "mcp" => ToolSource::Mcp(map.next_value()?),
                     "http" => ToolSource::Http(map.next_value()?),
                     "python" => ToolSource::Python(map.next_value::<Option<_>>()?.unwrap_or_default()),
+                    "memory" => map.next_value::<Option<()>>().map(|_| ToolSource::Memory)?,
                     other => return Err(de::Error::unknown_field(other, KINDS)),
                 };
                 match map.next_key::<String>()? {

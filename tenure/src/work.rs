@@ -15,10 +15,12 @@ use crate::history::history;
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
 use crate::lease::Held;
+use crate::memory_tool;
 use crate::message::{Message, Role};
 use crate::model::{ModelError, Prompt};
 use crate::next::{Doing, Job, Question, Rules, Step, arguments, next_after};
 use crate::policy::{Checkpoints, RunPolicy};
+use crate::recall::{RECALLS, Recollection, with_block};
 use crate::run::{ANSWERS, Turn};
 use crate::session::{CACHED, Run, Session};
 use crate::sift::Sift;
@@ -86,8 +88,9 @@ struct Work<'a> {
     client_tools: bool,
     stream: bool,
     listener: Option<mpsc::Sender<Heard>>,
-    /// What the model is shown first.
+    /// What the model is shown first; nothing: the run was begun before, and goes on.
     first: Option<Vec<Message>>,
+    goes_on: bool,
     /// The answer of this round, and whether it is kept.
     answer: Answer,
     kept: bool,
@@ -100,6 +103,10 @@ struct Work<'a> {
     waiting: bool,
     /// What is known of the lease.
     held: Arc<Held>,
+    /// What the model is told of what is remembered.
+    recalled: Option<Recollection>,
+    /// That it was, to be written down.
+    recall: Option<Item>,
 }
 
 fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
@@ -126,6 +133,7 @@ impl<'a> Work<'a> {
             messages,
             started_at,
             claimed_at,
+            recalled,
             ..
         } = turn;
         let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
@@ -148,6 +156,7 @@ impl<'a> Work<'a> {
             client_tools,
             stream,
             listener,
+            goes_on: messages.is_empty(),
             first: (!messages.is_empty()).then_some(messages),
             answer: Answer::default(),
             kept: true,
@@ -158,6 +167,8 @@ impl<'a> Work<'a> {
             seq: 0,
             waiting: false,
             held,
+            recall: recalled.as_ref().map(|r| r.event.clone()),
+            recalled,
         };
         (work, pass)
     }
@@ -171,8 +182,16 @@ impl<'a> Work<'a> {
     }
 
     async fn go(&mut self) -> Result<(), TurnError> {
-        if let (Some(assistant), Some(tools)) = (&self.assistant, self.hands.tools) {
-            self.tools = tools.list(assistant).await.map_err(TurnError::Tools)?.into();
+        if let Some(assistant) = &self.assistant {
+            let mut tools = match self.hands.tools {
+                Some(tools) => tools.list(assistant).await.map_err(TurnError::Tools)?,
+                None => Vec::new(),
+            };
+            if let Some(memory) = self.tenure.memory_tool(&self.who, assistant) {
+                tools.retain(|t| t.name != memory.name);
+                tools.push(memory);
+            }
+            self.tools = tools.into();
             self.offer();
         }
         let mut step = match self.first {
@@ -256,13 +275,20 @@ impl<'a> Work<'a> {
     }
 
     /// What the model is shown in a later round.
-    async fn shown(&self) -> Result<Vec<Message>> {
+    async fn shown(&mut self) -> Result<Vec<Message>> {
         let (tenure, id) = (&self.tenure, &self.session_id);
         let said = tenure.read(&self.who, id, Need::Session, |state| {
             let session = tenure.whole_ref(state, id)?;
             Ok(history(session, &tenure.policy(&session.tenant, session.assistant.as_deref()).window))
         });
-        tenure.prompt(&self.who.tenant, self.assistant.as_deref(), said.await?).await
+        let said = said.await?;
+        if self.recalled.is_none() && self.goes_on {
+            // Another node began it, and told the model what it recalled.
+            let name = self.assistant.as_ref().map(|a| a.name.as_str());
+            self.recalled = tenure.recollect(&self.who, id, name, &said).await;
+        }
+        let messages = tenure.prompt(&self.who.tenant, self.assistant.as_deref(), said).await?;
+        Ok(with_block(messages, self.recalled.as_ref().map(|r| &r.block)))
     }
 
     async fn listen(&mut self, prompt: Prompt) -> Result<(), TurnError> {
@@ -400,15 +426,27 @@ impl<'a> Work<'a> {
             if let Some(content) = hit {
                 return Ok(Made::Said(content));
             }
-            let (Some(tools), Some(assistant)) = (hands.tools, assistant) else { return Ok(Made::Lost) };
+            let Some(assistant) = assistant else { return Ok(Made::Lost) };
+            let ours = call.name == memory_tool::NAME && tenure.memory_tool(&who, &assistant).is_some();
+            let tools = match hands.tools {
+                Some(tools) => Some(tools),
+                None if ours => None,
+                None => return Ok(Made::Lost),
+            };
             // A node that slept may have lost its run, and another may be making this very call.
             if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
                 let end = tenure.renew(&who, &id, &run).await?;
                 held.until.store(end.as_microsecond(), Ordering::Relaxed);
             }
             let call = Call { session, run, id: call.id, tool: call.name, arguments };
-            let made = match tokio::time::timeout(timeout, tools.call(&assistant, &call)).await {
-                Ok(made) => made,
+            let make = async {
+                match tools {
+                    Some(tools) if !ours => Ok(tools.call(&assistant, &call).await),
+                    _ => tenure.call_memory(&who, &id, &call).await.map(Ok),
+                }
+            };
+            let made = match tokio::time::timeout(timeout, make).await {
+                Ok(made) => made?,
                 Err(_) => {
                     let message = format!("tool {:?} took longer than its `tool_timeout`", call.tool);
                     return Err(limit("tool_timeout", message));
@@ -470,7 +508,7 @@ impl<'a> Work<'a> {
                     log.checkpoint(run, self.state());
                 }
             }
-            let mut items = Vec::new();
+            let mut items: Vec<_> = self.recall.iter().map(|event| (RECALLS.to_owned(), event.clone())).collect();
             match &step {
                 Step::Tools(jobs) => log.entries.extend(jobs.iter().filter_map(|job| self.started(job))),
                 Step::Review(questions) => {
@@ -499,7 +537,7 @@ impl<'a> Work<'a> {
         });
         match done.await {
             Ok(Some((seq, step))) => {
-                self.seq = seq;
+                (self.seq, self.recall) = (seq, None);
                 Ok(step)
             }
             Ok(None) | Err(Error::NotFound { .. }) => Err(Error::Superseded { session_id: id.clone() }),

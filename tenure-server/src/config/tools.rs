@@ -5,7 +5,7 @@ use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tenure::{Assistant, Period, Secret, Size, ToolSource};
+use tenure::{Assistant, Period, Scope, Secret, Size, ToolSource};
 
 /// What an MCP server's program gets of our environment: nothing that could be a secret.
 const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
@@ -65,7 +65,13 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
         bail!("python.max_processes: with 0 nothing could be done; leave `python` out of the assistants instead");
     }
     for (i, assistant) in assistants.iter().enumerate() {
+        if let Some(memory) = &assistant.memory {
+            memory.check().map_err(|e| anyhow!("assistants[{i}]: {e}"))?;
+        }
         for (j, source) in assistant.tools.iter().enumerate() {
+            if *source == ToolSource::Memory && assistant.memory.as_ref().is_none_or(|m| m.scope == Scope::None) {
+                bail!("assistants[{i}].tools[{j}]: the tool `memory` needs a `memory` with a `scope`");
+            }
             check_source(&format!("assistants[{i}].tools[{j}]"), source)?;
         }
     }
@@ -98,6 +104,7 @@ fn check_source(at: &str, source: &ToolSource) -> anyhow::Result<()> {
                 bail!("{at}.python.timeout: it must end some time, and not at once");
             }
         }
+        ToolSource::Memory => {}
     }
     Ok(())
 }
@@ -122,7 +129,7 @@ pub(super) fn hide(assistant: &mut Assistant) {
                 hide_all(&mut http.headers);
                 http.url = hide_password(&http.url);
             }
-            ToolSource::Python(_) => {}
+            ToolSource::Python(_) | ToolSource::Memory => {}
         }
     }
 }

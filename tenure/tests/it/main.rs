@@ -13,6 +13,7 @@ mod hands;
 mod invariants;
 mod leases;
 mod lifecycle;
+mod memories;
 mod model;
 mod next;
 mod places;

@@ -1,0 +1,32 @@
+//! What `tenure.yaml` says of dreams.
+
+use serde::{Deserialize, Serialize};
+use tenure::{DreamRules, Period};
+
+/// When sessions' memories become their users', and how often that is looked at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dreams {
+    /// How often; `never`: only when somebody asks for it.
+    pub every: Period,
+    /// Recalled at least so often,
+    pub recalls: usize,
+    /// for so many different questions,
+    pub questions: usize,
+    /// on so many different days.
+    pub days: usize,
+}
+
+impl Default for Dreams {
+    fn default() -> Self {
+        let DreamRules { recalls, questions, days } = DreamRules::default();
+        Self { every: Period::NEVER, recalls, questions, days }
+    }
+}
+
+impl Dreams {
+    /// What it takes to be promoted.
+    pub fn rules(&self) -> DreamRules {
+        DreamRules { recalls: self.recalls, questions: self.questions, days: self.days }
+    }
+}

@@ -1,0 +1,529 @@
+//! Memory: who shares what, how it is found, where it came from, and what becomes of it.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use tenure::*;
+
+/// An embedder that knows a few things to be the same: a number for each, and a little noise for all other words.
+fn concepts(name: &str, awake: &Arc<AtomicBool>) -> Embedder {
+    const SAME: [&[&str]; 5] = [
+        &["tea", "drink", "beverage", "tee", "お茶"],
+        &["dog", "pet", "animal", "hund"],
+        &["metric", "kilometres", "units", "miles"],
+        &["allergic", "nuts", "peanuts", "food"],
+        &["berlin", "lives", "home", "city"],
+    ];
+    let awake = awake.clone();
+    Embedder::new(name, move |texts| {
+        let awake = awake.load(SeqCst);
+        async move {
+            let vector = |text: &String| {
+                let mut numbers = vec![0.0; 64];
+                for word in text.to_lowercase().split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()) {
+                    let known = SAME.iter().position(|words| words.contains(&word));
+                    let noise = 8 + word.bytes().fold(7usize, |n, b| (n * 31 + b as usize) % 9973) % 56;
+                    numbers[known.unwrap_or(noise)] += if known.is_some() { 1.0 } else { 0.2 };
+                }
+                numbers
+            };
+            if awake { Ok(texts.iter().map(vector).collect()) } else { Err("the embedder sleeps".to_owned()) }
+        }
+    })
+}
+
+fn awake() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(true))
+}
+
+fn assistant(name: &str, scope: Scope, change: impl FnOnce(&mut MemorySize)) -> Assistant {
+    let mut memory = MemorySize { scope, ..MemorySize::default() };
+    change(&mut memory);
+    Assistant { name: name.to_owned(), memory: Some(memory), ..Assistant::default() }
+}
+
+/// One assistant of each scope, two in one group; and one that says nothing of memory.
+fn staff(tenure: &Tenure) {
+    let group = |m: &mut MemorySize| m.group = Some("lab".to_owned());
+    for a in [
+        assistant("none", Scope::None, |_| ()),
+        assistant("session", Scope::Session, |_| ()),
+        assistant("user", Scope::User, |_| ()),
+        assistant("group", Scope::Group, group),
+        assistant("colleague", Scope::Group, group),
+        Assistant { name: "plain".to_owned(), ..Assistant::default() },
+    ] {
+        tenure.declare(a);
+    }
+}
+
+async fn begin(t: &Tenure, who: &Principal, session: &str, assistant: &str) -> Mind {
+    let new = New { assistant: Some(assistant.to_owned()), ..named(session) };
+    t.create(who, new).await.unwrap();
+    Mind::Session(id(session))
+}
+
+fn bob() -> Principal {
+    Principal::new("acme", "bob").unwrap()
+}
+
+fn fact(text: &str) -> Remember {
+    Remember { text: text.to_owned(), ..Remember::default() }
+}
+
+async fn recall(t: &Tenure, who: &Principal, mind: &Mind, question: &str) -> Vec<String> {
+    t.recall(who, mind, question, 10).await.unwrap().memories.into_iter().map(|h| h.memory.text).collect()
+}
+
+async fn all(t: &Tenure, who: &Principal, mind: &Mind) -> BTreeSet<String> {
+    t.memory_list(who, mind, None, 100).await.unwrap().into_iter().map(|m| m.text).collect()
+}
+
+fn set(texts: &[&str]) -> BTreeSet<String> {
+    texts.iter().map(|t| (*t).to_owned()).collect()
+}
+
+async fn last_seq(t: &Tenure, who: &Principal, session: &str) -> Seq {
+    t.load(who, &id(session)).await.unwrap().messages.last().unwrap().seq
+}
+
+on_every_store! {
+    /// The assistant says who shares a memory; its sessions inherit that.
+    async fn scopes(home: &mut Home) {
+        let t = &home.tenure;
+        staff(t);
+        for (assistant, who) in [("session", ada()), ("user", ada()), ("group", ada())] {
+            let mind = begin(t, &who, assistant, assistant).await;
+            t.remember(&who, &mind, fact(&format!("ada said it to {assistant}"))).await.unwrap();
+        }
+        let (other, user, colleague) =
+            (begin(t, &ada(), "s2", "session").await, begin(t, &ada(), "u2", "user").await, begin(t, &bob(), "c2", "colleague").await);
+        let (bobs, bobs_user) = (begin(t, &bob(), "s3", "session").await, begin(t, &bob(), "u3", "user").await);
+        assert_eq!(all(t, &ada(), &Mind::Session(id("session"))).await, set(&["ada said it to session"]));
+        assert_eq!(all(t, &ada(), &other).await, set(&[]), "another session of the same user");
+        assert_eq!(all(t, &ada(), &user).await, set(&["ada said it to user"]), "another session of the same user");
+        assert_eq!(recall(t, &bob(), &colleague, "what was said?").await, ["ada said it to group"], "another assistant of the group");
+        assert_eq!(all(t, &bob(), &bobs).await, set(&[]));
+        assert_eq!(all(t, &bob(), &bobs_user).await, set(&[]), "another user");
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["ada said it to user"]));
+        assert_eq!(all(t, &ada(), &Mind::Assistant("user".into())).await, set(&["ada said it to user"]));
+        assert_eq!(all(t, &bob(), &Mind::Assistant("group".into())).await, set(&["ada said it to group"]));
+        let elsewhere = Principal::new("other", "ada").unwrap();
+        assert_eq!(all(t, &elsewhere, &Mind::Own).await, set(&[]), "another tenant");
+        assert_eq!(all(t, &elsewhere, &Mind::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
+        assert_eq!(t.recall(&bob(), &Mind::Session(id("user")), "said", 5).await.unwrap_err().code(), "not_found");
+        for (mind, want) in [
+            (begin(t, &ada(), "n", "none").await, "memory.scope"),
+            (begin(t, &ada(), "p", "plain").await, "memory.scope"),
+            (Mind::Assistant("none".into()), "memory.scope"),
+            (Mind::Assistant("session".into()), "session_id"),
+            (Mind::Assistant("nobody".into()), "no assistant"),
+        ] {
+            let error = t.remember(&ada(), &mind, fact("x")).await.unwrap_err();
+            assert!(error.to_string().contains(want), "{mind:?}: {error}");
+        }
+    }
+
+    /// The same words are one memory; the oldest unused goes when there are too many; all go when their time is over.
+    async fn keeping(home: &mut Home) {
+        let t = &home.tenure;
+        t.declare(assistant("small", Scope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
+        let mind = begin(t, &ada(), "x", "small").await;
+        let first = t.remember(&ada(), &mind, fact(" likes tea \n")).await.unwrap();
+        assert_eq!((first.text.as_str(), first.scope, first.expires_at), ("likes tea", Scope::User, Some(home.now() + SignedDuration::from_hours(24 * 30))));
+        for text in ["has a dog", "lives in Berlin"] {
+            home.pass(SignedDuration::from_secs(1));
+            t.remember(&ada(), &mind, fact(text)).await.unwrap();
+        }
+        home.pass(SignedDuration::from_secs(1));
+        let again = t.remember(&ada(), &mind, Remember { metadata: json!({"a": 1}).as_object().unwrap().clone(), ..fact("likes tea") }).await.unwrap();
+        assert_eq!((&again.id, again.metadata["a"].clone()), (&first.id, json!(1)));
+        assert_eq!(all(t, &ada(), &mind).await.len(), 3);
+        home.pass(SignedDuration::from_secs(1));
+        assert_eq!(recall(t, &ada(), &mind, "which dog?").await, ["has a dog"]);
+        home.pass(SignedDuration::from_secs(1));
+        t.remember(&ada(), &mind, fact("the fourth")).await.unwrap();
+        assert_eq!(all(t, &ada(), &mind).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
+        let one = t.memory(&ada(), &mind, &first.id).await.unwrap().unwrap();
+        assert_eq!((one.uses, one.sources), (0, vec![Source { session_id: Some(id("x")), messages: vec![], user: None }]));
+        assert!(t.forget_memory(&ada(), &mind, &first.id).await.unwrap());
+        assert!(!t.forget_memory(&ada(), &mind, &first.id).await.unwrap());
+        assert_eq!(t.memory(&ada(), &mind, &first.id).await.unwrap(), None);
+        home.pass(SignedDuration::from_hours(24 * 31));
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&[]), "their time is over");
+        assert_eq!(recall(t, &ada(), &Mind::Own, "dog fourth").await, Vec::<String>::new());
+        for (text, code) in [("", "invalid"), (" \n", "invalid"), ("a\0b", "invalid"), (&*"x".repeat(20_000), "too_large")] {
+            assert_eq!(t.remember(&ada(), &Mind::Own, fact(text)).await.unwrap_err().code(), code);
+        }
+        let messages = Remember { messages: vec![1], ..fact("x") };
+        assert_eq!(t.remember(&ada(), &Mind::Own, messages).await.unwrap_err().code(), "invalid");
+    }
+
+    /// Words in any language, and what is meant by them; without an embedder by words only, and it says so.
+    async fn by_words_and_by_meaning(home: &mut Home) {
+        let facts = ["She likes green tea", "Her dog is called Rex", "Sie mag grünen Tee", "彼女は緑茶が好きです", "Use metric units always", "Он живёт в Москве"];
+        let switch = awake();
+        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        let t = home.tenure.clone();
+        for text in facts {
+            t.remember(&ada(), &Mind::Own, fact(text)).await.unwrap();
+        }
+        let found = t.recall(&ada(), &Mind::Own, "which animal?", 5).await.unwrap();
+        assert_eq!((found.memories[0].memory.text.as_str(), found.by_meaning), (facts[1], true), "no word of it is there");
+        assert!(found.memories[0].similarity.unwrap() > 0.3);
+        switch.store(false, SeqCst);
+        let found = t.recall(&ada(), &Mind::Own, "Was ist mit GRUNEN Tee?", 5).await.unwrap();
+        assert!(!found.by_meaning && found.note.unwrap().contains("sleeps"));
+        assert_eq!(found.memories[0].memory.text, facts[2]);
+        assert_eq!(recall(&t, &ada(), &Mind::Own, "緑茶").await, [facts[3]], "where words are not written apart");
+        assert_eq!(recall(&t, &ada(), &Mind::Own, "где живёт?").await, [facts[5]]);
+        assert_eq!(recall(&t, &ada(), &Mind::Own, "which animal?").await, Vec::<String>::new());
+        assert_eq!(recall(&t, &ada(), &Mind::Own, "").await, Vec::<String>::new());
+        // What is remembered meanwhile has no vector yet.
+        t.remember(&ada(), &Mind::Own, fact("Her cat is an animal too")).await.unwrap();
+        switch.store(true, SeqCst);
+        let t = home.beside();
+        assert_eq!(t.recall(&ada(), &Mind::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
+    }
+
+    /// A changed model: what is there is found by its words until it has new vectors, and by its meaning after.
+    async fn another_model(home: &mut Home) {
+        let switch = awake();
+        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        staff(&home.tenure);
+        let session = begin(&home.tenure, &ada(), "x", "session").await;
+        for n in 0..70 {
+            home.tenure.remember(&ada(), &Mind::Own, fact(&format!("number {n} of many"))).await.unwrap();
+        }
+        for mind in [&Mind::Own, &session] {
+            home.tenure.remember(&ada(), mind, fact("Rex is her dog")).await.unwrap();
+        }
+        home.reopen_with(|o| o.embedder = Some(concepts("second", &switch))).await;
+        staff(&home.tenure);
+        let t = &home.tenure;
+        assert_eq!(recall(t, &ada(), &Mind::Own, "Rex").await, ["Rex is her dog"]);
+        assert_eq!(recall(t, &ada(), &Mind::Own, "pet").await, Vec::<String>::new(), "vectors of two models are not compared");
+        assert_eq!(recall(t, &ada(), &session, "pet").await, ["Rex is her dog"], "few enough to be made at once");
+        let mut told = 0;
+        assert_eq!(t.embed_all(|n| told += n).await.unwrap(), 71);
+        assert_eq!((told, t.embed_all(|_| ()).await.unwrap()), (71, 0));
+        assert_eq!(recall(t, &ada(), &Mind::Own, "pet").await[0], "Rex is her dog");
+        assert_eq!(t.memory_list(&ada(), &Mind::Own, None, 100).await.unwrap().len(), 71);
+    }
+
+    /// What another node remembers or forgets is seen here, and by meaning too.
+    async fn another_node(home: &mut Home) {
+        let switch = awake();
+        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        let here = home.tenure.clone();
+        let there = Tenure::on(here.store().clone(), Options { clock: home.clock.clone(), embedder: Some(concepts("first", &switch)), ..Options::default() });
+        here.remember(&ada(), &Mind::Own, fact("She likes tea")).await.unwrap();
+        assert_eq!(recall(&here, &ada(), &Mind::Own, "pet").await, Vec::<String>::new());
+        assert_eq!(recall(&there, &ada(), &Mind::Own, "beverage").await, ["She likes tea"]);
+        let rex = there.remember(&ada(), &Mind::Own, fact("Rex is her dog")).await.unwrap();
+        for minutes in [0, 1, 58, 70] {
+            home.pass(SignedDuration::from_mins(minutes));
+            assert_eq!(recall(&here, &ada(), &Mind::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
+        }
+        here.forget_memory(&ada(), &Mind::Own, &rex.id).await.unwrap();
+        assert_eq!(recall(&there, &ada(), &Mind::Own, "pet").await, Vec::<String>::new());
+    }
+
+    /// Rewinding or purging a session takes back what came only from there. Its natural end does not.
+    async fn provenance(home: &mut Home) {
+        let t = &home.tenure;
+        staff(t);
+        let x = begin(t, &ada(), "x", "user").await;
+        let y = begin(t, &ada(), "y", "user").await;
+        t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+        let kept = last_seq(t, &ada(), "x").await;
+        t.append(&ada(), &id("x"), turn(2)).await.unwrap();
+        let cut = last_seq(t, &ada(), "x").await;
+        let from = |text: &str, messages: &[Seq]| Remember { messages: messages.to_vec(), ..fact(text) };
+        for (text, messages) in [("from what stays", &[kept][..]), ("from what is cut", &[cut]), ("from both", &[kept, cut]), ("from the session", &[])] {
+            t.remember(&ada(), &x, from(text, messages)).await.unwrap();
+        }
+        t.remember(&ada(), &x, from("said in two sessions", &[cut])).await.unwrap();
+        t.remember(&ada(), &y, fact("said in two sessions")).await.unwrap();
+        assert_eq!(t.remember(&ada(), &x, from("never", &[cut + 50])).await.unwrap_err().code(), "no_such_point");
+        t.fork(&ada(), &id("x"), Point::End, Some(id("fork"))).await.unwrap();
+        t.rewind(&ada(), &id("fork"), "turn-1").await.unwrap();
+        assert_eq!(all(t, &ada(), &Mind::Own).await.len(), 5, "a fork is another session");
+        t.rewind(&ada(), &id("x"), "turn-1").await.unwrap();
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
+        // The whole conversation again, with another answer.
+        let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
+        t.splice(&ada(), &id("x"), &edited, Mode::Full).await.unwrap();
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from the session", "said in two sessions"]));
+        assert!(t.purge(&ada(), &id("x")).await.unwrap());
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));
+        // It expires, and is purged after its retention: what is worth keeping outlives it.
+        home.pass(SignedDuration::from_hours(24 * 8));
+        t.sweep().await.unwrap();
+        home.pass(SignedDuration::from_hours(24 * 31));
+        assert_eq!(t.sweep().await.unwrap().purged.len(), 2);
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));
+    }
+
+    /// A session's memories go with it.
+    async fn the_end_of_a_session(home: &mut Home) {
+        let t = &home.tenure;
+        staff(t);
+        let x = begin(t, &ada(), "x", "session").await;
+        t.remember(&ada(), &x, fact("xyzzy-gone")).await.unwrap();
+        t.purge(&ada(), &id("x")).await.unwrap();
+        let x = begin(t, &ada(), "x", "session").await;
+        assert_eq!(all(t, &ada(), &x).await, set(&[]));
+    }
+
+    /// Erasing a user leaves no byte of what they said: not in their own memories, nor in a group's, a vector, a recall or a dream.
+    async fn erasing_leaves_no_byte(home: &mut Home) {
+        let (switch, marker) = (awake(), "xyzzy-memory-0042");
+        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        staff(&home.tenure);
+        let (t, eve) = (home.tenure.clone(), Principal::new("acme", "xyzzy-memory-0042-eve").unwrap());
+        let group = begin(&t, &eve, "g", "group").await;
+        let session = begin(&t, &eve, "s", "session").await;
+        let old = begin(&t, &eve, "old", "group").await;
+        for mind in [&Mind::Own, &group, &session, &Mind::Assistant("group".into()), &old] {
+            t.remember(&eve, mind, fact(&format!("{marker} said to {mind:?}"))).await.unwrap();
+            t.recall(&eve, mind, &format!("{marker}?"), 5).await.unwrap();
+        }
+        t.remember(&ada(), &Mind::Assistant("group".into()), fact("ada said this")).await.unwrap();
+        // One of its sessions has come to its natural end before.
+        t.delete(&eve, &id("old")).await.unwrap();
+        home.pass(SignedDuration::from_hours(24 * 40));
+        t.sweep().await.unwrap();
+        t.restore(&eve, &id("s")).await.unwrap();
+        let rules = DreamRules { recalls: 1, questions: 1, days: 1 };
+        assert_eq!(t.dream(&admin(), &rules, false).await.unwrap().promoted.len(), 1);
+        assert_eq!(all(&t, &ada(), &Mind::Assistant("group".into())).await.len(), 4);
+        assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
+        t.erase(&admin(), &eve.user).await.unwrap();
+        assert_eq!(home.scan(marker).await, 0);
+        assert_eq!(all(&t, &ada(), &Mind::Assistant("group".into())).await, set(&["ada said this"]));
+        assert!(t.dreams(&admin()).await.unwrap()[0].promoted.is_empty());
+        assert_eq!(recall(&t, &ada(), &Mind::Assistant("group".into()), marker).await, Vec::<String>::new());
+    }
+
+    /// What is recalled often, for different questions, on different days, is promoted; nothing else.
+    async fn dreams(home: &mut Home) {
+        let t = &home.tenure;
+        staff(t);
+        let (x, u) = (begin(t, &ada(), "x", "session").await, begin(t, &ada(), "u", "user").await);
+        t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+        let seq = last_seq(t, &ada(), "x").await;
+        t.remember(&ada(), &x, Remember { messages: vec![seq], ..fact("likes tea") }).await.unwrap();
+        t.remember(&ada(), &x, fact("asked on one day about coffee")).await.unwrap();
+        t.remember(&ada(), &x, fact("always the same question on milk")).await.unwrap();
+        t.remember(&ada(), &u, fact("is the user's already: juice")).await.unwrap();
+        for day in 0..3 {
+            for question in ["tea?", "some tea, what kind", "tea", "milk", "Milk!"].iter().chain(&["coffee", "black coffee", "coffee beans"][..if day == 0 { 3 } else { 0 }]) {
+                recall(t, &ada(), &x, question).await;
+                recall(t, &ada(), &u, "juice").await;
+            }
+            home.pass(SignedDuration::from_hours(24));
+        }
+        let rules = DreamRules::default();
+        let would = t.dream(&admin(), &rules, true).await.unwrap();
+        assert_eq!((would.promoted.len(), would.promoted[0].recalls, would.promoted[0].questions, would.promoted[0].days), (1, 9, 2, 3));
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]), "only a dry run");
+        assert!(t.dreams(&admin()).await.unwrap().is_empty());
+        let dream = t.dream(&admin(), &rules, false).await.unwrap();
+        assert_eq!((dream.promoted.clone(), dream.promoted[0].user.as_str()), (would.promoted, "ada"));
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice", "likes tea"]));
+        assert_eq!(all(t, &ada(), &x).await.len(), 3, "the session keeps its own");
+        assert!(t.dream(&admin(), &rules, false).await.unwrap().promoted.is_empty(), "once is enough");
+        assert_eq!(t.dreams(&admin()).await.unwrap(), [dream.clone()]);
+        assert_eq!((t.dreams(&ada()).await.unwrap_err().code(), t.undo_dream(&ada(), &dream.id).await.unwrap_err().code()), ("invalid", "invalid"));
+        assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), Some(1));
+        assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), None);
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]));
+        // Again, and then its source is taken back.
+        assert_eq!(t.dream(&ada(), &rules, false).await.unwrap().promoted.len(), 1, "for one's own sessions");
+        t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]));
+    }
+
+    /// The model is told what is remembered, in one marked block behind its instructions, and the answer says which; later rounds too.
+    async fn a_turn_with_memories(home: &mut Home) {
+        let t = &home.tenure;
+        t.declare(clerk(|a| {
+            a.instructions = Some("Be kind.".to_owned());
+            a.memory = Some(MemorySize { scope: Scope::User, max_tokens: Some(60), ..MemorySize::default() });
+            a.tools = vec![ToolSource::Memory];
+        }));
+        let tea = t.remember(&ada(), &Mind::Own, fact("likes green tea")).await.unwrap();
+        home.pass(SignedDuration::from_hours(24));
+        let cups = t.remember(&ada(), &Mind::Own, fact("now likes black\n tea")).await.unwrap();
+        home.pass(SignedDuration::from_secs(1));
+        let first = [
+            ("c1", "memory", json!({"action": "remember", "text": "takes no sugar"})),
+            ("c2", "memory", json!({"action": "recall", "query": "green"})),
+        ];
+        let second = [
+            ("c3", "memory", json!({"action": "forget", "id": tea.id})),
+            ("c4", "memory", json!({"action": "dance"})),
+        ];
+        let (model, none) = (Script::new([calls(&first), calls(&second), say("Done.")]), Workshop::default());
+        let Begun::Turn(turn) = t.turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
+        let told: Vec<_> = turn.spliced.memories.iter().map(|m| m.id.clone()).collect();
+        assert_eq!(told, [cups.id.clone(), tea.id.clone()], "the newest first");
+        turn.run(Hands { model: &model, tools: Some(&none) }, Fields::default(), false, None).await.unwrap();
+        let prompts = model.prompts.lock().unwrap().clone();
+        for prompt in &prompts {
+            assert_eq!((prompt[0].text(), prompt[1].role()), ("Be kind.".to_owned(), Role::System));
+            let lines: Vec<_> = prompt[1].text().lines().map(str::to_owned).collect();
+            assert!(lines[0].starts_with("[memories]") && lines[3] == "[/memories]");
+            assert_eq!(lines[1..3], ["- 2026-01-02: now likes black tea", "- 2026-01-01: likes green tea"]);
+        }
+        assert_eq!(prompts.len(), 3);
+        let said = talk(&x(t).await);
+        assert!(said[2].contains("remembered") && said[3].contains("likes green tea") && said[5].contains("true"), "{said:?}");
+        assert!(said[6].contains("dance") && said[6].contains("remember"), "{said:?}");
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
+        let kept = t.memory_list(&ada(), &Mind::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
+        let call = x(t).await.messages[1].seq;
+        assert_eq!(kept.sources, [Source { session_id: Some(id("x")), messages: vec![call], user: None }]);
+        // Asked again from the start: what the call said is taken back.
+        t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
+        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["now likes black\n tea"]));
+    }
+
+    /// Nothing is told where nothing is to be told, and trouble with the embedder stops no turn.
+    async fn a_turn_without_memories(home: &mut Home) {
+        let switch = awake();
+        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        let t = &home.tenure;
+        t.remember(&ada(), &Mind::Own, fact("likes tea")).await.unwrap();
+        switch.store(false, SeqCst);
+        let size = |scope, inject| Some(MemorySize { scope, inject: Some(inject), ..MemorySize::default() });
+        for (memory, told) in [(None, 0), (size(Scope::None, true), 0), (size(Scope::Session, true), 0), (size(Scope::User, false), 0), (size(Scope::User, true), 1)] {
+            let _ = t.purge(&ada(), &id("x")).await;
+            t.declare(clerk(|a| (a.memory, a.tools) = (memory.clone(), vec![ToolSource::Memory])));
+            let model = Script::new([say("Hm.")]);
+            turn_of(t, question("Which tea?"), &model, &Workshop::default()).await.unwrap();
+            let shown = model.shown();
+            assert_eq!((shown.len(), shown.iter().filter(|m| m.contains("likes tea")).count()), (1 + told, told), "{memory:?}");
+        }
+    }
+}
+
+/// A run that another node takes over is told what is remembered too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_taken_over_remembers() {
+    let home = Home::new("memory").await.unwrap();
+    let t = &home.tenure;
+    let with_memory = || {
+        clerk(|a| {
+            a.memory = Some(MemorySize { scope: Scope::User, ..MemorySize::default() });
+            a.tools = vec![ToolSource::Memory];
+        })
+    };
+    t.declare(with_memory());
+    t.remember(&ada(), &Mind::Own, fact("likes tea")).await.unwrap();
+    let (model, none) = (Script::new([say("Tea it is.")]), Workshop::default());
+    let Begun::Turn(turn) = t.turn(&ada(), Ask { detail: lasting(), ..question("Which tea?") }).await.unwrap() else {
+        panic!()
+    };
+    drop(turn);
+    home.pass(SignedDuration::from_mins(10));
+    let other = home.beside();
+    other.declare(with_memory());
+    let head = other.head(&ada(), &id("x")).await.unwrap();
+    let turn = other.take_over(&head).await.unwrap().unwrap();
+    turn.run(Hands { model: &model, tools: Some(&none) }, Fields::default(), false, None).await.unwrap();
+    assert!(model.shown()[0].contains("likes tea"), "{:?}", model.shown());
+}
+
+/// Remembering and forgetting at once, by many: nothing is lost, and no source.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once() {
+    let home = Home::new("sqlite").await.unwrap();
+    staff(&home.tenure);
+    let mut tasks = Vec::new();
+    for n in 0..16 {
+        let t = home.tenure.clone();
+        tasks.push(tokio::spawn(async move {
+            let mind = begin(&t, &ada(), &format!("s{n}"), "user").await;
+            t.remember(&ada(), &mind, fact("said by all")).await.unwrap();
+            t.remember(&ada(), &mind, fact(&format!("said by {n}"))).await.unwrap();
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let all = home.tenure.memory_list(&ada(), &Mind::Own, None, 100).await.unwrap();
+    assert_eq!(all.len(), 17);
+    assert_eq!(all.iter().find(|m| m.text == "said by all").unwrap().sources.len(), 16);
+}
+
+/// A store that is slow to answer does not hold up a turn for ever: an embedder that hangs is left alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_embedder_that_hangs() {
+    let hangs = Embedder::new("hangs", |_| std::future::pending());
+    let tenure = Tenure::open_with("memory:", Options { embedder: Some(hangs), ..Options::default() }).await.unwrap();
+    tenure.remember(&ada(), &Mind::Own, fact("likes tea")).await.unwrap();
+    let found = tenure.recall(&ada(), &Mind::Own, "tea", 5).await.unwrap();
+    assert_eq!((found.memories.len(), found.by_meaning), (1, false));
+}
+
+mod random {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WHO: [(&str, &str); 4] = [("acme", "ada"), ("acme", "bob"), ("other", "ada"), ("other", "eve")];
+    const ASSISTANTS: [&str; 4] = ["session", "user", "group", "colleague"];
+
+    /// What a memory says is who said it, where, and to whom.
+    fn words(who: usize, assistant: usize, session: usize) -> String {
+        format!("tea for {} {} {} s{session}", WHO[who].0, WHO[who].1, ASSISTANTS[assistant])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+        /// Nobody ever recalls what is not in their scope, and everybody what is.
+        #[test]
+        fn nobody_recalls_what_is_not_theirs(said in prop::collection::vec((0usize..4, 0usize..4, 0usize..2), 1..12), meaning in any::<bool>()) {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let embedder = meaning.then(|| concepts("first", &awake()));
+                let t = Tenure::open_with("memory:", Options { embedder, ..Options::default() }).await.unwrap();
+                staff(&t);
+                let who = |i: usize| Principal::new(WHO[i].0, WHO[i].1).unwrap();
+                let name = |i: usize, a: usize, s: usize| format!("{}-{}-{s}", WHO[i].1, ASSISTANTS[a]);
+                for i in 0..4 {
+                    for a in 0..4 {
+                        for s in 0..2 {
+                            begin(&t, &who(i), &name(i, a, s), ASSISTANTS[a]).await;
+                        }
+                    }
+                }
+                for (i, a, s) in &said {
+                    t.remember(&who(*i), &Mind::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
+                }
+                for i in 0..4 {
+                    for a in 0..4 {
+                        for s in 0..2 {
+                            let found: BTreeSet<String> = recall(&t, &who(i), &Mind::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
+                            let theirs = said.iter().filter(|(j, b, r)| WHO[*j].0 == WHO[i].0 && match ASSISTANTS[a] {
+                                "session" => (*j, *b, *r) == (i, a, s),
+                                "user" => *j == i && *b == a,
+                                _ => *b >= 2,
+                            });
+                            let theirs: BTreeSet<String> = theirs.map(|(j, b, r)| words(*j, *b, *r)).collect();
+                            assert!(found.is_subset(&theirs), "{:?} to {}: {found:?}", WHO[i], ASSISTANTS[a]);
+                            assert_eq!(found.len(), theirs.len().min(10));
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
