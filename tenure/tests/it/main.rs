@@ -19,6 +19,7 @@ mod places;
 mod reviews;
 mod rules;
 mod runs;
+mod search;
 mod stores;
 mod takeover;
 mod transcripts;
