@@ -16,6 +16,7 @@ mod lifecycle;
 mod model;
 mod next;
 mod places;
+mod redact;
 mod reviews;
 mod rules;
 mod runs;
