@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-use tenure::{Assistant, CachePolicy, OnBusy, OnExpired, Options, Period, Policy, Window};
+use tenure::{Assistant, CachePolicy, OnBusy, OnExpired, Options, Period, Policy, Redaction, Window};
 
 /// The file that is read if there is one and no other is named.
 pub const DEFAULT_FILE: &str = "tenure.yaml";
@@ -43,6 +43,10 @@ pub struct Config {
     pub dreams: dreams::Dreams,
     /// What happens when a session ends.
     pub on_expire: OnExpire,
+    /// One JSONL file per session.
+    pub transcripts: Transcripts,
+    /// What must not be written to transcripts and memories, nor be shown by a search.
+    pub redaction: Redaction,
     /// The limits.
     pub limits: Limits,
     /// Other web sites whose pages may call this server.
@@ -188,8 +192,16 @@ pub struct Cache {
 pub struct OnExpire {
     /// Web hooks that get the whole session before it goes.
     pub webhooks: Vec<Webhook>,
-    /// A directory for one JSONL transcript per session; none is written if empty.
-    pub transcripts: String,
+}
+
+/// One JSONL file per session, one message per line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Transcripts {
+    /// Their directory; none are written if it is empty.
+    pub dir: String,
+    /// Whether they are written as it goes, not only when a session ends.
+    pub live: bool,
 }
 
 /// A web hook.
@@ -278,6 +290,8 @@ impl Default for Config {
             python: tools::Python::default(),
             dreams: dreams::Dreams::default(),
             on_expire: OnExpire::default(),
+            transcripts: Transcripts::default(),
+            redaction: Redaction::default(),
             limits: Limits::default(),
             cors: Cors::default(),
             telemetry: Telemetry::default(),
@@ -399,6 +413,9 @@ impl Config {
                 bail!("on_expire.webhooks[{i}].timeout: it must end some time, or one hook could hold up all");
             }
         }
+        if self.transcripts.live && self.transcripts.dir.is_empty() {
+            bail!("transcripts.live: there is no directory to write to; set transcripts.dir");
+        }
         if !self.telemetry.otlp.is_empty() {
             http_url("telemetry.otlp", &self.telemetry.otlp)?;
         }
@@ -446,6 +463,7 @@ impl Config {
             options.limits.lease = lease;
         }
         options.max_sessions = self.sessions.max_sessions;
+        options.redaction = self.redaction.clone();
         options.cache_bytes = self.limits.cache_bytes;
         options.limits.max_messages = self.limits.max_messages;
         options.limits.max_message_bytes = self.limits.max_message_bytes;
@@ -599,13 +617,30 @@ mod tests {
         let mut tree = tree("store: 'memory:'\nlimits: {max_page: 7}").unwrap();
         set(&mut tree, "store", "postgres://me:secret@db/x").unwrap();
         set(&mut tree, "sessions.ttl", "2h").unwrap();
-        set(&mut tree, "on_expire.transcripts", "memory:").unwrap();
+        set(&mut tree, "transcripts.dir", "memory:").unwrap();
         let config = Config::from_tree(tree).unwrap();
-        assert_eq!(config.on_expire.transcripts, "memory:");
+        assert_eq!(config.transcripts.dir, "memory:");
         assert_eq!((config.limits.max_page, config.sessions.ttl), (7, "2h".parse().unwrap()));
         let shown = config.shown().unwrap();
         assert!(!shown.contains("secret") && shown.contains("me:***@db"), "{shown}");
         assert_eq!(Config::parse(&shown).unwrap().sessions, config.sessions);
+    }
+
+    #[test]
+    fn a_rule_that_can_not_work_is_named_with_its_place() {
+        for (yaml, want) in [
+            ("redaction: [{name: a, pattern: x}, {name: b, pattern: '('}]", "redaction[1]: "),
+            ("redaction: [{name: a, pattern: '('}]", "unclosed group"),
+            ("redaction: [{name: a, patern: x}]", "did you mean `pattern`"),
+            ("redaction: [{name: a, pattern: x}, {name: a, pattern: y}]", "two rules"),
+            ("transcripts: {live: true}", "transcripts.dir"),
+        ] {
+            let error = Config::parse(yaml).unwrap_err().to_string();
+            assert!(error.contains(want) && !error.contains('\n'), "{yaml}: {error}");
+        }
+        let config = Config::parse("redaction: [{name: email, pattern: '\\S+@\\S+'}]").unwrap();
+        assert_eq!(config.options().redaction.apply("to a@b").0, "to [redacted: email]");
+        assert_eq!(Config::parse(&config.shown().unwrap()).unwrap().redaction, config.redaction);
     }
 
     #[test]

@@ -7,23 +7,17 @@ use anyhow::Context;
 use jiff::Timestamp;
 use reqwest::header::CONTENT_TYPE;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::{Ending, Export, JsonlTranscript, Session, Tenant, Tenure, User};
+use tenure::{Ending, Export, Session, Tenant, Tenure, User};
 
 /// A sweep that did not go well is repeated after so long; nothing sweeps more often, unless there is more to do at once.
 const SOON: Duration = Duration::from_secs(60);
 /// However long sessions live, the sweep comes by after so long.
 const AT_LEAST: Duration = Duration::from_secs(3600);
 
-/// Sets up what happens when a session ends. All of it must succeed before a session goes; what failed is tried again.
+/// Sets up who is told when a session ends. All of it must succeed before a session goes; what failed is tried again.
 pub fn install(tenure: &Tenure, config: &Config) -> anyhow::Result<()> {
-    if !config.on_expire.transcripts.is_empty() {
-        let dir = PathBuf::from(&config.on_expire.transcripts);
-        check_directory(&dir).with_context(|| format!("on_expire.transcripts: can not write to {}", dir.display()))?;
-        tenure.on_expire(move |session, _| keep_transcript(dir.clone(), session));
-    }
     for (i, hook) in config.on_expire.webhooks.iter().enumerate() {
         let receiver = Arc::new(Receiver::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
         tenure.on_expire(move |session, why| {
@@ -32,38 +26,6 @@ pub fn install(tenure: &Tenure, config: &Config) -> anyhow::Result<()> {
         });
     }
     Ok(())
-}
-
-/// Makes the directory, and a file in it, so that it is known today and not when the first session ends.
-fn check_directory(dir: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    let probe = dir.join(".tenure-probe");
-    std::fs::write(&probe, "")?;
-    std::fs::remove_file(probe)
-}
-
-async fn keep_transcript(dir: PathBuf, session: Arc<Session>) -> Result<(), String> {
-    let write = move || {
-        let dir = dir.join(file_name(session.tenant.as_str()));
-        std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        let file = dir.join(format!("{}.jsonl", file_name(session.info.session_id.as_str())));
-        let messages: Vec<_> = session.messages.iter().map(|m| m.message.clone()).collect();
-        JsonlTranscript::write(file, &messages).map_err(|e| e.to_string())
-    };
-    tokio::task::spawn_blocking(write).await.unwrap_or_else(|e| Err(e.to_string()))
-}
-
-/// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
-fn file_name(name: &str) -> String {
-    let mut safe = String::with_capacity(name.len());
-    for (i, byte) in name.bytes().enumerate() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b':' => safe.push(byte.into()),
-            b'.' if i > 0 => safe.push('.'),
-            _ => safe.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
 }
 
 /// How often a web hook about a run is tried, and how long it waits before the second time; each time twice as long.
@@ -236,15 +198,6 @@ mod tests {
     use super::*;
     use tenure::{Assistant, Principal, Reach};
 
-    #[test]
-    fn file_names_lead_nowhere_else() {
-        for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
-            assert_eq!(file_name(name), want);
-        }
-        assert_eq!(file_name("é\\ "), "%C3%A9%5C%20");
-        assert!(file_name(&"é".repeat(64)).len() < 100, "a name must fit into a directory");
-    }
-
     #[tokio::test]
     async fn an_assistant_made_later_makes_the_sweep_come_sooner() {
         let tenure = Tenure::open("memory:").await.unwrap();
@@ -272,7 +225,6 @@ mod tests {
             ("on_expire: {webhooks: [{url: 'ftp://x/'}]}", "http://"),
             ("on_expire: {webhooks: [{url: 'http://x/', timeout: never}]}", "timeout"),
             ("on_expire: {webhooks: [{url: 'http://x/', secret_env: NOT_SET_ANYWHERE}]}", "NOT_SET_ANYWHERE"),
-            ("on_expire: {transcripts: /dev/null/x}", "/dev/null/x"),
             ("cors: {origins: ['*']}", "cors.origins[0]"),
             ("cors: {origins: ['https://a.b/']}", "\"https://a.b\""),
             ("telemetry: {otlp: collector}", "telemetry.otlp"),

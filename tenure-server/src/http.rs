@@ -11,6 +11,7 @@ pub mod operations;
 pub mod reviews;
 pub mod runs;
 pub mod schedules;
+pub mod search;
 pub mod sessions;
 pub mod sessions_v1;
 pub mod threads;

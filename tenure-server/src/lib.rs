@@ -22,4 +22,5 @@ pub mod server;
 pub mod telemetry;
 pub mod tls;
 pub mod tools;
+pub mod transcripts;
 pub mod upstream;

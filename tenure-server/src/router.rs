@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, chat, checkpoints, memories, messages, models, operations, reviews, runs, schedules, sessions,
+    assistants, chat, checkpoints, memories, messages, models, operations, reviews, runs, schedules, search, sessions,
     sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
@@ -60,6 +60,7 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(checkpoints::get))
         .routes(routes!(checkpoints::rewind))
         .routes(routes!(checkpoints::fork))
+        .routes(routes!(search::find))
         .routes(routes!(transfer::export))
         .routes(routes!(transfer::import))
         .routes(routes!(threads::session))

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::metrics;
 use crate::rehearsal::Rehearsal;
 use crate::tools::Toolbox;
+use crate::transcripts::Transcripts;
 use crate::upstream::Upstream;
 use anyhow::{Context, bail};
 use axum::Router;
@@ -49,6 +50,8 @@ pub struct App {
     pub schedules: Vec<crate::schedules::Plan>,
     /// Who is told when a run ends.
     pub run_hooks: Vec<Arc<crate::hooks::Receiver>>,
+    /// The files that sessions are written to as they go, or when they end.
+    pub transcripts: Transcripts,
     /// When sessions were last counted.
     pub census: metrics::Census,
 }
@@ -63,7 +66,9 @@ impl App {
     /// Opens the store and sets everything up.
     pub async fn open(config: Config) -> anyhow::Result<Shared> {
         let tenure = Tenure::open_with(&config.store, config.options()).await?;
-        Self::on(tenure, config)
+        let app = Self::on(tenure, config)?;
+        app.transcripts.check()?;
+        Ok(app)
     }
 
     /// The same on a house that is open already.
@@ -72,11 +77,13 @@ impl App {
         let models = Models::new(&config)?;
         let tools = Arc::new(Toolbox::new(&config)?);
         let keys = Keys::of(tenure.clone());
+        let transcripts = Transcripts::new(&config);
+        transcripts.install(&tenure);
         crate::hooks::install(&tenure, &config)?;
         let (tasks, census) = Default::default();
         let run_hooks = crate::hooks::run_hooks(&config)?;
         let schedules = crate::schedules::plans(&config)?;
-        Ok(Arc::new(Self { tenure, config, keys, models, tools, schedules, run_hooks, tasks, census }))
+        Ok(Arc::new(Self { tenure, config, keys, models, tools, schedules, run_hooks, transcripts, tasks, census }))
     }
 }
 
@@ -237,6 +244,8 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     app.tasks.spawn(async move { crate::memory::embed_for_ever(&embedder).await });
     let dreamer = app.clone();
     app.tasks.spawn(async move { crate::memory::dream_for_ever(&dreamer).await });
+    let writer = app.clone();
+    app.tasks.spawn(async move { writer.transcripts.follow(&writer).await });
     let counter = app.clone();
     app.tasks.spawn(async move { metrics::upkeep(&counter).await });
     let keeper = app.clone();
@@ -299,6 +308,7 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     let finish = async {
         graceful.shutdown().await;
         app.tasks.ended().await;
+        app.transcripts.finish(&app.tenure).await;
     };
     if tokio::time::timeout(time, finish).await.is_err() {
         tracing::warn!(limit = "drain_timeout", "some work was not finished in time; what was acknowledged is safe");

@@ -56,6 +56,11 @@ impl Fields {
         text
     }
 
+    /// The fields, each with the text of its value.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(n, v)| (n.as_str(), v.get()))
+    }
+
     /// The fields' names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(n, _)| n.as_str())

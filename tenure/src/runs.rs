@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::Notify;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::futures::Notified;
 
 /// What happened in a run since a point.
@@ -35,12 +35,17 @@ const LOOK: Duration = Duration::from_millis(250);
 /// The same, if other processes tell: they may forget to.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
 
+/// So many changes wait for whoever is told of all; of those that are slower it is told that something was missed.
+const NEWS: usize = 4096;
+
 /// Those who wait for a session to change, and how many.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     all: Mutex<HashMap<Key, (usize, Arc<Changes>)>>,
     /// Whether other processes tell; known once somebody asked.
     told: OnceLock<bool>,
+    /// Who wants to hear of every session, if anybody does.
+    news: OnceLock<broadcast::Sender<Key>>,
 }
 
 /// Changes of one session.
@@ -68,6 +73,10 @@ impl Watchers {
     pub fn tell(&self, key: &Key) {
         if let Some((_, changes)) = self.lock().get(key) {
             changes.any.notify_waiters();
+        }
+        if let Some(news) = self.news.get() {
+            // Nobody listens any more, or somebody does.
+            let _ = news.send(key.clone());
         }
     }
 
@@ -164,6 +173,11 @@ impl Tenure {
         let look = if self.is_told() { LOOK_ANYWAY } else { LOOK };
         let _ = tokio::time::timeout(look, told).await;
         Ok(())
+    }
+
+    /// Every session that this process begins or writes to, from now on, after it was written. Who is slow misses some, and is told so.
+    pub fn changes(&self) -> broadcast::Receiver<Key> {
+        self.watchers().news.get_or_init(|| broadcast::channel(NEWS).0).subscribe()
     }
 
     pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {

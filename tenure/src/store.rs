@@ -21,7 +21,7 @@ mod memory;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod text;
+pub(crate) mod text;
 
 pub use finding::{Cure, Finding, MAX_FINDINGS, Orphan};
 pub use jsonl::JsonlStore;

@@ -12,6 +12,7 @@ use crate::id::{Key, Principal, Reach, Seq, SessionId, check_text};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::{Limits, Policy};
+use crate::redact::Redaction;
 use crate::runs::Watchers;
 use crate::session::{Said, Session};
 use crate::store::{self, Commit, Cursor, Query, Range, Repair, Store, Whose};
@@ -39,12 +40,15 @@ pub struct Options {
     pub clock: Clock,
     /// What makes vectors of memories, so that they are found by meaning too; nothing: by their words only.
     pub embedder: Option<Embedder>,
+    /// What must not leave the log: nothing, unless there are rules.
+    pub redaction: Redaction,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        let (policy, limits, clock) = Default::default();
-        Self { policy, max_sessions: 0, limits, cache_bytes: 256 << 20, vector_bytes: 64 << 20, clock, embedder: None }
+        let (policy, limits, clock, redaction, embedder) = Default::default();
+        let (cache_bytes, vector_bytes) = (256 << 20, 64 << 20);
+        Self { policy, max_sessions: 0, limits, cache_bytes, vector_bytes, clock, embedder, redaction }
     }
 }
 
@@ -163,6 +167,10 @@ impl Tenure {
     /// What this node is called: each house that is opened has a name of its own.
     pub fn node(&self) -> &str {
         &self.house.node
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.house.options
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -468,22 +476,7 @@ impl Tenure {
     /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for.
     pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
         self.know(&who.tenant).await?;
-        query.whose = match (who.reach, query.whose) {
-            (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
-            (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user),
-            (Reach::Tenant, _) => Whose::Tenant(who.tenant.clone()),
-        };
-        if query.status.is_empty() {
-            query.status = vec![Status::Active, Status::Paused];
-        }
-        let max = self.limits().max_page;
-        if query.limit > max {
-            return Err(Error::TooLarge {
-                what: format!("a page of {}", query.limit),
-                limit: "max_page",
-                max: max as u64,
-            });
-        }
+        self.narrow(who, &mut query)?;
         query.limit += 1;
         let mut heads = self.store().heads(&query).await?;
         let more = heads.len() == query.limit;
@@ -492,6 +485,23 @@ impl Tenure {
         // Some may have expired since the last sweep.
         heads.retain(|h| query.status.contains(&self.status_of(h)));
         Ok(Page { heads, next })
+    }
+
+    /// A query about what somebody may see, and about live sessions unless it asks for others.
+    pub(crate) fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
+        query.whose = match (who.reach, &query.whose) {
+            (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
+            (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user.clone()),
+            (Reach::Tenant, _) => Whose::Tenant(who.tenant.clone()),
+        };
+        if query.status.is_empty() {
+            query.status = vec![Status::Active, Status::Paused];
+        }
+        let (what, max) = (format!("a page of {}", query.limit), self.limits().max_page);
+        match query.limit > max {
+            true => Err(Error::TooLarge { what, limit: "max_page", max: max as u64 }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {

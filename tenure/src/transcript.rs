@@ -55,10 +55,11 @@ impl JsonlTranscript {
         write().map_err(|e| io_error(path, e))
     }
 
-    /// Writes a whole transcript file, in place of what is there.
+    /// Writes a whole transcript file, in place of what is there. Until it is whole, it is `FILE.….part` beside it.
     pub fn write(path: impl AsRef<Path>, messages: &[Message]) -> Result<()> {
         let path = path.as_ref();
-        let part = path.with_extension("jsonl.part");
+        // Two may write the same file at once.
+        let part = path.with_extension(format!("jsonl.{}.part", uuid::Uuid::now_v7().simple()));
         let replace = || -> Result<()> {
             fs::write(&part, "").map_err(|e| io_error(&part, e))?;
             Self::append(&part, messages)?;

@@ -125,7 +125,11 @@ impl At {
             }
             e => e.into(),
         })?;
-        App::on(tenure, config)
+        let app = App::on(tenure, config)?;
+        if needs == Needs::Hooks {
+            app.transcripts.check()?;
+        }
+        Ok(app)
     }
 }
 

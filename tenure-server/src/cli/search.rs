@@ -1,115 +1,105 @@
-//! `tenure sessions search`: by title through the list, by what was said through the newest sessions.
+//! `tenure sessions search`: what was said, through `GET /search`.
 
-use super::client::{Client, Pages, Refused};
-use super::show::{self, age, brief, field, line, note, print, short};
+use super::client::{Client, with_query};
+use super::show::{self, age, brief, clean, field, line, note, print, short};
 use clap::Args;
 use serde_json::{Value, json};
-use std::collections::HashSet;
-
-/// How much of a text is shown around a match.
-const AROUND: usize = 32;
+use std::io::IsTerminal;
 
 /// What to look for.
 #[derive(Debug, Args)]
 pub struct Search {
-    /// The text, whatever its case
-    text: String,
-    /// At most so many sessions that match
+    /// Words that must all be there; "in quotes" they follow each other, with a star they may go on
+    #[arg(required = true, value_name = "WORDS")]
+    text: Vec<String>,
+    /// At most so many messages
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
-    /// Look at what was said in so many of the newest sessions
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    limit_sessions: usize,
+    /// Only what was said by user, assistant, tool, system or developer
+    #[arg(long, value_name = "ROLE")]
+    role: Option<String>,
+    /// Also in sessions that expired or were deleted
+    #[arg(long)]
+    all: bool,
 }
 
 /// Looks, and says how far.
 pub async fn run(client: &Client, what: &Search, json: bool) -> anyhow::Result<()> {
-    let mut found = Vec::new();
-    let mut pages = Pages::new(client, "/sessions", &[("title", &what.text)], what.limit);
-    while let Some(session) = pages.next().await? {
-        let snippet = snippet(field(&session, "title"), &what.text).unwrap_or_default();
-        found.push(hit(&session, Value::Null, "title", snippet));
-    }
-    let seen: HashSet<String> = found.iter().map(|f| field(f, "id").to_owned()).collect();
+    let (mut found, mut damaged, mut looked_at) = (Vec::new(), Vec::new(), 0);
     let bar = super::transfer::bar(None, "looked at");
-    let mut pages = Pages::new(client, "/sessions", &[], what.limit_sessions);
-    let mut looked_at = 0;
-    while found.len() < what.limit
-        && let Some(session) = pages.next().await?
-    {
-        (looked_at, _) = (looked_at + 1, bar.inc(1));
-        if !seen.contains(field(&session, "id")) {
-            found.extend(said(client, &session, &what.text).await?);
+    let mut next: Option<String> = None;
+    while found.len() < what.limit {
+        let mut page = page(client, what, what.limit - found.len(), next.as_deref()).await?;
+        looked_at += page["looked_at"].as_u64().unwrap_or(0) as usize;
+        bar.set_position(looked_at as u64);
+        for (list, name) in [(&mut found, "data"), (&mut damaged, "damaged")] {
+            if let Value::Array(more) = page[name].take() {
+                list.extend(more);
+            }
+        }
+        next = page["next_cursor"].as_str().map(str::to_owned);
+        if next.is_none() {
+            break;
         }
     }
     bar.finish_and_clear();
     if json {
-        return Ok(line(json!({"object": "list", "data": found, "looked_at": looked_at}).to_string())?);
+        let all =
+            json!({"object": "list", "data": found, "next_cursor": next, "looked_at": looked_at, "damaged": damaged});
+        return Ok(line(all.to_string())?);
     }
-    let now = crate::clock::now();
-    let place = |f: &Value| match f["position"].as_u64() {
-        Some(_) => format!("[{}] {}", show::number(f), field(f, "where")),
-        None => field(f, "where").to_owned(),
-    };
-    let row = |f: &Value| {
-        let id = short(field(f, "id")).to_owned();
-        [
-            id,
-            age(&f["active_at"], now),
-            brief(field(f, "title"), 32),
-            place(f),
-            brief(field(f, "snippet"), 2 * AROUND + 24),
-        ]
-    };
-    if !found.is_empty() {
-        print(show::table(["id", "age", "title", "where", "text"], found.iter().map(row).collect()))?;
+    let (now, bold) = (crate::clock::now(), std::io::stdout().is_terminal());
+    for f in &found {
+        let place = match f["position"].as_u64() {
+            Some(_) => format!("[{}] {}", show::number(f), field(f, "role")),
+            None => "title".to_owned(),
+        };
+        let (id, when) = (short(field(f, "session_id")), age(&f["active_at"], now));
+        let head = format!("{id}  {when}  {}  {}", brief(&place, 32), brief(field(f, "title"), 48));
+        print(format!("{}\n    {}\n", clean(head.trim_end()), marked(f, bold)))?;
     }
-    note(format!("{} found; titles of all sessions, and what was said in the {looked_at} newest", found.len()));
+    let more = if next.is_some() { "; there may be more in older ones" } else { "" };
+    note(format!("{} found in {looked_at} sessions{more}", found.len()));
+    damaged.iter().filter_map(Value::as_str).for_each(|id| {
+        note(format!("{} is damaged and was not looked at; `tenure doctor` says more", clean(id)));
+    });
     Ok(())
 }
 
-/// The first message of a session with the text in it.
-async fn said(client: &Client, session: &Value, text: &str) -> anyhow::Result<Option<Value>> {
-    let id = field(session, "id");
-    let mut pages = Pages::new(client, &format!("/sessions/{id}/messages"), &[], usize::MAX);
-    loop {
-        let said = match pages.next().await {
-            // It went while we were looking.
-            Err(e) if Refused::of(&e).is_some_and(|r| [404, 410].contains(&r.status)) => return Ok(None),
-            said => said?,
-        };
-        let Some(said) = said else { return Ok(None) };
-        let mut all = show::text(&said["message"]);
-        for call in said["message"]["tool_calls"].as_array().into_iter().flatten() {
-            all.push('\n');
-            all.push_str(&show::call(call));
+async fn page(client: &Client, what: &Search, limit: usize, cursor: Option<&str>) -> anyhow::Result<Value> {
+    let mut query = vec![("q", what.text.join(" ")), ("limit", limit.min(100).to_string())];
+    query.extend(cursor.map(|c| ("cursor", c.to_owned())));
+    query.extend(what.role.clone().map(|r| ("role", r)));
+    query.extend(what.all.then(|| ("status", "active,paused,expired,deleted".to_owned())));
+    match client.get(&with_query("/search", &query)?).await {
+        // Its pages are smaller than usual.
+        Err(e) if e.to_string().contains("max_page") => {
+            query.retain(|(name, _)| *name != "limit");
+            client.get(&with_query("/search", &query)?).await
         }
-        if let Some(snippet) = snippet(&all, text) {
-            return Ok(Some(hit(session, said["position"].clone(), field(&said["message"], "role"), snippet)));
-        }
+        page => page,
     }
 }
 
-fn hit(session: &Value, position: Value, place: &str, snippet: String) -> Value {
-    let (id, title, active_at) = (&session["id"], &session["title"], &session["active_at"]);
-    json!({"id": id, "title": title, "active_at": active_at, "position": position, "where": place, "snippet": snippet})
-}
-
-/// The text around the first match, whatever the case.
-fn snippet(text: &str, wanted: &str) -> Option<String> {
-    let (chars, wanted): (Vec<char>, Vec<char>) = (text.chars().collect(), fold(wanted.chars()));
-    let folded: Vec<char> = chars.iter().map(|c| c.to_lowercase().next().unwrap_or(*c)).collect();
-    let at = match wanted.is_empty() {
-        true => return None,
-        false => folded.windows(wanted.len()).position(|w| w == wanted)?,
+/// The snippet on one line; on a terminal, what was looked for stands out.
+fn marked(found: &Value, bold: bool) -> String {
+    let chars: Vec<char> = field(found, "snippet").chars().collect();
+    let plain = |from: usize, to: usize| {
+        let piece: String = chars[from.min(chars.len())..to.min(chars.len())].iter().collect();
+        clean(&piece).replace(['\n', '\t'], " ")
     };
-    let (from, to) = (at.saturating_sub(AROUND), (at + wanted.len() + AROUND).min(chars.len()));
-    let (before, after) = (if from > 0 { "…" } else { "" }, if to < chars.len() { "…" } else { "" });
-    Some(format!("{before}{}{after}", chars[from..to].iter().collect::<String>()))
-}
-
-fn fold(text: impl Iterator<Item = char>) -> Vec<char> {
-    text.map(|c| c.to_lowercase().next().unwrap_or(c)).collect()
+    let place = |v: &Value| v.as_u64().map_or(0, |n| n as usize);
+    let (mut text, mut done) = (String::new(), 0);
+    for span in found["highlights"].as_array().into_iter().flatten() {
+        let (from, to) = (place(&span[0]).max(done), place(&span[1]).max(done));
+        text.push_str(&plain(done, from.max(done)));
+        match bold {
+            true => text.push_str(&format!("\x1b[1m{}\x1b[0m", plain(from, to.max(from)))),
+            false => text.push_str(&plain(from, to.max(from))),
+        }
+        done = to.max(from);
+    }
+    text + &plain(done, chars.len())
 }
 
 #[cfg(test)]
@@ -117,12 +107,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snippet_has_the_match_in_it() {
-        let long = format!("{} the İstanbul FERRY leaves {}", "x ".repeat(50), "y ".repeat(50));
-        let snippet = snippet(&long, "ferry").unwrap();
-        assert!(snippet.contains("FERRY") && snippet.starts_with('…') && snippet.ends_with('…'), "{snippet}");
-        assert!(snippet.chars().count() <= 5 + 2 * AROUND + 2);
-        assert_eq!(super::snippet("Größe", "GRÖ").as_deref(), Some("Größe"));
-        assert!(super::snippet("abc", "").is_none() && super::snippet("abc", "abcd").is_none());
+    fn what_was_found_stands_out_and_commands_nothing() {
+        let found = json!({"snippet": "the\nÄ ferry\u{1b}[2J to", "highlights": [[4, 5], [6, 11]]});
+        assert_eq!(marked(&found, false), "the Ä ferry\u{fffd}[2J to");
+        assert_eq!(marked(&found, true), "the \u{1b}[1mÄ\u{1b}[0m \u{1b}[1mferry\u{1b}[0m\u{fffd}[2J to");
+        // A server that says something odd.
+        let odd = json!({"snippet": "ab", "highlights": [[1, 99], [0, 1], ["x", null]]});
+        assert_eq!(marked(&odd, false), "ab");
     }
 }

@@ -201,7 +201,7 @@ pub async fn patch(
 
 /// Delete a session
 ///
-/// It can be restored until its retention ends; with `purge=true` it can not.
+/// It can be restored until its retention ends; with `purge=true` it can not. Its transcript goes with it.
 #[utoipa::path(
     delete, path = "/sessions/{id}", tag = "sessions", operation_id = "delete_session",
     params(
@@ -222,7 +222,8 @@ pub async fn delete(
     let purged = pairs.read("purge", "true or false")?.unwrap_or(false);
     pairs.end()?;
     let tenure = if_match.on(&app.tenure);
-    let done = if purged { tenure.purge(&who, &id).await } else { tenure.delete(&who, &id).await };
+    let end = async { if purged { tenure.purge(&who, &id).await } else { tenure.delete(&who, &id).await } };
+    let done = app.transcripts.take_away(&app.tenure, &who, &id, end).await;
     match done.map_err(|e| if_match.error(e))? {
         true => {
             app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;

@@ -145,7 +145,7 @@ pub struct DeletedView {
 pub async fn delete(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<DeletedView>> {
     let who = caller.writes()?;
     let deleted = match app.tenure.live(&who, &id).await {
-        Ok(_) => app.tenure.delete(&who, &id).await?,
+        Ok(_) => app.transcripts.take_away(&app.tenure, &who, &id, app.tenure.delete(&who, &id)).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };

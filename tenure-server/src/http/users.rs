@@ -25,7 +25,7 @@ pub struct ReceiptView {
 
 /// Erase all of a user
 ///
-/// Every session of theirs, for good. Needs the right `admin`. A user of whom nothing is known is erased too: with 0 sessions.
+/// Every session of theirs, for good, and their transcripts. Needs the right `admin`. A user of whom nothing is known is erased too: with 0 sessions.
 #[utoipa::path(
     delete, path = "/users/{id}", tag = "users", operation_id = "erase_user",
     params(("id" = String, Path, description = "The user")),
@@ -33,7 +33,9 @@ pub struct ReceiptView {
 )]
 pub async fn erase(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<ReceiptView>> {
     let who = caller.administers()?;
-    let receipt = app.tenure.erase(&who, &User::new(named.get("id")?)?).await?;
+    let user = User::new(named.get("id")?)?;
+    let receipt = app.tenure.erase(&who, &user).await?;
+    app.transcripts.erase(&who.tenant, &user).await?;
     let (user, at) = (receipt.user.to_string(), receipt.at.to_string());
     Ok(Json(ReceiptView { user, sessions: receipt.sessions, at }))
 }

@@ -1,6 +1,6 @@
 //! The command line, as people and scripts use it: the real binary, on stores and on a running server.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -158,10 +158,17 @@ fn verbs_and_their_exit_codes() {
     assert_eq!((all["data"].as_array().unwrap().len(), &all["next_cursor"]), (3, &Value::Null));
     // Looking for something.
     let found = tenure(dir, &["sessions", "search", "dover"]);
-    assert!(found.err.contains("2 found") && found.err.contains("3 newest"), "{}", found.err);
-    assert!(found.ok().contains("[3] user  In Dover"));
-    let found = tenure(dir, &["sessions", "search", "dover", "--json", "--limit-sessions", "0"]).json();
-    assert_eq!((&found["looked_at"], found["data"].as_array().unwrap().len()), (&0.into(), 0));
+    assert!(found.err.contains("2 found in 3 sessions"), "{}", found.err);
+    let found = found.ok();
+    assert!(found.contains("[3] user") && found.contains("\n    In Dover\n") && !found.contains('\u{1b}'), "{found}");
+    let found = tenure(dir, &["sessions", "search", "DOVER", "in", "--json", "--limit", "1"]).json();
+    assert_eq!(
+        (&found["data"][0]["highlights"], found["data"].as_array().unwrap().len()),
+        (&json!([[0, 2], [3, 8]]), 1)
+    );
+    assert!(found["next_cursor"].is_string());
+    assert!(tenure(dir, &["sessions", "search", "ferry*", "--role", "tool"]).err.contains("0 found"));
+    tenure(dir, &["sessions", "search", "!"]).fails(1, "no word");
     // The end, and back.
     tenure(dir, &["sessions", "delete", "two"]).ok();
     tenure(dir, &["sessions", "show", "two"]).fails(1, "`tenure sessions restore` brings it back");

@@ -63,9 +63,14 @@ pub fn start() -> Timestamp {
 
 impl Door {
     pub async fn open(store: &str) -> Self {
+        Self::set_up(store, |_| ()).await
+    }
+
+    pub async fn set_up(store: &str, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config { store: store.to_owned(), ..Config::default() };
         config.assistants = vec![Assistant { name: "declared".into(), ..Assistant::default() }];
         config.limits.max_body_bytes = 1 << 20;
+        change(&mut config);
         let clock = Clock::manual(start());
         let options = Options { clock: clock.clone(), ..config.options() };
         let tenure = Tenure::open_with(store, options).await.unwrap();

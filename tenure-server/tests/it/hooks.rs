@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{Clock, Message, Principal, SessionId, Tenure, read_transcript};
 use tenure_server::config::Config;
+use tenure_server::transcripts::Transcripts;
 
 /// What came, and what is answered.
 #[derive(Default)]
@@ -46,6 +47,7 @@ async fn receiver(plan: &[u16]) -> (Arc<Post>, String) {
 async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
+    Transcripts::new(config).install(&tenure);
     tenure_server::hooks::install(&tenure, config).unwrap();
     tenure
 }
@@ -182,13 +184,13 @@ async fn a_restart_still_delivers() {
 async fn a_transcript_is_left_behind() {
     let dir = tempfile::tempdir().unwrap();
     let yaml =
-        format!("store: 'memory:'\nsessions: {{ttl: 1h}}\non_expire: {{transcripts: '{}/kept'}}", dir.path().display());
+        format!("store: 'memory:'\nsessions: {{ttl: 1h}}\ntranscripts: {{dir: '{}/kept'}}", dir.path().display());
     let (config, clock) = (Config::parse(&yaml).unwrap(), start());
     let tenure = house(&config, &clock).await;
     say(&tenure, "ends", "keep me").await;
     clock.advance(SignedDuration::from_hours(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
-    let read = read_transcript(dir.path().join("kept/default/ends.jsonl")).unwrap();
+    let read = read_transcript(dir.path().join("kept/default/default/ends.jsonl")).unwrap();
     assert_eq!((read.messages.len(), read.problems.len()), (2, 0));
     assert_eq!(read.messages[0].text(), "keep me");
     // A directory that is gone: the session stays until there is a place for it again.
@@ -200,5 +202,5 @@ async fn a_transcript_is_left_behind() {
     std::fs::remove_file(dir.path().join("kept")).unwrap();
     clock.advance(SignedDuration::from_mins(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
-    assert!(dir.path().join("kept/default/later.jsonl").exists());
+    assert!(dir.path().join("kept/default/default/later.jsonl").exists());
 }

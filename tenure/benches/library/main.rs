@@ -15,6 +15,7 @@ mod peers;
 mod raw;
 mod reads;
 mod runs;
+mod search;
 mod writes;
 
 use kit::Report;
@@ -57,6 +58,9 @@ fn main() {
             runs::rounds(&mut report).await;
             runs::resume(&mut report).await;
             runs::paused(&mut report).await;
+        }
+        if wants("search") {
+            search::words(&mut report).await;
         }
         if wants("peers") {
             peers::side_by_side(&mut report).await;

@@ -39,12 +39,12 @@ pub(super) fn search(items: &[Arc<Item>], query: &str, limit: usize) -> Vec<Hit>
     hits.into_iter().take(limit).map(|(item, score)| Hit { item: Item::clone(item), score }).collect()
 }
 
-fn is_combining(c: char) -> bool {
+pub(crate) fn is_combining(c: char) -> bool {
     ('\u{300}'..='\u{36f}').contains(&c)
 }
 
 /// A Latin letter without its accent; anything else as it is. Only lower case comes here.
-fn plain(c: char) -> char {
+pub(crate) fn plain(c: char) -> char {
     match c {
         'à'..='å' | 'ā' | 'ă' | 'ą' | 'ǎ' => 'a',
         'ç' | 'ć' | 'ĉ' | 'ċ' | 'č' => 'c',

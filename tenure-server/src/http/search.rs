@@ -1,0 +1,131 @@
+//! `/search`: what was said, in all sessions.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::http::view::Asking;
+use crate::query::Pairs;
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use tenure::{Found, FoundPage, Role, Search, SearchCursor, Seq};
+use utoipa::ToSchema;
+
+/// A message that was found, or a session by its title.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MatchView {
+    /// `match`.
+    object: &'static str,
+    /// The session.
+    session_id: String,
+    /// Whose it is.
+    user: String,
+    /// Its title.
+    title: Option<String>,
+    /// When it was last active.
+    #[schema(format = DateTime)]
+    active_at: String,
+    /// The message's position, from 0; `null` if it is the title that was found, and so are the next three.
+    position: Option<usize>,
+    /// Its record.
+    seq: Option<Seq>,
+    /// Who said it.
+    #[schema(value_type = Option<String>)]
+    role: Option<Role>,
+    /// When.
+    #[schema(format = DateTime)]
+    created_at: Option<String>,
+    /// The piece of text where it was found, redacted. Plain text: what looks like HTML in it was said so.
+    snippet: String,
+    /// What was looked for in the snippet: `[from, to]` in characters (Unicode code points), `to` exclusive.
+    #[schema(value_type = Vec<Vec<usize>>)]
+    highlights: Vec<(usize, usize)>,
+}
+
+impl From<Found> for MatchView {
+    fn from(found: Found) -> Self {
+        let said = found.said.as_ref();
+        Self {
+            object: "match",
+            session_id: found.session_id.to_string(),
+            user: found.user.to_string(),
+            active_at: found.active_at.to_string(),
+            position: said.map(|s| s.position),
+            seq: said.map(|s| s.seq),
+            role: said.map(|s| s.role),
+            created_at: said.map(|s| s.at.to_string()),
+            title: found.title,
+            snippet: found.snippet,
+            highlights: found.highlights,
+        }
+    }
+}
+
+/// What was found so far.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MatchList {
+    /// `list`.
+    object: &'static str,
+    /// What was found.
+    data: Vec<MatchView>,
+    /// Where to go on; `null` when everything was looked at. A page may have nothing, and the next one something.
+    next_cursor: Option<String>,
+    /// How many sessions were looked at for this page.
+    looked_at: usize,
+    /// Sessions that could not be looked at because they are damaged.
+    damaged: Vec<String>,
+}
+
+impl From<FoundPage> for MatchList {
+    fn from(page: FoundPage) -> Self {
+        Self {
+            object: "list",
+            data: page.found.into_iter().map(MatchView::from).collect(),
+            next_cursor: page.next.map(|c| c.to_string()),
+            looked_at: page.looked_at,
+            damaged: page.damaged.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// Look for words in what was said
+///
+/// In messages, tool calls and titles; the session that was active last first, and in it what was said last. All words must be in one
+/// message, without case and accents; `"words in quotes"` follow each other; `begin*` may go on. What was rewound is not found, nor what is redacted.
+/// A page ends after `limit` matches or when much was read: go on with `next_cursor` until it is `null`. The other parameters choose sessions,
+/// as in `GET /sessions`.
+#[utoipa::path(
+    get, path = "/search", tag = "sessions", operation_id = "search_sessions",
+    params(
+        ("q" = String, Query, description = "What to look for"),
+        ("role" = Option<String>, Query, description = "Only what was said by `user`, `assistant`, `tool`, `system` or `developer`"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many matches; 20 if not given"),
+        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+        ("assistant_id" = Option<String>, Query, description = "In sessions of this assistant"),
+        ("thread_id" = Option<String>, Query, description = "In sessions of this chat thread"),
+        ("user" = Option<String>, Query, description = "In sessions of this user; for administrators"),
+        ("status" = Option<String>, Query, description = "`active`, `paused`, `expired`, `deleted`; several with commas"),
+        ("created_after" = Option<String>, Query, description = "In sessions created at or after this RFC 3339 time"),
+        ("created_before" = Option<String>, Query, description = "In sessions created before this RFC 3339 time"),
+        ("tag" = Option<Vec<String>>, Query, description = "In sessions with this tag; repeatable, all must be there"),
+        ("title" = Option<String>, Query, description = "In sessions with this text in the title, whatever its case"),
+    ),
+    responses((status = 200, description = "A page", body = MatchList), Asking)
+)]
+pub async fn find(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Json<MatchList>> {
+    let who = caller.reads()?;
+    let text = pairs.one("q")?.ok_or_else(|| ApiError::invalid("q", "`q` is missing: what to look for"))?;
+    let role = pairs.one("role")?.map(|word| role(&word)).transpose()?;
+    let cursor = pairs.one("cursor")?.map(|c| c.parse::<SearchCursor>()).transpose()?;
+    if pairs.one("offset")?.is_some() {
+        return Err(ApiError::invalid("offset", "\"offset\" is not a parameter of this route; page on with `cursor`"));
+    }
+    let query = pairs.sessions(&who, app.config.limits.max_page)?;
+    let search = Search { role, cursor, query, ..Search::new(text, 0) };
+    Ok(Json(app.tenure.search_sessions(&who, &search).await?.into()))
+}
+
+fn role(word: &str) -> ApiResult<Role> {
+    let known = "user, assistant, tool, system or developer";
+    serde_json::from_value(word.into()).map_err(|_| ApiError::invalid("role", format!("{word:.40?} is not {known}")))
+}

@@ -1,0 +1,394 @@
+//! Transcripts: one JSONL file per session, redacted, for people and programs that read files. Written when a session ends, and if that
+//! is wanted as it goes.
+//!
+//! A file is computed from its session, so whatever went wrong with one is mended by writing it again. Its time of change is set to that of
+//! the session: a file with another time is behind, or was torn by a crash.
+
+use crate::config::Config;
+use crate::server::Shared;
+use anyhow::Context;
+use jiff::Timestamp;
+use std::borrow::Borrow;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tenure::store::{Cursor, Store};
+use tenure::{
+    Error, Head, JsonlTranscript, Key, Message, Principal, Query, Reach, Redaction, Seq, Session, SessionId, Status,
+    Tenant, Tenure, User, Whose,
+};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// After trouble, all files are looked at again after so long.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Of so many files it is known how far they are. Others are written whole when they change.
+const MAX_KNOWN: usize = 10_000;
+
+/// Where transcripts are written. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Transcripts {
+    dir: Option<PathBuf>,
+    live: bool,
+    /// What is known of the files. Whoever has it is the only one who reads a session in order to write its file, or removes one: what was
+    /// removed is not written again by somebody who had read it before.
+    known: Arc<Mutex<HashMap<Key, Written>>>,
+    /// What changes, while nobody follows it.
+    changes: Arc<Mutex<Option<Receiver<Key>>>>,
+}
+
+/// How far a file is.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    /// Of which session, if its id is used again.
+    created_at: Timestamp,
+    messages: usize,
+    /// The record of the last message. As long as that is there, so is all before it.
+    last: Seq,
+    bytes: u64,
+}
+
+impl Transcripts {
+    /// As the configuration says.
+    pub fn new(config: &Config) -> Self {
+        let dir = Some(&config.transcripts.dir).filter(|d| !d.is_empty()).map(PathBuf::from);
+        let (known, changes) = Default::default();
+        Self { dir, live: config.transcripts.live, known, changes }
+    }
+
+    /// Makes the directory, and a file in it, so that trouble is known today and not when the first session ends.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let probe = dir.join(".tenure-probe");
+        let make =
+            || fs::create_dir_all(dir).and_then(|()| fs::write(&probe, "")).and_then(|()| fs::remove_file(&probe));
+        make().with_context(|| format!("transcripts.dir: can not write to {}", dir.display()))
+    }
+
+    /// Writes the file of each session before it ends.
+    pub fn install(&self, tenure: &Tenure) {
+        if self.dir.is_none() {
+            return;
+        }
+        // Not the house itself, which would then hold itself for ever.
+        let (this, store, redaction) = (self.clone(), tenure.store().clone(), tenure.redaction().clone());
+        tenure.on_expire(move |session, _| {
+            let (this, store, redaction) = (this.clone(), store.clone(), redaction.clone());
+            async move { this.keep(&*store, redaction, session).await.map_err(|e| e.to_string()) }
+        });
+    }
+
+    async fn keep(&self, store: &dyn Store, redaction: Redaction, session: Arc<Session>) -> tenure::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let key = session.head().key();
+        let mut known = self.known.lock().await;
+        // It was read before we had the files to ourselves: it may be gone.
+        match store.head(&key).await? {
+            Some(head) if head.status.is_live() && head.info.created_at == session.info.created_at => {}
+            _ => return Ok(()),
+        }
+        known.remove(&key);
+        let path = file(dir, session.head());
+        blocking(move || {
+            let said: Vec<_> = session.messages.iter().map(|m| &m.message).collect();
+            write(&path, &redacted(&redaction, said), session.info.updated_at).map(drop)
+        })
+        .await
+    }
+
+    /// Writes what sessions say as they say it, until the server stops. Nobody waits for it, and nothing fails because of it.
+    pub async fn follow(&self, app: &Shared) {
+        if !self.live {
+            return;
+        }
+        let mut changes = app.tenure.changes();
+        // At once for what an earlier process did not finish, and after trouble.
+        let (mut behind, mut again) = (true, tokio::time::interval(AGAIN));
+        loop {
+            let mut keys = HashSet::new();
+            tokio::select! {
+                heard = changes.recv() => match heard {
+                    Ok(key) => drop(keys.insert(key)),
+                    Err(RecvError::Lagged(_)) => behind = true,
+                    Err(RecvError::Closed) => return,
+                },
+                _ = again.tick(), if behind => {
+                    tokio::select! {
+                        mended = self.catch_up(&app.tenure) => behind = !mended,
+                        () = app.tasks.stopping() => break,
+                    }
+                }
+                () = app.tasks.stopping() => break,
+            }
+            behind |= !self.write_all(&app.tenure, &mut changes, keys).await;
+        }
+        *self.changes.lock().await = Some(changes);
+    }
+
+    /// Writes what was said since [`Transcripts::follow`] has ended.
+    pub async fn finish(&self, tenure: &Tenure) {
+        if let Some(mut changes) = self.changes.lock().await.take() {
+            // What goes wrong now is mended at the next start.
+            self.write_all(tenure, &mut changes, HashSet::new()).await;
+        }
+    }
+
+    /// Writes these, and what has changed meanwhile. Whether all of it went well.
+    async fn write_all(&self, tenure: &Tenure, changes: &mut Receiver<Key>, mut keys: HashSet<Key>) -> bool {
+        let mut well = true;
+        loop {
+            match changes.try_recv() {
+                Ok(key) => drop(keys.insert(key)),
+                Err(TryRecvError::Lagged(_)) => well = false,
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        for key in keys {
+            well &= self.bring_up(tenure, &key).await;
+        }
+        well
+    }
+
+    /// Writes every live session whose file is not as new as the session. Whether all of it went well.
+    async fn catch_up(&self, tenure: &Tenure) -> bool {
+        let Some(dir) = &self.dir else { return true };
+        let mut query = Query::new(Whose::Everyone, 100);
+        query.status = vec![Status::Active, Status::Paused];
+        let mut well = true;
+        loop {
+            let heads = match tenure.store().heads(&query).await {
+                Ok(heads) => heads,
+                Err(e) => {
+                    tracing::warn!(error = %e, "transcripts can not be compared with their sessions; it is tried again");
+                    return false;
+                }
+            };
+            for head in &heads {
+                if is_behind(&file(dir, head), head) {
+                    well &= self.bring_up(tenure, &head.key()).await;
+                }
+            }
+            match heads.last() {
+                Some(last) if heads.len() == query.limit => query.cursor = Some(Cursor::of(last)),
+                _ => return well,
+            }
+        }
+    }
+
+    /// Brings one file up to its session. Whether that went well.
+    async fn bring_up(&self, tenure: &Tenure, key: &Key) -> bool {
+        match self.write_new(tenure, key).await {
+            // It ended meanwhile. What is to become of its file is decided by how.
+            Ok(()) | Err(Error::NotFound { .. } | Error::Gone { .. }) => true,
+            Err(e) => {
+                tracing::warn!(session_id = %key.session, error = %e, "a transcript could not be written; it is tried again");
+                false
+            }
+        }
+    }
+
+    async fn write_new(&self, tenure: &Tenure, key: &Key) -> tenure::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let mut known = self.known.lock().await;
+        let Some(head) = tenure.store().head(key).await? else { return Ok(()) };
+        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own };
+        let path = file(dir, &head);
+        // What is known is not relied on until the step that changes it is done.
+        let before = known.remove(key).filter(|w| {
+            let same = w.created_at == head.info.created_at && w.messages <= head.mark.messages && w.messages > 0;
+            same && fs::metadata(&path).is_ok_and(|m| m.len() == w.bytes)
+        });
+        if let Some(before) = before {
+            let new = head.mark.messages - before.messages;
+            let (head, said) = tenure.last_messages(&who, &key.session, new + 1).await?;
+            if said.first().is_some_and(|s| s.seq == before.last) && head.mark.messages == before.messages + new {
+                let last = said.last().map_or(before.last, |s| s.seq);
+                let (said, at) = (said.into_iter().skip(1).map(|s| s.message).collect(), head.info.updated_at);
+                let (messages, redaction) = (head.mark.messages, tenure.redaction().clone());
+                let bytes = blocking(move || append(&path, &redacted(&redaction, said), at)).await?;
+                note(&mut known, key, Written { messages, last, bytes, ..before });
+                return Ok(());
+            }
+        }
+        let (head, said) = tenure.last_messages(&who, &key.session, usize::MAX).await?;
+        let (created_at, at, messages) = (head.info.created_at, head.info.updated_at, said.len());
+        let last = said.last().map_or(0, |s| s.seq);
+        if said.is_empty() && !path.exists() {
+            return Ok(());
+        }
+        let redaction = tenure.redaction().clone();
+        let whole = move || write(&path, &redacted(&redaction, said.into_iter().map(|s| s.message).collect()), at);
+        let bytes = blocking(whole).await?;
+        note(&mut known, key, Written { created_at, messages, last, bytes });
+        Ok(())
+    }
+
+    /// Does what deletes a session, and takes its file away.
+    pub async fn take_away(
+        &self,
+        tenure: &Tenure,
+        who: &Principal,
+        id: &SessionId,
+        delete: impl Future<Output = tenure::Result<bool>>,
+    ) -> tenure::Result<bool> {
+        let Some(dir) = &self.dir else { return delete.await };
+        let mut known = self.known.lock().await;
+        let path = match tenure.head(who, id).await {
+            Ok(head) => file(dir, &head),
+            Err(Error::NotFound { .. }) => return delete.await,
+            Err(e) => return Err(e),
+        };
+        let deleted = delete.await?;
+        known.remove(&who.key(id));
+        blocking(move || remove(&path).map_err(|e| left_behind(&path, e))).await.map(|()| deleted)
+    }
+
+    /// Takes away all files of a user, also of sessions that ended long ago.
+    pub async fn erase(&self, tenant: &Tenant, user: &User) -> tenure::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let _known = self.known.lock().await;
+        let theirs = directory(dir, tenant, user);
+        blocking(move || match fs::remove_dir_all(&theirs) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(left_behind(&theirs, e)),
+            _ => Ok(()),
+        })
+        .await
+    }
+}
+
+fn note(known: &mut MutexGuard<'_, HashMap<Key, Written>>, key: &Key, written: Written) {
+    if known.len() >= MAX_KNOWN {
+        known.clear();
+    }
+    known.insert(key.clone(), written);
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> tenure::Result<T> + Send + 'static) -> tenure::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Error::unavailable(e)))
+}
+
+fn left_behind(path: &Path, e: io::Error) -> Error {
+    tracing::error!(path = %path.display(), error = %e, "a transcript could not be removed; remove it by hand");
+    Error::unavailable("it is gone from the store, but a transcript could not be removed; the log says which")
+}
+
+fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<Message> {
+    messages.iter().map(|m| redaction.message(m.borrow()).0).collect()
+}
+
+/// Writes a whole file; its length.
+fn write(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
+    let made = path.parent().map_or(Ok(()), fs::create_dir_all);
+    made.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))?;
+    JsonlTranscript::write(path, messages)?;
+    stamp(path, at)
+}
+
+/// Adds to a file; its length.
+fn append(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
+    if !messages.is_empty() {
+        JsonlTranscript::append(path, messages)?;
+    }
+    stamp(path, at)
+}
+
+/// Gives a file that is whole the time of its session; its length.
+fn stamp(path: &Path, at: Timestamp) -> tenure::Result<u64> {
+    let stamp = || -> io::Result<u64> {
+        let file = fs::OpenOptions::new().append(true).open(path)?;
+        file.set_modified(SystemTime::from(at))?;
+        Ok(file.metadata()?.len())
+    };
+    stamp().map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))
+}
+
+/// Whether a file lacks something of its session.
+fn is_behind(path: &Path, head: &Head) -> bool {
+    match fs::metadata(path).and_then(|m| m.modified()) {
+        Ok(at) => {
+            Timestamp::try_from(at).map(|t| t.as_microsecond()).ok() != Some(head.info.updated_at.as_microsecond())
+        }
+        Err(_) => head.mark.messages > 0,
+    }
+}
+
+/// Removes a file, and what a crash left of its next version.
+fn remove(path: &Path) -> io::Result<()> {
+    let gone = |done: io::Result<()>| match done {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    };
+    gone(fs::remove_file(path))?;
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return Ok(()) };
+    let Ok(beside) = fs::read_dir(dir) else { return Ok(()) };
+    for other in beside.flatten() {
+        let part = other
+            .file_name()
+            .to_str()
+            .and_then(|n| n.strip_prefix(name))
+            .is_some_and(|rest| rest.starts_with('.') && rest.ends_with(".part"));
+        if part {
+            gone(fs::remove_file(other.path()))?;
+        }
+    }
+    Ok(())
+}
+
+fn directory(dir: &Path, tenant: &Tenant, user: &User) -> PathBuf {
+    dir.join(file_name(tenant.as_str())).join(file_name(user.as_str()))
+}
+
+fn file(dir: &Path, head: &Head) -> PathBuf {
+    directory(dir, &head.tenant, &head.user).join(format!("{}.jsonl", file_name(head.info.session_id.as_str())))
+}
+
+/// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
+fn file_name(name: &str) -> String {
+    let mut safe = String::with_capacity(name.len());
+    for (i, byte) in name.bytes().enumerate() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b':' => safe.push(byte.into()),
+            b'.' if i > 0 => safe.push('.'),
+            _ => safe.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_lead_nowhere_else() {
+        for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
+            assert_eq!(file_name(name), want);
+        }
+        assert_eq!(file_name("é\\ "), "%C3%A9%5C%20");
+        assert!(file_name(&"é".repeat(64)).len() < 100, "a name must fit into a directory");
+    }
+
+    #[test]
+    fn what_can_not_be_written_to_is_told_at_once() {
+        let config = Config::parse("transcripts: {dir: /dev/null/x}").unwrap();
+        let error = format!("{:#}", Transcripts::new(&config).check().unwrap_err());
+        assert!(error.contains("transcripts.dir") && error.contains("/dev/null/x"), "{error}");
+    }
+
+    #[test]
+    fn only_the_parts_of_a_file_go_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["a.jsonl", "a.jsonl.1f.part", "a.jsonl.b.jsonl", "a.jsonl.b.part.jsonl", "ab.jsonl"];
+        names.iter().for_each(|n| fs::write(dir.path().join(n), "").unwrap());
+        remove(&dir.path().join("a.jsonl")).unwrap();
+        let mut left: Vec<_> =
+            fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        assert_eq!(left, names[2..]);
+    }
+}

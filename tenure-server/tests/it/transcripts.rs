@@ -1,0 +1,210 @@
+//! Transcripts: written as it goes, mended after a crash, taken away with what they are of.
+
+use crate::door::Door;
+use crate::kit::{Home, within};
+use crate::running::{Running, answer, until};
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tenure::{Message, read_transcript};
+use tenure_server::config::Config;
+
+const SECRET: &str = "ann@example.com";
+
+/// Live transcripts in a directory, without addresses.
+fn live(config: &mut Config, dir: &Path) {
+    config.transcripts = tenure_server::config::Transcripts { dir: dir.display().to_string(), live: true };
+    config.redaction = serde_json::from_value(json!([{"name": "email", "pattern": "\\w+@[\\w.]+"}])).unwrap();
+}
+
+/// The lines of a file, if all of them can be read.
+fn lines(path: &Path) -> Option<Vec<String>> {
+    let read = read_transcript(path).ok().filter(|t| t.problems.is_empty())?;
+    Some(read.messages.iter().map(|m| m.text()).collect())
+}
+
+/// Whether some bytes are in any file below a directory.
+fn holds(dir: &Path, word: &str) -> bool {
+    let Ok(entries) = std::fs::read_dir(dir) else { return false };
+    entries.map(|e| e.unwrap().path()).any(|path| match path.is_dir() {
+        true => holds(&path, word),
+        false => std::fs::read(&path).unwrap().windows(word.len()).any(|w| w == word.as_bytes()),
+    })
+}
+
+fn of(dir: &Path, session: &str) -> PathBuf {
+    dir.join(format!("default/default/{session}.jsonl"))
+}
+
+async fn call(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value) {
+    let request = home.client.http.request(method.parse().unwrap(), format!("{}{path}", home.client.base));
+    answer(request.json(&body)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_follows_its_session() {
+    for kind in ["memory", "sqlite", "postgres"] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mut home) = Home::with(kind, false, |config| live(config, dir.path())).await else { continue };
+        let path = of(dir.path(), "s1");
+        let reads = async |want: &[&str]| {
+            within(&format!("{want:?} in {kind}"), async || lines(&path).is_some_and(|l| l == want)).await;
+        };
+        let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
+        home.chat(ask("hello")).await;
+        reads(&["hello", "answer 1"]).await;
+        home.chat(ask(&format!("I am {SECRET}"))).await;
+        reads(&["hello", "answer 1", "I am [redacted: email]", "answer 2"]).await;
+        // Words that were taken back are not in the file.
+        assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"turn": 1})).await.0, 200);
+        reads(&["hello", "answer 1"]).await;
+        let odd = json!({"messages": [{"role": "user", "content": "kept", "odd": 1.5}]});
+        assert_eq!(call(&home, "POST", "/sessions/s1/messages", odd).await.0, 201);
+        reads(&["hello", "answer 1", "kept"]).await;
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.ends_with("\"odd\":1.5,\"role\":\"user\"}\n"), "{text}");
+        // As many as before, and not the same.
+        assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"position": 1})).await.0, 200);
+        let two = json!({"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]});
+        assert_eq!(call(&home, "POST", "/sessions/s1/messages", two).await.0, 201);
+        reads(&["hello", "x", "y"]).await;
+        // A fork has what it shares. Somebody changed a file, or it went: the next word mends it.
+        assert_eq!(call(&home, "POST", "/sessions/s1/fork", json!({"id": "s2"})).await.0, 201);
+        within("the fork's file", async || lines(&of(dir.path(), "s2")).is_some_and(|l| l == ["hello", "x", "y"]))
+            .await;
+        std::fs::write(&path, "torn").unwrap();
+        home.chat(ask("again")).await;
+        reads(&["hello", "x", "y", "again", "answer 3"]).await;
+        if kind != "memory" {
+            // What was said last is there when the server has stopped, and what went meanwhile after it has started.
+            home.chat(ask("last")).await;
+            std::fs::remove_file(of(dir.path(), "s2")).unwrap();
+            home.restart().await;
+            reads(&["hello", "x", "y", "again", "answer 3", "last", "answer 4"]).await;
+            within("the fork's file", async || of(dir.path(), "s2").exists()).await;
+        }
+        assert!(!holds(dir.path(), SECRET));
+        assert!(home.session("s1").await.messages.len() > 4);
+    }
+}
+
+/// Killed at any moment, the files are whole after the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_is_mended_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = "store: 'sqlite:t.db'\ntranscripts: {dir: kept, live: true}";
+    let kept = dir.path().join("kept");
+    let mut want = Vec::new();
+    for round in 0..4 {
+        let server = Running::start(dir.path(), yaml);
+        for turn in 0..3 {
+            let text = format!("words {round} {turn}");
+            let (status, body) = server.chat("s1", &text).await;
+            assert_eq!(status, 200, "{body}");
+            want.extend([text, body["choices"][0]["message"]["content"].as_str().unwrap().to_owned()]);
+        }
+        // At once, or in the middle of a line.
+        server.kill();
+        let path = of(&kept, "s1");
+        if round % 2 == 1 && path.exists() {
+            let bytes = std::fs::read(&path).unwrap();
+            std::fs::write(&path, &bytes[..bytes.len().saturating_sub(7)]).unwrap();
+        }
+        let server = Running::start(dir.path(), yaml);
+        let what = format!("round {round}: {:?}", lines(&path));
+        until(&what, Duration::from_secs(20), async || lines(&path).is_some_and(|l| l == want)).await;
+        server.stop();
+    }
+}
+
+/// No place to write to: turns go on, and the file is there when there is a place again.
+#[tokio::test(flavor = "multi_thread")]
+async fn trouble_with_files_is_nobody_elses() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("kept");
+    let home = Home::with("memory", true, |config| live(config, &kept)).await.unwrap();
+    std::fs::remove_dir_all(&kept).unwrap();
+    std::fs::write(&kept, "in the way").unwrap();
+    let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
+    assert_eq!(home.chat(ask("one")).await.said(), "answer 1");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(kept.is_file());
+    std::fs::remove_file(&kept).unwrap();
+    // Nobody says another word.
+    let whole = async || lines(&of(&kept, "s1")).is_some_and(|l| l == ["one", "answer 1"]);
+    until("it is tried again", Duration::from_secs(20), whole).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_or_erased_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::with("sqlite", false, |config| live(config, dir.path())).await.unwrap();
+    let word = "xyzzy";
+    for id in ["a", "b", "c", "d"] {
+        home.chat(json!({"session_id": id, "messages": [{"role": "user", "content": word}]})).await;
+        within("a file", async || lines(&of(dir.path(), id)).is_some_and(|l| l.len() == 2)).await;
+    }
+    std::fs::write(of(dir.path(), "a").with_extension("jsonl.1f.part"), word).unwrap();
+    assert_eq!(call(&home, "DELETE", "/sessions/a?purge=true", json!({})).await.0, 200);
+    assert_eq!(call(&home, "DELETE", "/sessions/b", json!({})).await.0, 200);
+    assert_eq!(call(&home, "DELETE", "/v1/sessions/c", json!({})).await.1["deleted"], true);
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path().join("default/default")).unwrap().map(|f| f.unwrap().file_name()).collect();
+    assert_eq!(left, ["d.jsonl"]);
+    // What is restored has its file again.
+    assert_eq!(call(&home, "POST", "/sessions/b/restore", json!({})).await.0, 200);
+    within("the file again", async || lines(&of(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
+    // Somebody speaks all the while: what is erased is not written once more.
+    let talk = async {
+        for n in 0..20 {
+            let said = json!({"messages": [{"role": "user", "content": format!("{word} {n}")}]});
+            call(&home, "POST", "/sessions/d/messages", said).await;
+        }
+    };
+    let erase = async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert_eq!(call(&home, "DELETE", "/users/default", json!({})).await.0, 200);
+    };
+    tokio::join!(talk, erase);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!holds(dir.path(), word), "{:?}", std::fs::read_dir(dir.path()).unwrap().collect::<Vec<_>>());
+}
+
+/// What a session leaves behind when its time is over stays when its retention is over, and goes with its user.
+#[tokio::test]
+async fn an_archive_outlives_retention_but_not_its_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let door = Door::set_up("memory:", |config| {
+        live(config, dir.path());
+        config.transcripts.live = false;
+    });
+    let door = door.await;
+    for (user, id) in [("ann", "hers"), ("../bob", "his")] {
+        let theirs = door.with("x-tenure-user", user);
+        theirs.post("/sessions", json!({"id": id})).await.is(201);
+        let said = Message::user(&format!("{id}: {SECRET}"));
+        theirs.say(id, json!([said.to_value()])).await;
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "not before the end");
+    door.clock.advance(SignedDuration::from_hours(24 * 8));
+    assert_eq!(door.app.tenure.sweep().await.unwrap().expired.len(), 2);
+    door.clock.advance(SignedDuration::from_hours(24 * 31));
+    assert_eq!(door.app.tenure.sweep().await.unwrap().purged.len(), 2);
+    let hers = dir.path().join("default/ann/hers.jsonl");
+    assert_eq!(lines(&hers).unwrap(), ["hers: [redacted: email]"]);
+    assert_eq!(lines(&dir.path().join("default/%2E.%2Fbob/his.jsonl")).unwrap(), ["his: [redacted: email]"]);
+    door.delete("/users/..%2Fbob").await.is(200);
+    assert!(!holds(dir.path(), "his") && hers.exists());
+    door.delete("/users/ann").await.is(200);
+    assert!(!holds(dir.path(), "hers"));
+}
+
+#[tokio::test]
+async fn a_broken_rule_is_told_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = Running::refuses(dir.path(), "redaction: [{name: a, pattern: x}, {name: b, pattern: '[z-a]'}]");
+    assert!(told.contains("redaction[1]") && told.contains("range"), "{told}");
+    let told = Running::refuses(dir.path(), "transcripts: {dir: /dev/null/x}");
+    assert!(told.contains("transcripts.dir"), "{told}");
+}

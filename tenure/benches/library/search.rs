@@ -1,0 +1,53 @@
+//! Looking for a word in everything that was said.
+
+use crate::*;
+use tenure::store::Range;
+
+const SESSIONS: usize = 2_000;
+const TURNS: usize = 13;
+
+/// A word that is in the oldest of 2,000 sessions of 52 messages, so that all are looked at; beside reading the same records and nothing else.
+pub async fn words(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", dir.path().join("search.db").display());
+    let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
+    for n in 0..SESSIONS {
+        let session = create(&tenure, &format!("s{n:04}")).await;
+        let mut said: Vec<Message> = (n * TURNS..(n + 1) * TURNS).flat_map(turn).collect();
+        if n == 0 {
+            said[7] = Message::user("the one about the Ferry");
+        }
+        tenure.append(&who(), &session, plain(said)).await.unwrap();
+    }
+    // Nothing is in memory.
+    let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
+    let mut pages = 0;
+    let mut search = Search::new("ferry", 20);
+    let all = timed(async {
+        loop {
+            let page = tenure.search_sessions(&who(), &search).await.unwrap();
+            pages += 1;
+            match page.next {
+                Some(next) => search.cursor = Some(next),
+                None => break assert_eq!(page.found.len(), 1),
+            }
+        }
+    });
+    let all = all.await;
+    let read = timed(async {
+        for n in 0..SESSIONS {
+            let key = who().key(&id(&format!("s{n:04}")));
+            let records = tenure.store().records(&key, &Range::back_from(u64::MAX, 128)).await.unwrap();
+            assert_eq!(records.len(), TURNS * 4 + 1);
+        }
+    });
+    let read = read.await;
+    let what = format!("a word in {SESSIONS} sessions of 52 messages, in {pages} pages, beside reading them");
+    report.row(what, ms(all), ms(read), ratio(all, read), Promise::None);
+    let newest = timed(async {
+        let first = Search::new("\"session memory\" retry", 20);
+        assert_eq!(tenure.search_sessions(&who(), &first).await.unwrap().found.len(), 20);
+    });
+    let newest = newest.await;
+    report.row("the newest 20 messages with words that many have", ms(newest), "", 0.0, Promise::None);
+}

@@ -1,0 +1,218 @@
+//! Search over what was said, on every store.
+
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use tenure::*;
+
+fn search(text: &str) -> Search {
+    Search::new(text, 100)
+}
+
+/// What was found: session, position (or the title), and the words that are marked.
+fn seen(page: &FoundPage) -> Vec<String> {
+    let one = |f: &Found| {
+        let chars: Vec<char> = f.snippet.chars().collect();
+        let words: Vec<String> = f.highlights.iter().map(|(a, b)| chars[*a..*b].iter().collect()).collect();
+        let place = f.said.as_ref().map_or("title".to_owned(), |s| s.position.to_string());
+        format!("{}/{place} {}", f.session_id, words.join("+"))
+    };
+    page.found.iter().map(one).collect()
+}
+
+async fn found(tenure: &Tenure, who: &Principal, text: &str) -> Vec<String> {
+    let page = tenure.search_sessions(who, &search(text)).await.unwrap();
+    assert_eq!((page.next.as_ref(), page.damaged.len()), (None, 0));
+    seen(&page)
+}
+
+/// All pages of a search, each checked against its bounds.
+async fn all_pages(tenure: &Tenure, who: &Principal, mut search: Search) -> Vec<String> {
+    let mut all = Vec::new();
+    for _ in 0..10_000 {
+        let page = tenure.search_sessions(who, &search).await.unwrap();
+        assert!(page.found.len() <= search.query.limit && page.looked_at <= search.max_sessions + 1);
+        all.extend(seen(&page));
+        // A cursor travels as text.
+        let Some(next) = page.next else { return all };
+        search.cursor = Some(next.to_string().parse().unwrap());
+    }
+    panic!("it does not end");
+}
+
+on_every_store! {
+    /// Whoever asks finds their own, an administrator all of the tenant, nobody anything else.
+    async fn people_find_what_is_theirs(home: &mut Home) {
+        let t = &home.tenure;
+        let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
+        for (who, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
+            t.create(who, New { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
+            t.append(who, &id(name), turn(1)).await.unwrap();
+            t.append(who, &id(name), vec![Message::user("The FERRY to Döver"), call("c9", "ferry")]).await.unwrap();
+            home.pass(SignedDuration::from_secs(1));
+        }
+        let of = |name: &str| [format!("{name}/title ferry"), format!("{name}/5 ferry"), format!("{name}/4 FERRY")];
+        assert_eq!(found(t, &ada(), "ferry").await, [of("a2"), of("a1")].concat());
+        assert_eq!(found(t, &eve, "ferry").await, of("e1"));
+        assert_eq!(found(t, &admin(), "ferry").await, [of("a2"), of("e1"), of("a1")].concat());
+        assert_eq!(found(t, &stranger, "ferry").await, Vec::<String>::new());
+        assert_eq!(found(t, &ada(), "dover ferry").await, ["a2/4 FERRY+Döver", "a1/4 FERRY+Döver"]);
+        assert_eq!(found(t, &ada(), "\"ferry dover\"").await, Vec::<String>::new());
+        // An administrator asks for one user; others may try.
+        let mut hers = search("ferry");
+        hers.query.whose = Whose::User(admin().tenant, eve.user.clone());
+        assert_eq!(seen(&t.search_sessions(&admin(), &hers).await.unwrap()), of("e1"));
+        assert_eq!(seen(&t.search_sessions(&ada(), &hers).await.unwrap()), [of("a2"), of("a1")].concat());
+        // A cursor that names the session of somebody else leads nowhere.
+        let far = home.now().as_microsecond() + 1;
+        hers.cursor = Some(format!("{far}~e1~99~9~9").parse().unwrap());
+        assert_eq!(seen(&t.search_sessions(&stranger, &hers).await.unwrap()), Vec::<String>::new());
+        assert!(!seen(&t.search_sessions(&ada(), &hers).await.unwrap()).iter().any(|f| f.starts_with("e1")));
+        let mut by_role = search("ferry");
+        by_role.role = Some(Role::User);
+        assert_eq!(seen(&t.search_sessions(&eve, &by_role).await.unwrap()), ["e1/4 FERRY"]);
+        let page = t.search_sessions(&eve, &by_role).await.unwrap();
+        let said = page.found[0].said.as_ref().unwrap();
+        let there = &t.load(&eve, &id("e1")).await.unwrap().messages[4];
+        assert_eq!((said.seq, said.at, said.role), (there.seq, there.at, Role::User));
+    }
+
+    /// What is not in the session is not found; what a fork leans on is.
+    async fn what_is_gone_is_not_found(home: &mut Home) {
+        let (t, who) = (&home.tenure, ada());
+        t.create(&who, named("a")).await.unwrap();
+        for n in 0..4 {
+            t.append(&who, &id("a"), turn(n)).await.unwrap();
+        }
+        t.fork(&who, &id("a"), Point::Turn(3), Some(id("b"))).await.unwrap();
+        t.append(&who, &id("b"), turn(7)).await.unwrap();
+        t.rewind(&who, &id("a"), Point::Turn(1)).await.unwrap();
+        t.append(&who, &id("a"), turn(8)).await.unwrap();
+        let sorted = async |text: &str| {
+            let mut found = found(t, &who, text).await;
+            found.sort();
+            found
+        };
+        assert_eq!(sorted("question 0").await, ["a/0 question+0", "b/0 question+0"]);
+        assert_eq!(sorted("question 2").await, ["b/8 question+2"], "it was rewound in a, and the fork left before that");
+        assert_eq!(sorted("question 3").await, Vec::<String>::new());
+        assert_eq!(sorted("answer 8").await, ["a/7 answer+8"]);
+        assert_eq!(sorted("answer 7").await, ["b/15 answer+7"]);
+        // Rewound into what it shares with its parent.
+        t.rewind(&who, &id("b"), Point::Position(5)).await.unwrap();
+        t.append(&who, &id("b"), vec![Message::assistant("question 2 was never asked")]).await.unwrap();
+        assert_eq!(sorted("question 2").await, ["b/5 question+2"]);
+        // The parent goes; the fork keeps what it needs.
+        t.purge(&who, &id("a")).await.unwrap();
+        assert_eq!(sorted("question 0").await, ["b/0 question+0"]);
+        assert_eq!(sorted("answer 8").await, Vec::<String>::new());
+        t.delete(&who, &id("b")).await.unwrap();
+        assert_eq!(sorted("question").await, Vec::<String>::new());
+        let mut deleted = search("question");
+        deleted.query.status = vec![Status::Deleted];
+        assert_eq!(t.search_sessions(&who, &deleted).await.unwrap().found.len(), 3);
+        t.restore(&who, &id("b")).await.unwrap();
+        assert_eq!(sorted("question").await.len(), 3);
+        home.pass(SignedDuration::from_hours(24 * 8));
+        assert_eq!(sorted("question").await, Vec::<String>::new(), "it has expired, although nobody has swept");
+    }
+
+    /// However small the pages are, they show the same, also of what a simple loop finds.
+    async fn pages_add_up(home: &mut Home) {
+        let (t, who) = (&home.tenure, ada());
+        let (words, mut seed) = (["alpha", "beta", "gamma", "delta", "Épsilon"], 7u64);
+        let mut dice = |n: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % n
+        };
+        let mut want: Vec<String> = Vec::new();
+        for s in 0..12 {
+            let name = id(&format!("s{s:02}"));
+            t.create(&who, named(name.as_str())).await.unwrap();
+            let said: Vec<Vec<&str>> =
+                (0..dice(150)).map(|_| (0..4).map(|_| words[dice(5) as usize]).collect()).collect();
+            let messages: Vec<Message> = said.iter().map(|w| Message::user(&w.join(", "))).collect();
+            for some in messages.chunks(40) {
+                t.append(&who, &name, some.to_vec()).await.unwrap();
+            }
+            let both = |w: &[&str]| w.contains(&"beta") && w.contains(&"Épsilon");
+            let here = said.iter().enumerate().rev().filter(|(_, w)| both(w)).map(|(i, _)| format!("{name}/{i}"));
+            want = here.chain(want).collect();
+            home.pass(SignedDuration::from_secs(1));
+        }
+        let places = |found: Vec<String>| found.iter().map(|f| f.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
+        assert!(want.len() > 100, "{}", want.len());
+        for (limit, max_sessions, max_bytes) in
+            [(100, 500, 16 << 20), (1, 500, 16 << 20), (7, 1, 16 << 20), (100, 500, 1), (13, 3, 5000)]
+        {
+            let small = Search { max_sessions, max_bytes, ..Search::new("EPSILON beta", limit) };
+            assert_eq!(places(all_pages(t, &who, small).await), want, "{limit} {max_sessions} {max_bytes}");
+        }
+        // What is said or rewound while somebody pages: nothing comes twice, nothing that is gone comes at all.
+        let mut first = Search::new("beta epsilon", 3);
+        let page = t.search_sessions(&who, &first).await.unwrap();
+        let (newest, last) = (page.found[2].session_id.clone(), page.found[2].said.clone().unwrap());
+        t.append(&who, &newest, vec![Message::user("beta epsilon, new")]).await.unwrap();
+        first.cursor = page.next;
+        let rest = places(all_pages(t, &who, first.clone()).await);
+        assert_eq!(rest, want[3..]);
+        t.rewind(&who, &newest, Point::Position(last.position / 2)).await.unwrap();
+        let rest = places(all_pages(t, &who, first).await);
+        let still = |f: &&String| match f.split_once('/') {
+            Some((s, position)) => s != newest.as_str() || position.parse::<usize>().unwrap() < last.position / 2,
+            None => false,
+        };
+        assert_eq!(rest, want[3..].iter().filter(still).cloned().collect::<Vec<_>>());
+    }
+
+    /// What must not leave the log is neither found nor shown; the log has it.
+    async fn redacted_words_are_not_found(home: &mut Home) {
+        let rule = RedactionRule::new("email", r"[\w.]+@[\w.]+\w", None).unwrap();
+        home.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
+        let (t, who) = (&home.tenure, ada());
+        t.create(&who, New { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
+        t.append(&who, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
+        assert_eq!(found(t, &who, "example").await, Vec::<String>::new());
+        let page = t.search_sessions(&who, &search("address")).await.unwrap();
+        assert_eq!(page.found[0].snippet, "the address is [redacted: email], she said");
+        assert_eq!(page.found[0].title.as_deref(), Some("[redacted: email]"));
+        assert_eq!(t.redact("to ann@example.com").0, "to [redacted: email]");
+        let kept = t.load(&who, &id("a")).await.unwrap();
+        assert!(kept.messages[0].message.text().contains("ann@example.com"), "what was given is given back");
+    }
+}
+
+/// One session that is damaged does not hide the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_is_named_and_stepped_over() {
+    let mut home = Home::new("sqlite").await.unwrap();
+    for name in ["a", "b", "c"] {
+        home.tenure.create(&ada(), named(name)).await.unwrap();
+        home.tenure.append(&ada(), &id(name), vec![Message::user("the ferry")]).await.unwrap();
+        home.pass(SignedDuration::from_secs(1));
+    }
+    home.reopen().await;
+    let file = rusqlite::Connection::open(home.url.strip_prefix("sqlite:").unwrap()).unwrap();
+    let changed = file
+        .execute("UPDATE record SET entry = replace(entry, 'the ferry', 'the furry') WHERE k >> 32 = (SELECT id FROM head WHERE session = 'b')", [])
+        .unwrap();
+    assert!(changed > 0);
+    let page = home.tenure.search_sessions(&ada(), &search("ferry")).await.unwrap();
+    assert_eq!(seen(&page), ["c/0 ferry", "a/0 ferry"]);
+    assert_eq!((page.damaged, page.looked_at), (vec![id("b")], 3));
+}
+
+#[tokio::test]
+async fn questions_and_cursors_that_are_wrong() {
+    let tenure = Tenure::open("memory:").await.unwrap();
+    for text in ["", "!!", &"word ".repeat(100)] {
+        let error = tenure.search_sessions(&ada(), &search(text)).await.unwrap_err();
+        assert!(matches!(&error, Error::Invalid { param, .. } if param == "q"), "{error}");
+    }
+    let many = tenure.search_sessions(&ada(), &Search::new("x", 101)).await.unwrap_err();
+    assert!(matches!(many, Error::TooLarge { limit: "max_page", .. }));
+    for cursor in ["", "x", "1", "1~", "1~a~", "1~a~1~2", "1~a~1~2~x", "1~a~1~2~3~4", "1~a~-1~2~3"] {
+        let error = cursor.parse::<SearchCursor>().unwrap_err();
+        assert!(matches!(&error, Error::Invalid { param, .. } if param == "cursor"), "{cursor}: {error}");
+    }
+}
