@@ -62,6 +62,7 @@ pub(crate) struct House {
     hooks: RwLock<Vec<Hook>>,
     gates: Gates,
     key_gates: Gates,
+    compact_gates: Gates,
     repairs: Vec<Repair>,
     node: String,
     pub watchers: Watchers,
@@ -117,7 +118,7 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let hot = hot_sessions(options.cache_bytes);
-        let (assistants, hooks, gates, key_gates) = Default::default();
+        let (assistants, hooks, gates, key_gates, compact_gates) = Default::default();
         Self {
             house: Arc::new(House {
                 store,
@@ -127,6 +128,7 @@ impl Tenure {
                 hooks,
                 gates,
                 key_gates,
+                compact_gates,
                 repairs,
                 node: crate::lease::node_name(),
                 watchers: Watchers::default(),
@@ -198,6 +200,10 @@ impl Tenure {
 
     pub(crate) fn key_gates(&self) -> &Gates {
         &self.house.key_gates
+    }
+
+    pub(crate) fn compact_gates(&self) -> &Gates {
+        &self.house.compact_gates
     }
 
     /// The same house, but a verb that is called on this handle is refused with [`Error::Conflict`] unless the log of its session
