@@ -3,6 +3,7 @@
 pub mod assistants;
 pub mod chat;
 pub mod checkpoints;
+pub mod compact;
 mod digits;
 pub mod messages;
 pub mod models;

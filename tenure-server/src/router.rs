@@ -3,8 +3,8 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, chat, checkpoints, messages, models, operations, reviews, runs, schedules, sessions, sessions_v1,
-    threads, transfer, users,
+    assistants, chat, checkpoints, compact, messages, models, operations, reviews, runs, schedules, sessions,
+    sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
 use crate::telemetry;
@@ -60,6 +60,8 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(checkpoints::get))
         .routes(routes!(checkpoints::rewind))
         .routes(routes!(checkpoints::fork))
+        .routes(routes!(compact::compact))
+        .routes(routes!(compact::uncompact))
         .routes(routes!(transfer::export))
         .routes(routes!(transfer::import))
         .routes(routes!(threads::session))

@@ -41,7 +41,8 @@ pub(crate) fn shown(messages: &[&Said], summaries: &[Summary], window: &Window) 
 /// Whether a summary covers the first of these messages, and nothing else.
 fn holds(summary: &Summary, messages: &[&Said]) -> bool {
     let covers = |m: &&&Said| m.seq <= summary.upto;
-    let (before, after) = (summary.position.checked_sub(1).and_then(|i| messages.get(i)), messages.get(summary.position));
+    let (before, after) =
+        (summary.position.checked_sub(1).and_then(|i| messages.get(i)), messages.get(summary.position));
     before.as_ref().is_some_and(covers) && !after.as_ref().is_some_and(covers)
 }
 

@@ -109,7 +109,9 @@ pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
 pub use message::{MAX_DEPTH, Message, Role, ToolCall};
 pub use model::{Model, ModelError, Piece, Pieces, Prompt};
 pub use next::{Doing, Job, Question, Rules, Step, next};
-pub use policy::{CachePolicy, Checkpoints, Compact, Limits, Period, Policy, ReviewRule, RunPolicy, Window, matches_pattern};
+pub use policy::{
+    CachePolicy, Checkpoints, Compact, Limits, Period, Policy, ReviewRule, RunPolicy, Window, matches_pattern,
+};
 pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
 pub use review::{ReviewPage, Reviews, Verdict};
 pub use run::{Ask, Begun, OnExpired, Spliced, Turn};

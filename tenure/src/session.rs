@@ -133,6 +133,14 @@ pub struct Summary {
     pub message: Message,
 }
 
+impl Summary {
+    /// What it says, without the mark that models are shown.
+    pub fn text(&self) -> String {
+        let text = self.message.text();
+        text.strip_prefix(crate::summary::MARK).map_or(&*text, str::trim_start).to_owned()
+    }
+}
+
 /// A session: its log, folded. What its [`Head`] knows can be read from it directly (`session.info`, `session.status` …).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {

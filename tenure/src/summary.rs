@@ -173,13 +173,12 @@ pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
     }
     let (start, position, room) = (turns.first()?.start, end?, room(window));
     let told = transcript(&session.messages[start..position], most.saturating_mul(4));
-    let before = session.summary().map(|s| s.message.text());
-    let before = before.as_deref().map(|text| text.strip_prefix(MARK).unwrap_or(text).trim());
+    let before = session.summary().map(|s| s.text());
     Some(Piece {
         upto: session.messages[position - 1].seq,
         position,
         messages: position - start,
-        prompt: request(before, &told, room),
+        prompt: request(before.as_deref(), &told, room),
         room,
         before: session.summary().map(|s| s.seq),
         uncompacted: session.uncompacted,
