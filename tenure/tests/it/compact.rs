@@ -367,6 +367,17 @@ async fn the_beginning_stays_the_same() {
     assert!((6..=12).contains(&changed), "{changed} times in 60 turns");
 }
 
+/// As it is written down: a summary as ever, and none.
+#[test]
+fn entries_with_and_without() {
+    for text in [r#"{"compacted":{"upto":2,"summary":{"role":"system","content":"x"}}}"#, r#"{"compacted":{"upto":0}}"#]
+    {
+        assert_eq!(Entry::decode(text).unwrap().encode(), text);
+    }
+    let none = Entry::Compacted { upto: 0, summary: None };
+    assert_eq!(Entry::decode(r#"{"compacted":{"upto":0,"summary":null}}"#), Ok(none));
+}
+
 #[test]
 fn what_a_model_says_becomes_a_message_that_fits() {
     let text = |answer: &str, room| summary::message(answer, room).map(|m| m.text());
