@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-use tenure::{Assistant, CachePolicy, OnBusy, OnExpired, Options, Period, Policy, Redaction, Window};
+use tenure::{Assistant, CachePolicy, Compact, OnBusy, OnExpired, Options, Period, Policy, Redaction, Window};
 
 /// The file that is read if there is one and no other is named.
 pub const DEFAULT_FILE: &str = "tenure.yaml";
@@ -174,6 +174,9 @@ pub struct ShortTerm {
     pub max_history_turns: usize,
     /// At most so many tokens, estimated; 0: all.
     pub max_tokens: usize,
+    /// Who writes a summary of the oldest turns when there are more: `false` (nobody: they are left out), `true` (the session's model), or
+    /// the name of a model.
+    pub compact: Compact,
 }
 
 /// Tool results.
@@ -316,8 +319,8 @@ impl Default for Sessions {
 
 impl Default for ShortTerm {
     fn default() -> Self {
-        let Window { max_turns, max_tokens } = Policy::default().window;
-        Self { max_history_turns: max_turns.unwrap_or(0), max_tokens: max_tokens.unwrap_or(0) }
+        let Policy { window: Window { max_turns, max_tokens }, compact, .. } = Policy::default();
+        Self { max_history_turns: max_turns.unwrap_or(0), max_tokens: max_tokens.unwrap_or(0), compact }
     }
 }
 
@@ -438,8 +441,21 @@ impl Config {
             if let Some(model) = assistant.model.as_ref().filter(|m| !self.has_model(m)) {
                 bail!("assistants[{i}].model: there is no model {model:?} under `models`");
             }
+            if let Some(compact) = &assistant.short_term.compact {
+                self.check_writer(&format!("assistants[{i}].short_term.compact"), compact)?;
+            }
         }
+        self.check_writer("short_term.compact", &self.short_term.compact)?;
         tools::check(&self.python, &self.assistants)
+    }
+
+    fn check_writer(&self, at: &str, compact: &Compact) -> anyhow::Result<()> {
+        match compact {
+            Compact::With(model) if !self.has_model(model) => {
+                bail!("{at}: there is no model {model:?} under `models`; name one of them, or say true or false")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn has_model(&self, name: &str) -> bool {
@@ -457,7 +473,8 @@ impl Config {
         };
         let (ttl, retention) = (self.sessions.ttl.duration(), self.sessions.retention.duration());
         let runs = self.runs.policy();
-        let policy = Policy { ttl, retention, window, cache, runs, ..Policy::default() };
+        let compact = self.short_term.compact.clone();
+        let policy = Policy { ttl, retention, window, compact, cache, runs, ..Policy::default() };
         let mut options = Options { policy, ..Options::default() };
         if let Some(lease) = self.runs.lease.duration() {
             options.limits.lease = lease;

@@ -3,6 +3,7 @@
 pub mod assistants;
 pub mod chat;
 pub mod checkpoints;
+pub mod compact;
 mod digits;
 pub mod memories;
 pub mod messages;

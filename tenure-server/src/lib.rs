@@ -5,6 +5,7 @@
 pub mod auth;
 pub mod cli;
 pub mod clock;
+pub mod compact;
 pub mod config;
 pub mod cron;
 pub mod error;

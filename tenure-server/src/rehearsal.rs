@@ -1,10 +1,12 @@
 //! The built-in model: answers at once, offline, and the same each time, so that everything can be tried without a model server.
 //!
-//! It repeats what it was asked and says how many messages it sees. `CALL name {json}` makes it call a tool.
+//! It repeats what it was asked and says how many messages it sees. `CALL name {json}` makes it call a tool. Its summaries list what the
+//! user said.
 
 use async_trait::async_trait;
 use futures_util::stream;
 use serde_json::{Value, json};
+use tenure::summary::{BEFORE, REQUEST, TURNS};
 use tenure::{Message, Model, ModelError, Piece, Pieces, Prompt, Role};
 
 /// What it is called.
@@ -58,6 +60,11 @@ impl Model for Rehearsal {
 }
 
 fn answer(messages: &[Message]) -> Value {
+    if let [request, told] = messages
+        && request.text().starts_with(REQUEST)
+    {
+        return json!({"role": "assistant", "content": summary(&told.text())});
+    }
     let last = messages.iter().rev().find(|m| !m.role().instructs());
     let count = format!("I see {} message{}.", messages.len(), if messages.len() == 1 { "" } else { "s" });
     let Some(last) = last else {
@@ -77,6 +84,16 @@ fn answer(messages: &[Message]) -> Value {
         Role::Tool => json!({"role": "assistant", "content": format!("The tool said: {text} {count}")}),
         _ => json!({"role": "assistant", "content": format!("I said: {text} {count}")}),
     }
+}
+
+/// What the user said until now, the beginning of each.
+fn summary(told: &str) -> String {
+    let (before, turns) = told.split_once(TURNS).unwrap_or(("", told));
+    let before = before.trim().strip_prefix(BEFORE).map(|b| b.trim().to_owned());
+    let said = turns.lines().filter_map(|line| line.strip_prefix("user: ")).map(|t| t.chars().take(40).collect());
+    let all: Vec<String> = before.into_iter().chain(said).collect();
+    let all = all.join("; ");
+    if all.starts_with("The user said: ") { all } else { format!("The user said: {all}") }
 }
 
 /// `CALL name {json}`; without arguments, `{}`.

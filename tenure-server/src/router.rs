@@ -3,8 +3,8 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, chat, checkpoints, memories, messages, models, operations, reviews, runs, schedules, search, sessions,
-    sessions_v1, threads, transfer, users,
+    assistants, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules, search,
+    sessions, sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
 use crate::telemetry;
@@ -61,6 +61,8 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(checkpoints::rewind))
         .routes(routes!(checkpoints::fork))
         .routes(routes!(search::find))
+        .routes(routes!(compact::compact))
+        .routes(routes!(compact::uncompact))
         .routes(routes!(transfer::export))
         .routes(routes!(transfer::import))
         .routes(routes!(threads::session))

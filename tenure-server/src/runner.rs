@@ -27,7 +27,7 @@ pub fn detail(model: &str, options: &Fields) -> Map<String, Value> {
 }
 
 /// Works on a run until it is done, or waits for a person.
-pub async fn work(app: &App, turn: Turn, listener: Option<mpsc::Sender<Heard>>) -> Result<Answered, TurnError> {
+pub async fn work(app: &Shared, turn: Turn, listener: Option<mpsc::Sender<Heard>>) -> Result<Answered, TurnError> {
     let name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
     let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
     let mut options: Fields = serde_json::from_value(options).unwrap_or_default();
@@ -37,7 +37,8 @@ pub async fn work(app: &App, turn: Turn, listener: Option<mpsc::Sender<Heard>>) 
         options.set("stream", true);
     }
     let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
-    let model = app.models.get(&name).unwrap_or_else(|| Arc::new(Missing(name)));
+    let model = app.models.get(&name).unwrap_or_else(|| Arc::new(Missing(name.clone())));
+    let summaries = turn.compact();
     let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
     let watch = crate::clock::Stopwatch::start();
     let hands = Hands { model: &*timed, tools: Some(&*app.tools) };
@@ -48,6 +49,7 @@ pub async fn work(app: &App, turn: Turn, listener: Option<mpsc::Sender<Heard>>) 
         Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "a run failed"),
     }
     told(app, &who, &session_id, &run, &outcome).await;
+    crate::compact::after_turn(app, &who, &session_id, summaries, &name);
     outcome
 }
 

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::id::{Principal, Reach, Tenant, check_text};
-use crate::policy::{Checkpoints, MemoryPolicy, Period, Policy, ReviewRule, Scope};
+use crate::policy::{Checkpoints, Compact, MemoryPolicy, Period, Policy, ReviewRule, Scope};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::tool_source::ToolSource;
@@ -106,6 +106,9 @@ pub struct ShortTerm {
     /// At most so many tokens, estimated; 0: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
+    /// Who writes a summary of what would be left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compact: Option<Compact>,
 }
 
 /// How much an assistant's sessions keep of tool results.
@@ -192,6 +195,9 @@ impl Assistant {
         }
         if let Some(tokens) = self.short_term.max_tokens {
             policy.window.max_tokens = (tokens > 0).then_some(tokens);
+        }
+        if let Some(compact) = &self.short_term.compact {
+            policy.compact = compact.clone();
         }
         if let Some(ttl) = self.cache.ttl {
             policy.cache.ttl = ttl.duration().unwrap_or(Duration::MAX);

@@ -207,7 +207,7 @@ impl Exam<'_> {
         for record in log.iter().filter(|r| r.seq >= head.first) {
             let message = match &record.entry {
                 Entry::Message(post) => &post.message,
-                Entry::Compacted { summary, .. } => summary,
+                Entry::Compacted { summary: Some(summary), .. } => summary,
                 _ => continue,
             };
             for cut in message.cuts() {

@@ -107,6 +107,8 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
     let mut fork = Session::empty(head);
     fork.messages = source.messages[..place.position].to_vec();
     fork.checkpoints = source.checkpoints.iter().filter(|c| c.seq <= place.seq).cloned().collect();
+    fork.summaries = source.summaries.iter().filter(|s| s.seq <= place.seq).cloned().collect();
+    fork.uncompacted = source.uncompacted;
     fork.pending.push(record);
     Ok(fork)
 }

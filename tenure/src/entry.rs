@@ -95,13 +95,13 @@ pub enum Entry {
     },
     /// A person has decided.
     ReviewDecided(Box<ReviewDecided>),
-    /// The oldest messages are shown to models as a summary; they stay in the log.
+    /// The oldest messages are shown to models as a summary; they stay in the log. Or they are shown themselves again.
     Compacted {
         /// The last record that the summary covers.
         upto: Seq,
-        /// The summary, shown in their place.
-        #[serde(with = "stored")]
-        summary: Message,
+        /// The summary, shown in their place; nothing: no summary is shown any more.
+        #[serde(default, with = "stored", skip_serializing_if = "Option::is_none")]
+        summary: Option<Message>,
     },
 }
 
@@ -557,12 +557,12 @@ fn is_false(b: &bool) -> bool {
 mod stored {
     use super::*;
 
-    pub fn serialize<S: serde::Serializer>(m: &Message, s: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: serde::Serializer>(m: &Option<Message>, s: S) -> Result<S::Ok, S::Error> {
         m.serialize(s)
     }
 
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Message, D::Error> {
-        let raw = <Box<RawValue>>::deserialize(d)?;
-        Ok(Message::trusted(raw.get(), Vec::new()))
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Message>, D::Error> {
+        let raw = Option::<Box<RawValue>>::deserialize(d)?;
+        Ok(raw.map(|raw| Message::trusted(raw.get(), Vec::new())))
     }
 }

@@ -3,6 +3,7 @@
 //! * Each tool call is followed by exactly one result. A result that came late moves to its call; one that answers nothing is
 //!   left out; one that never came is stood in for by a marked message that is never stored.
 //! * The system messages come first: those the conversation began with, or those that replaced them since.
+//! * A summary stands for the oldest turns, if one was written ([`crate::Tenure::compact`]).
 //! * A window leaves out the oldest turns, whole turns only. The log keeps everything.
 //!
 //! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each picture, sound or file.
@@ -22,19 +23,27 @@ pub const NO_RESULT: &str = "[no result: this call was interrupted before it fin
 /// The history of a session as a model may see it, within a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
     let messages: Vec<&Said> = session.messages.iter().collect();
-    shown(&messages, session.summary.as_ref(), window)
+    shown(&messages, &session.summaries, window)
 }
 
 /// The same for a list of messages. Costs what the window shows, however long the list is.
-pub(crate) fn shown(messages: &[&Said], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
+pub(crate) fn shown(messages: &[&Said], summaries: &[Summary], window: &Window) -> Vec<Message> {
     let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
-    let summary = summary.filter(|s| s.position <= messages.len());
+    let summary = summaries.iter().rev().find(|s| holds(s, messages));
     shown.extend(summary.map(|s| s.message.clone()));
     let from = summary.map_or(0, |s| s.position).max(opening(messages));
     let spoken: Vec<&Message> = messages.iter().skip(from).filter(|m| !m.lead).map(|m| &m.message).collect();
     let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());
     shown.extend(repair(spoken[start..].iter().copied()));
     shown
+}
+
+/// Whether a summary covers the first of these messages, and nothing else.
+fn holds(summary: &Summary, messages: &[&Said]) -> bool {
+    let covers = |m: &&&Said| m.seq <= summary.upto;
+    let (before, after) =
+        (summary.position.checked_sub(1).and_then(|i| messages.get(i)), messages.get(summary.position));
+    before.as_ref().is_some_and(covers) && !after.as_ref().is_some_and(covers)
 }
 
 /// The messages that give a model its instructions now: the newest group that replaced the opening, or the opening itself.

@@ -45,6 +45,7 @@ mod busy;
 mod cache;
 mod checkpoint;
 mod clock;
+mod compact;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod doctor;
@@ -81,6 +82,7 @@ mod session;
 mod sift;
 mod splice;
 pub mod store;
+pub mod summary;
 mod sweep;
 mod tenure;
 mod tool_source;
@@ -97,6 +99,7 @@ pub use busy::OnBusy;
 pub use cache::{Cached, cache_key};
 pub use checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
+pub use compact::Compacted;
 pub use doctor::Repaired;
 pub use dream::{Dream, DreamRules, Promoted};
 pub use edit::{fork_session, list_checkpoints, resume_session};
@@ -117,7 +120,7 @@ pub use message::{MAX_DEPTH, Message, Role, ToolCall};
 pub use model::{Model, ModelError, Piece, Pieces, Prompt};
 pub use next::{Doing, Job, Question, Rules, Step, next};
 pub use policy::{
-    CachePolicy, Checkpoints, Limits, MemoryPolicy, Period, Policy, ReviewRule, RunPolicy, Scope, Window,
+    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, Period, Policy, ReviewRule, RunPolicy, Scope, Window,
     matches_pattern,
 };
 pub use recall::{Recall, Recalled, Told};

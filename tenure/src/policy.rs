@@ -83,6 +83,52 @@ pub struct Window {
     pub max_tokens: Option<usize>,
 }
 
+/// Who writes a summary of the oldest turns when a history is over its window: `false` (nobody: the window cuts), `true` (the model
+/// of the session), or the name of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
+pub enum Compact {
+    /// Nobody.
+    #[default]
+    Off,
+    /// The model of the session.
+    On,
+    /// This model.
+    With(String),
+}
+
+/// How people write it.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "it is true, false or the name of a model")]
+enum Written {
+    Switch(bool),
+    Model(String),
+}
+
+impl From<Compact> for Written {
+    fn from(compact: Compact) -> Self {
+        match compact {
+            Compact::Off => Written::Switch(false),
+            Compact::On => Written::Switch(true),
+            Compact::With(model) => Written::Model(model),
+        }
+    }
+}
+
+impl TryFrom<Written> for Compact {
+    type Error = Error;
+    fn try_from(written: Written) -> Result<Self> {
+        match written {
+            Written::Switch(false) => Ok(Compact::Off),
+            Written::Switch(true) => Ok(Compact::On),
+            Written::Model(name) => match crate::id::check_text(&name) {
+                Ok(()) => Ok(Compact::With(name)),
+                Err(why) => Err(Error::invalid("", format!("not the name of a model: {why}"))),
+            },
+        }
+    }
+}
+
 /// How long tool results are kept, and how many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachePolicy {
@@ -284,6 +330,8 @@ pub struct Policy {
     pub retention: Option<Duration>,
     /// What a model is shown.
     pub window: Window,
+    /// Who writes a summary of what would be left out.
+    pub compact: Compact,
     /// The cache of tool results.
     pub cache: CachePolicy,
     /// Their runs.
@@ -298,6 +346,7 @@ impl Default for Policy {
             ttl: Some(7 * DAY),
             retention: Some(30 * DAY),
             window: Window { max_turns: Some(50), max_tokens: None },
+            compact: Compact::Off,
             cache: CachePolicy::default(),
             runs: RunPolicy::default(),
             memory: MemoryPolicy::default(),

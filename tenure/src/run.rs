@@ -12,6 +12,7 @@ use crate::history::shown;
 use crate::hot::{Draft, Need};
 use crate::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
 use crate::message::Message;
+use crate::policy::Compact;
 use crate::recall::{Recollection, Told, with_block};
 use crate::reconcile::{Mode, Plan, reconcile};
 use crate::session::{Point, Run, Said, Session};
@@ -84,6 +85,11 @@ impl Turn {
     /// Whose session it is in.
     pub fn principal(&self) -> &Principal {
         &self.who
+    }
+
+    /// Who writes a summary after it, if the history is over its budget then.
+    pub fn compact(&self) -> Compact {
+        self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
     }
 }
 
@@ -298,7 +304,7 @@ impl Tenure {
         let plan = reconcile(&session, &ask.messages, ask.mode);
         let window = self.policy(&who.tenant, session.assistant.as_deref()).window;
         let new = said(&plan, session.seq);
-        messages.extend(shown(&after(&session, &plan, &new), session.summary.as_ref(), &window));
+        messages.extend(shown(&after(&session, &plan, &new), &session.summaries, &window));
         Ok(messages)
     }
 
@@ -461,7 +467,7 @@ impl Tenure {
             before: plan.keep.min(session.messages.len()),
             asked,
             assistant: session.assistant.clone(),
-            messages: shown(&after(session, plan, &new), session.summary.as_ref(), &window),
+            messages: shown(&after(session, plan, &new), &session.summaries, &window),
             spliced: Spliced {
                 matched: plan.matched,
                 spliced: plan.spliced,

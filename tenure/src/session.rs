@@ -121,12 +121,24 @@ pub struct Review {
 /// A summary that stands for the oldest messages when a model is shown the history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
+    /// Its record.
+    pub seq: Seq,
+    /// When it was written.
+    pub at: Timestamp,
     /// The last record it covers.
     pub upto: Seq,
     /// The number of messages it covers.
     pub position: usize,
     /// The summary.
     pub message: Message,
+}
+
+impl Summary {
+    /// What it says, without the mark that models are shown.
+    pub fn text(&self) -> String {
+        let text = self.message.text();
+        text.strip_prefix(crate::summary::MARK).map_or(&*text, str::trim_start).to_owned()
+    }
 }
 
 /// A session: its log, folded. What its [`Head`] knows can be read from it directly (`session.info`, `session.status` …).
@@ -141,8 +153,10 @@ pub struct Session {
     pub runs: Vec<Run>,
     /// The reviews, oldest first.
     pub reviews: Vec<Review>,
-    /// The summary in force.
-    pub summary: Option<Summary>,
+    /// The summaries that hold, oldest first: the newest is in force, the others hold again when what came after them is cut off.
+    pub(crate) summaries: Vec<Summary>,
+    /// Somebody wanted to see the messages themselves again: no summary is written unless somebody asks for one.
+    pub uncompacted: bool,
     /// Records that were applied here and are not saved yet.
     pub(crate) pending: Vec<Record>,
     /// What those records cut off.
@@ -252,7 +266,8 @@ impl Session {
             checkpoints,
             runs,
             reviews,
-            summary: None,
+            summaries: Vec::new(),
+            uncompacted: false,
             pending: Vec::new(),
             cut_off: Vec::new(),
             bytes: 0,
@@ -317,9 +332,14 @@ impl Session {
                     review.decided.get_or_insert((at, (**decided).clone()));
                 }
             }
-            Entry::Compacted { upto, summary } => {
+            Entry::Compacted { upto, summary: Some(message) } => {
                 let position = self.messages.partition_point(|m| m.seq <= *upto);
-                self.summary = Some(Summary { upto: *upto, position, message: summary.clone() });
+                self.summaries.push(Summary { seq, at, upto: *upto, position, message: message.clone() });
+                self.uncompacted = false;
+            }
+            Entry::Compacted { summary: None, .. } => {
+                self.summaries.clear();
+                self.uncompacted = true;
             }
             Entry::Created(_) => {
                 // A fork: what its parent was doing is not for it to finish, and its questions are not asked here.
@@ -341,9 +361,7 @@ impl Session {
     fn cut(&mut self, to: Seq) -> Vec<Said> {
         self.checkpoints.retain(|c| c.seq <= to);
         self.void_reviews(|r| r.seq > to);
-        if self.summary.as_ref().is_some_and(|s| s.upto > to) {
-            self.summary = None;
-        }
+        self.summaries.retain(|s| s.upto <= to);
         let cut = self.messages.split_off(self.messages.partition_point(|m| m.seq <= to));
         let bytes: usize = cut.iter().map(|m| m.message.text_len()).sum();
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -357,6 +375,11 @@ impl Session {
     /// The reviews that nobody has decided yet.
     pub fn open_reviews(&self) -> impl Iterator<Item = &Review> {
         self.reviews.iter().filter(|r| r.decided.is_none() && !r.void)
+    }
+
+    /// The summary that is shown in place of the oldest messages.
+    pub fn summary(&self) -> Option<&Summary> {
+        self.summaries.last()
     }
 
     /// A run by its id.

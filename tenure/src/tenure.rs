@@ -69,6 +69,7 @@ pub(crate) struct House {
     hooks: RwLock<Vec<Hook>>,
     gates: Gates,
     key_gates: Gates,
+    compact_gates: Gates,
     repairs: Vec<Repair>,
     node: String,
     pub watchers: Watchers,
@@ -125,7 +126,7 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let (hot, memories) = (hot_sessions(options.cache_bytes), Memories::new(options.vector_bytes));
-        let (assistants, hooks, gates, key_gates) = Default::default();
+        let (assistants, hooks, gates, key_gates, compact_gates) = Default::default();
         Self {
             house: Arc::new(House {
                 store,
@@ -135,6 +136,7 @@ impl Tenure {
                 hooks,
                 gates,
                 key_gates,
+                compact_gates,
                 repairs,
                 node: crate::lease::node_name(),
                 watchers: Watchers::default(),
@@ -219,6 +221,10 @@ impl Tenure {
 
     pub(crate) fn key_gates(&self) -> &Gates {
         &self.house.key_gates
+    }
+
+    pub(crate) fn compact_gates(&self) -> &Gates {
+        &self.house.compact_gates
     }
 
     /// The same house, but a verb that is called on this handle is refused with [`Error::Conflict`] unless the log of its session

@@ -1,7 +1,7 @@
 //! `tenure chat`: talking in a session.
 
 use super::client::{At, Client, Needs, Pages, Refused};
-use super::sessions::{checkpoints_table, fork_at, place, rewound_text, sessions_table};
+use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
 use super::show::{self, clean, field, line, note, print, short};
 use super::terminal::{Heard, Input};
 use crate::upstream::Events;
@@ -17,6 +17,7 @@ const HELP: &str = "\
 /rewind PLACE      go back: a number of messages, turn:N, or a checkpoint
 /checkpoints       list the checkpoints
 /checkpoint LABEL  make one here
+/compact [N]       have all but the last turns (2) summarized for the model
 /history [N]       what was said last (10)
 /sessions          list sessions
 /switch ID         go on in another session
@@ -266,6 +267,13 @@ impl Talk {
                 let path = format!("/sessions/{}/checkpoints", self.id);
                 let made: Value = self.client.post(&path, &body).await?.json().await?;
                 line(clean(&format!("checkpoint {} after message {}", field(&made, "label"), made["position"])))?;
+            }
+            "compact" => {
+                let keep = (!rest.is_empty()).then(|| rest.parse::<usize>()).transpose();
+                let body = json!({"keep_turns": keep.map_err(|_| anyhow!("/compact takes a number of turns"))?});
+                let path = format!("/sessions/{}/compact", self.id);
+                let done: Value = self.client.post(&path, &body).await?.json().await?;
+                line(compacted_text(&done))?;
             }
             "title" => {
                 let title = needs("a text")?.to_owned();

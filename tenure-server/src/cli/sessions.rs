@@ -46,6 +46,22 @@ pub enum Sessions {
         /// Where to: a number of messages, turn:N, or the label of a checkpoint
         place: String,
     },
+    /// Have a summary of the oldest turns written, which models are shown instead; the messages stay
+    Compact {
+        /// The session
+        id: String,
+        /// So many of the newest turns stay as they are (default: 2)
+        #[arg(long, value_name = "N")]
+        keep: Option<usize>,
+        /// The model that writes it (default: the session's)
+        #[arg(long, value_name = "NAME")]
+        model: Option<String>,
+    },
+    /// Take the summary away: models are shown the messages themselves again
+    Uncompact {
+        /// The session
+        id: String,
+    },
     /// Delete sessions; they can be restored until their retention ends
     Delete {
         /// The sessions
@@ -122,7 +138,11 @@ pub enum Status {
 impl Sessions {
     /// Does it.
     pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
-        let needs = if matches!(self, Self::Import(_)) { Needs::Store } else { Needs::Sessions };
+        let needs = match self {
+            Self::Import(_) => Needs::Store,
+            Self::Compact { .. } => Needs::Models,
+            _ => Needs::Sessions,
+        };
         let client = at.client(needs).await?;
         match self {
             Self::List(what) => list(&client, &what, json).await?,
@@ -131,6 +151,8 @@ impl Sessions {
             Self::Import(what) => return transfer::import(&client, &what, json).await,
             Self::Fork { id, at, new } => fork(&client, &id, at.as_deref(), new, json).await?,
             Self::Rewind { id, place } => rewind(&client, &id, &place, json).await?,
+            Self::Compact { id, keep, model } => compact(&client, &id, keep, model, json).await?,
+            Self::Uncompact { id } => uncompact(&client, &id, json).await?,
             Self::Delete { ids, purge, yes } => delete(&client, &ids, purge, yes, json).await?,
             Self::Restore { ids } => restore(&client, &ids, json).await?,
             Self::Search(what) => search::run(&client, &what, json).await?,
@@ -224,6 +246,9 @@ async fn show(client: &Client, given: &str, last: Option<usize>, json: bool) -> 
         row(name, format!("{} ({} ago)", field(&session, at), age(&session[at], now)));
     }
     row("messages", format!("{} in {}", session["message_count"], show::count(&session["turn_count"], "turn")));
+    if let Some(summary) = session["summary"]["text"].as_str() {
+        row("summary", format!("of the first {}: {}", session["summary"]["position"], brief(summary, 200)));
+    }
     for said in session["messages"].as_array().into_iter().flatten() {
         text.push('\n');
         text.push_str(&show::said(said));
@@ -295,6 +320,45 @@ async fn rewind(client: &Client, given: &str, to: &str, json: bool) -> anyhow::R
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
     let cut = show::count(&rewound["discarded"], "message");
     format!("{id} goes on after message {}; what was cut off ({cut}) stays in the log", rewound["position"])
+}
+
+async fn compact(
+    client: &Client,
+    given: &str,
+    keep: Option<usize>,
+    model: Option<String>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let id = client.resolve(given).await?;
+    let body = json!({"keep_turns": keep, "model": model});
+    let done: Value = client.post(&format!("/sessions/{id}/compact"), &body).await?.json().await?;
+    match json {
+        true => line(done.to_string())?,
+        false => line(compacted_text(&done))?,
+    }
+    Ok(())
+}
+
+/// What a compaction did, in words.
+pub fn compacted_text(done: &Value) -> String {
+    let id = field(done, "session_id");
+    match (done["compacted"].as_u64(), done["summary"]["text"].as_str()) {
+        (Some(1..), Some(text)) => {
+            let covered = show::count(&done["summary"]["position"], "message");
+            format!("models are shown a summary of the first {covered} of {id}:\n{}", clean(text))
+        }
+        _ => format!("there is nothing to summarize in {id}"),
+    }
+}
+
+async fn uncompact(client: &Client, given: &str, json: bool) -> anyhow::Result<()> {
+    let id = client.resolve(given).await?;
+    let session: Value = client.post(&format!("/sessions/{id}/uncompact"), &json!({})).await?.json().await?;
+    match json {
+        true => line(session.to_string())?,
+        false => line(format!("models are shown the messages of {id} themselves"))?,
+    }
+    Ok(())
 }
 
 async fn delete(client: &Client, given: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {

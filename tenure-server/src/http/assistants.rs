@@ -52,6 +52,9 @@ pub struct ShortTermBody {
     max_history_turns: Option<usize>,
     /// At most so many tokens, estimated; 0: all.
     max_tokens: Option<usize>,
+    /// Who writes a summary of the oldest turns when there are more: `false` (nobody), `true` (the session's model), or the name of a model.
+    #[schema(value_type = Option<Value>)]
+    compact: Option<Value>,
 }
 
 /// How much an assistant's sessions keep of tool results.

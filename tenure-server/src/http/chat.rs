@@ -190,7 +190,7 @@ async fn understand(app: &Shared, caller: &Caller, headers: &HeaderMap, bytes: &
 }
 
 /// The model of a session: its assistant's, else the one it talked to last. None of a model that is there no more.
-async fn model_of(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
+pub(super) async fn model_of(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
     let head = match app.tenure.head(who, id).await {
         Ok(head) => head,
         Err(tenure::Error::NotFound { .. }) => return Ok(None),
@@ -235,6 +235,7 @@ async fn take_turn(
 ) {
     let watch = Stopwatch::start();
     let Request { ask, who, model, options, stream, talk, .. } = request;
+    let name = ask.model.clone().unwrap_or_default();
     let (session_id, outcome) = match app.tenure.turn(&who, ask).await {
         Err(e) => return drop(begun.send(Err(e.into()))),
         Ok(Begun::Before { session_id, run, body }) => {
@@ -251,12 +252,14 @@ async fn take_turn(
             let session_id = turn.session_id.clone();
             let started = Started { session_id: session_id.clone(), spliced: Some(turn.spliced.clone()) };
             let _ = begun.send(Ok(started));
+            let summaries = turn.compact();
             let asked = Stopwatch::start();
             let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
             let (run, hands) = (turn.run.clone(), Hands { model: &*timed, tools: Some(&*app.tools) });
             let outcome = turn.run(hands, options, stream, stream.then_some(pieces)).await;
             metrics::turn(opened, asked.elapsed(), &timed, &outcome);
             runner::told(&app, &who, &session_id, &run, &outcome).await;
+            crate::compact::after_turn(&app, &who, &session_id, summaries, &name);
             (session_id, outcome)
         }
     };

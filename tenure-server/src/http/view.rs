@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use tenure::{Cached, Checkpoint, Discarded, Head, Outcome, Role, Run, Said, Seq, Session};
+use tenure::{Cached, Checkpoint, Discarded, Head, Outcome, Role, Run, Said, Seq, Session, Summary};
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
@@ -226,6 +226,26 @@ pub struct PendingCall {
     pub started: bool,
 }
 
+/// A summary that models are shown in place of the oldest messages. The messages stay.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SummaryView {
+    /// What it says.
+    pub text: String,
+    /// The last record it covers.
+    pub upto: Seq,
+    /// The number of messages it covers.
+    pub position: usize,
+    /// When it was written.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+}
+
+impl From<&Summary> for SummaryView {
+    fn from(s: &Summary) -> Self {
+        Self { text: s.text(), upto: s.upto, position: s.position, created_at: s.at.to_string() }
+    }
+}
+
 /// One turn of work.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RunView {
@@ -331,6 +351,8 @@ pub struct SessionWhole {
     pub checkpoints: Vec<CheckpointView>,
     /// The runs, oldest first.
     pub runs: Vec<RunView>,
+    /// What models are shown in place of the oldest messages.
+    pub summary: Option<SummaryView>,
     /// With `include=cache`: tool results that are still good.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<Vec<CachedView>>,
@@ -430,7 +452,8 @@ pub fn whole(session: &Session) -> String {
     out.push_str(r#","messages":"#);
     put_messages(&mut out, &session.messages, 0);
     out.push('}');
-    with(out, &[("checkpoints", &text(&checkpoints)), ("runs", &text(&runs))])
+    let summary = session.summary().map(SummaryView::from);
+    with(out, &[("checkpoints", &text(&checkpoints)), ("runs", &text(&runs)), ("summary", &text(&summary))])
 }
 
 /// A [`CheckpointWhole`]: the session as it was at a checkpoint.

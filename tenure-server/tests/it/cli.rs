@@ -497,3 +497,27 @@ fn configuration_and_completions() {
         assert!(tenure(dir.path(), &["completions", shell]).ok().contains("sessions"));
     }
 }
+
+/// A summary, by command and in a chat, and the messages back.
+#[test]
+fn summaries() {
+    let dir = tempfile::tempdir().unwrap();
+    chat(dir.path(), &["trip"], "Which ferry?\nWhat fare?\nFor two?\n").ok();
+    let done = tenure(dir.path(), &["sessions", "compact", "trip", "--keep", "1"]).ok();
+    let want = "models are shown a summary of the first 4 messages of trip:\nThe user said: Which ferry?; What fare?\n";
+    assert_eq!(done, want);
+    let shown = tenure(dir.path(), &["sessions", "show", "trip"]).ok();
+    assert!(
+        shown.contains("summary    of the first 4: The user said: Which ferry?")
+            && shown.contains("Which ferry? I see 1"),
+        "{shown}"
+    );
+    let none = tenure(dir.path(), &["sessions", "compact", "trip", "--keep", "1"]).ok();
+    assert_eq!(none, "there is nothing to summarize in trip\n");
+    let out = chat(dir.path(), &["trip"], "/compact 0\nAnd back?\n").ok();
+    assert!(out.contains("What fare?; For two?") && out.contains("And back? I see 2 messages."), "{out}");
+    tenure(dir.path(), &["sessions", "uncompact", "trip"]).ok();
+    assert_eq!(tenure(dir.path(), &["sessions", "show", "trip", "--json"]).json()["summary"], Value::Null);
+    tenure(dir.path(), &["sessions", "compact", "trip", "--model", "nobody"]).ok();
+    chat(dir.path(), &["trip"], "/compact all\n").fails(1, "a number of turns");
+}

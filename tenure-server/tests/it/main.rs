@@ -4,6 +4,7 @@
 mod auth;
 mod chat;
 mod cli;
+mod compact;
 mod crash;
 mod door;
 mod fuzz;

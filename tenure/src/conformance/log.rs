@@ -83,7 +83,8 @@ pub(super) fn every_kind() -> Vec<Entry> {
             notes: Some("less".to_owned()),
             arguments: Some(json!({"amount": 1e-7})),
         }),
-        Entry::Compacted { upto: 2, summary: Message::parse(r#"{ "role":"user" , "content":"\u00e4" }"#).unwrap() },
+        Entry::Compacted { upto: 2, summary: Message::parse(r#"{ "role":"user" , "content":"\u00e4" }"#).ok() },
+        Entry::Compacted { upto: 0, summary: None },
         Entry::RunEnded {
             run,
             outcome: Outcome::Failed,

@@ -5,6 +5,7 @@
     reason = "tests spawn tasks, and the environment tells them things"
 )]
 
+mod compact;
 mod crash;
 mod doctor;
 mod foreign;

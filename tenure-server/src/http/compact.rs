@@ -1,0 +1,109 @@
+//! `/sessions/{id}/compact` and `uncompact`: a summary in place of the oldest turns, when a model is shown them.
+
+use super::chat::model_of;
+use super::view::{self, SessionView, SummaryView, Writing};
+use crate::auth::Caller;
+use crate::compact::options;
+use crate::error::{ApiError, ApiResult, ErrorBody};
+use crate::extract::{Id, IfMatch, Input};
+use crate::server::Shared;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use tenure::summary::KEEP_TURNS;
+use tenure::{Compact, Principal, Seq, SessionId};
+use utoipa::ToSchema;
+
+/// How to compact.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CompactBody {
+    /// So many of the newest turns stay as they are; 2 if not given.
+    #[serde(default)]
+    keep_turns: Option<usize>,
+    /// The model that writes the summary; else the one of `short_term.compact`, the assistant's, or the session's.
+    #[serde(default)]
+    model: Option<String>,
+}
+
+/// What a compaction did.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CompactView {
+    /// The session.
+    session_id: String,
+    /// The end of the log after it; the `ETag`.
+    seq: Seq,
+    /// How many more messages the summary covers than before; 0: there was nothing to do.
+    compacted: usize,
+    /// The summary in force.
+    summary: Option<SummaryView>,
+}
+
+/// Have a summary written
+///
+/// A model reads the oldest turns, all but the newest, and writes a summary that models are shown instead from now on. The messages stay:
+/// every other route goes on with them. A call and its result stay together, and so does a turn that has no answer yet.
+#[utoipa::path(
+    post, path = "/sessions/{id}/compact", tag = "sessions", operation_id = "compact_session",
+    params(("id" = String, Path, description = "The session")),
+    request_body(content = CompactBody),
+    responses(
+        (status = 200, description = "It is written, or there was nothing to do", body = CompactView),
+        (status = 429, description = "Too many requests wait for the session", body = ErrorBody),
+        (status = 502, description = "The model's server can not be reached, or its answer is broken", body = ErrorBody),
+        (status = 504, description = "The model's server took too long", body = ErrorBody),
+        Writing
+    )
+)]
+pub async fn compact(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    Input(body): Input<CompactBody>,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let name = writer(&app, &who, &id, body.model).await?;
+    let Some(model) = app.models.get(&name) else {
+        let message = format!("there is no model {name:?}; GET /v1/models lists them");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"));
+    };
+    let keep = Some(body.keep_turns.unwrap_or(KEEP_TURNS));
+    let done = app.tenure.compact(&who, &id, &*model, options(&name), keep).await?;
+    let summary = done.summary.as_ref().map(SummaryView::from);
+    let view = CompactView { session_id: id.to_string(), seq: done.seq, compacted: done.messages, summary };
+    Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
+}
+
+/// The model that writes a session's summaries.
+async fn writer(app: &Shared, who: &Principal, id: &SessionId, named: Option<String>) -> ApiResult<String> {
+    let head = app.tenure.live(who, id).await?;
+    let policy = app.tenure.policy(&who.tenant, head.assistant.as_deref()).compact;
+    let name = match (named, policy) {
+        (Some(name), _) | (None, Compact::With(name)) => Some(name),
+        _ => model_of(app, who, id).await?,
+    };
+    Ok(name.unwrap_or_else(|| app.models.default_name().to_owned()))
+}
+
+/// Take the summary away
+///
+/// Models are shown the messages themselves again, as far as the window goes. No other summary is written until somebody asks for one.
+#[utoipa::path(
+    post, path = "/sessions/{id}/uncompact", tag = "sessions", operation_id = "uncompact_session",
+    params(
+        ("id" = String, Path, description = "The session"),
+        ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
+    ),
+    responses((status = 200, description = "The session", body = SessionView), Writing)
+)]
+pub async fn uncompact(
+    State(app): State<Shared>,
+    caller: Caller,
+    Id(id): Id,
+    if_match: IfMatch,
+) -> ApiResult<Response> {
+    let who = caller.writes()?;
+    let head = if_match.on(&app.tenure).uncompact(&who, &id).await.map_err(|e| if_match.error(e))?;
+    Ok(view::session(StatusCode::OK, &head))
+}

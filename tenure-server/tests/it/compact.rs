@@ -1,0 +1,301 @@
+//! Summaries of long sessions: written after a turn, in nobody's way, and taken away when somebody wants the messages back.
+
+use crate::kit::*;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tenure::Compact;
+use tenure::summary::{MARK, REQUEST};
+use tenure_server::config::Config;
+use tokio::sync::Semaphore;
+
+/// So many turns are shown, and what does not fit is summarized.
+fn turns(max: usize) -> impl FnOnce(&mut Config) {
+    move |config| {
+        (config.short_term.max_history_turns, config.short_term.compact) = (max, Compact::On);
+        config.models[0].idle_timeout = "10s".parse().unwrap();
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Sent {
+    messages: Vec<Box<RawValue>>,
+}
+
+impl Script {
+    /// The messages of each request, byte for byte: those of turns, and those for summaries.
+    fn sent(&self) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
+        let sent = |body: String| {
+            let sent: Sent = serde_json::from_str(&body).unwrap();
+            sent.messages.iter().map(|m| m.get().to_owned()).collect::<Vec<_>>()
+        };
+        self.bodies().into_iter().map(sent).partition(|messages| !messages[0].contains(REQUEST))
+    }
+}
+
+impl Home {
+    async fn say(&self, text: &str) -> Reply {
+        let reply = self.chat(json!({"session_id": "s", "history": "append", "messages": [user(text)]})).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply
+    }
+
+    async fn call(&self, method: &str, path: &str, body: Value) -> Reply {
+        self.call_with(method, path, body, &[]).await
+    }
+
+    async fn call_with(&self, method: &str, path: &str, body: Value, headers: &[(&str, &str)]) -> Reply {
+        let request = self.client.http.request(method.parse().unwrap(), format!("{}{path}", self.client.base));
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let request = request.header("content-type", "application/json").body(body.to_string());
+        reply(request.send().await.unwrap()).await
+    }
+
+    /// Waits for a summary of so many messages.
+    async fn summary(&self, position: usize) {
+        within("the summary is there", async || {
+            self.session("s").await.summary().map(|s| s.position) == Some(position)
+        })
+        .await;
+    }
+}
+
+/// What the model is shown begins with the same bytes from turn to turn, until the next summary; nothing is left out on the way.
+async fn the_beginning_stays(kind: &str, stream: bool) {
+    let Some(home) = Home::with(kind, stream, turns(6)).await else { return };
+    home.chat(json!({"session_id": "s", "messages": [system("Be kind."), user("question 1")]})).await;
+    let covered = [6, 9, 12, 15];
+    for n in 2..=16 {
+        home.say(&format!("question {n}")).await;
+        if covered.contains(&n) {
+            home.summary(1 + 2 * (n - 3)).await;
+        }
+    }
+    let (asked, summaries) = home.model.sent();
+    assert_eq!((asked.len(), summaries.len()), (16, 4));
+    let changes: Vec<usize> = (1..16).filter(|i| !asked[*i].starts_with(&asked[i - 1])).map(|i| i + 1).collect();
+    assert_eq!(changes, [7, 10, 13, 16], "it changes after a summary only");
+    let last: Vec<String> = asked[15]
+        .iter()
+        .map(|m| serde_json::from_str::<Value>(m).unwrap()["content"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!((last[0].as_str(), last[2].as_str(), last.len()), ("Be kind.", "question 13", 9));
+    assert!(last[1].starts_with(MARK), "{last:?}");
+    assert!(summaries[1][1].contains("answer 7"), "the next one is made from the one before");
+    assert!(!summaries[1][1].contains("question 3") && summaries[1][1].contains("question 6"));
+    assert_eq!(home.stored("s").await.len(), 33, "and everything is kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_beginning_stays_on_sqlite() {
+    the_beginning_stays("sqlite", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_beginning_stays_on_postgres_streamed() {
+    the_beginning_stays("postgres", true).await;
+}
+
+/// A model that writes no summary fails no turn: the window cuts, and the next turn's end tries again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_fails_is_in_nobodys_way() {
+    let home = Home::with("memory", false, turns(3)).await.unwrap();
+    for _ in 0..3 {
+        home.model.then(Act::Say(""));
+    }
+    home.model.then(Act::Refuse(500, "text/plain", "no", None));
+    for n in 1..=3 {
+        home.say(&format!("question {n}")).await;
+    }
+    home.model.asked(4).await;
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await; // until that is over
+    let reply = home.say("question 4").await;
+    assert_eq!(reply.said(), "answer 5");
+    assert_eq!(home.model.sent().0[3].len(), 5, "the window cuts: two turns and the question");
+    home.summary(6).await;
+    assert_eq!(home.model.count(), 6);
+    home.say("question 5").await;
+    let shown = home.model.shown();
+    assert!(shown[0]["content"].as_str().unwrap().contains("answer 6"), "{shown:?}");
+    assert_eq!(shown[1..], [user("question 4"), assistant("answer 5"), user("question 5")]);
+}
+
+/// The next turn does not wait for a summary, and does not harm it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_turn_comes_first() {
+    let home = Home::with("sqlite", true, turns(3)).await.unwrap();
+    let hold = Arc::new(Semaphore::new(0));
+    for _ in 0..3 {
+        home.model.then(Act::Say(""));
+    }
+    home.model.then(Act::Hold("they ", hold.clone(), "talked"));
+    for n in 1..=3 {
+        home.say(&format!("question {n}")).await;
+    }
+    home.model.asked(4).await;
+    home.say("question 4").await;
+    assert_eq!(home.model.shown().len(), 5, "the window cuts meanwhile");
+    // Its own end finds somebody at it already, and asks nobody.
+    hold.add_permits(1);
+    home.summary(4).await;
+    assert_eq!(home.model.count(), 5);
+    home.say("question 5").await;
+    let shown = home.model.shown();
+    assert_eq!(shown[0]["content"], format!("{MARK}\nthey talked"));
+    assert_eq!(shown.len(), 6, "the summary, two turns and the question");
+}
+
+/// A server that stops does not wait for a summary.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_waits_for_no_summary() {
+    let mut home = Home::with("sqlite", false, turns(2)).await.unwrap();
+    let hold = Arc::new(Semaphore::new(0));
+    for _ in 0..2 {
+        home.model.then(Act::Say(""));
+    }
+    home.model.then(Act::Hold("", hold, ""));
+    home.say("question 1").await;
+    home.say("question 2").await;
+    home.model.asked(3).await;
+    tokio::time::timeout(std::time::Duration::from_secs(5), home.restart()).await.expect("it stops");
+    assert!(home.session("s").await.summary().is_none());
+    home.say("question 3").await;
+    within("it is written after the next turn", async || home.session("s").await.summary().is_some()).await;
+}
+
+/// An assistant has its own rule, and another model may write for it. Runs are turns too.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_assistant_has_a_writer() {
+    let writer = Script::default();
+    let base_url = writer.start().await;
+    let home = Home::with("memory", false, |config| {
+        config.models.push(model("writer", &base_url));
+        let poet = json!({"name": "poet", "model": "default", "instructions": "Rhyme.", "short_term": {"max_history_turns": 2, "compact": "writer"}});
+        config.assistants = vec![serde_json::from_value(poet).unwrap()];
+    })
+    .await
+    .unwrap();
+    writer.then(Act::Say("so it was"));
+    home.call("POST", "/sessions", json!({"id": "s", "assistant_id": "poet"})).await;
+    for n in 1..=2 {
+        let run = home.call("POST", "/sessions/s/runs", json!({"input": format!("question {n}")})).await;
+        assert_eq!(run.body["status"], "completed", "{run:?}");
+    }
+    home.summary(2).await;
+    assert!(writer.bodies()[0].contains(r#""model":"writer""#));
+    assert!(!writer.bodies()[0].contains("Rhyme."), "it is nobody's instructions but the assistant's");
+    home.say("question 3").await;
+    let shown = home.model.shown();
+    assert_eq!((&shown[0], &shown[1]), (&system("Rhyme."), &system(&format!("{MARK}\nso it was"))));
+    // Others have none.
+    for n in 1..=60 {
+        let body =
+            json!({"session_id": "t", "history": "append", "model": "default", "messages": [user(&format!("{n}"))]});
+        home.chat(body).await;
+    }
+    assert_eq!(home.model.sent().1.len(), 0);
+    let put = async |compact: Value| {
+        let body = json!({"name": "prose", "short_term": {"compact": compact}});
+        home.call("PUT", "/assistants/prose", body).await
+    };
+    assert_eq!((put(json!(true)).await.status, put(json!("writer")).await.status), (201, 200));
+    for wrong in [json!(7), json!(""), json!({"model": "x"})] {
+        assert_eq!(put(wrong).await.status, 400);
+    }
+}
+
+/// The routes, with the built-in model.
+#[tokio::test(flavor = "multi_thread")]
+async fn by_hand() {
+    let home = Home::with("sqlite", false, |config| config.models.clear()).await.unwrap();
+    for text in ["I am Ada.", "I like\nferries.\nCALL nobody {}", "Thanks."] {
+        home.chat(
+            json!({"session_id": "s", "history": "append", "messages": [user(text), assistant("ok"), user("So?")]}),
+        )
+        .await;
+    }
+    let before = home.call("GET", "/sessions/s", Value::Null).await;
+    assert_eq!(before.body["summary"], Value::Null);
+    let done = home.call("POST", "/sessions/s/compact", json!({})).await;
+    assert_eq!(
+        (done.status, &done.body["compacted"], &done.body["session_id"]),
+        (200, &json!(8), &json!("s")),
+        "{done:?}"
+    );
+    assert_eq!(done.headers["etag"], format!("\"{}\"", done.body["seq"]));
+    assert_eq!(done.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?");
+    let after = home.call("GET", "/sessions/s", Value::Null).await;
+    assert_eq!(after.body["summary"], done.body["summary"]);
+    assert_eq!((&after.body["messages"], &after.body["summary"]["position"]), (&before.body["messages"], &json!(8)));
+    assert_eq!(home.say("And now?").await.said(), "You said: And now? I see 6 messages.");
+    let again = home.call("POST", "/sessions/s/compact", json!({"keep_turns": 1, "model": "rehearsal"})).await;
+    assert_eq!(again.body["summary"]["text"], "The user said: I am Ada.; So?; I like; So?; Thanks.; So?");
+    let none = home.call("POST", "/sessions/s/compact", json!({"keep_turns": 9})).await;
+    assert_eq!((none.status, &none.body["compacted"]), (200, &json!(0)));
+    let seq = none.body["seq"].as_u64().unwrap();
+    let stale = home.call_with("POST", "/sessions/s/uncompact", json!({}), &[("if-match", "\"1\"")]).await;
+    assert_eq!((stale.status, stale.code()), (412, "conflict"));
+    let undone = home.call("POST", "/sessions/s/uncompact", json!({})).await;
+    assert_eq!((undone.status, undone.body["seq"].as_u64()), (200, Some(seq + 1)), "{undone:?}");
+    assert_eq!(home.call("GET", "/sessions/s", Value::Null).await.body["summary"], Value::Null);
+    assert!(home.say("And?").await.said().ends_with("I see 15 messages."));
+    // Bad input changes nothing.
+    let seq = home.session("s").await.seq;
+    for (path, body, status) in [
+        ("/sessions/s/compact", json!({"keep": 1}), 400),
+        ("/sessions/s/compact", json!({"keep_turns": -1}), 400),
+        ("/sessions/s/compact", json!({"keep_turns": "two"}), 400),
+        ("/sessions/s/compact", json!([]), 400),
+        ("/sessions/nobody/compact", json!({}), 404),
+        ("/sessions/nobody/uncompact", json!({}), 404),
+    ] {
+        let reply = home.call("POST", path, body.clone()).await;
+        assert_eq!(reply.status, status, "{path} {body}: {reply:?}");
+        assert!(!reply.code().is_empty(), "{reply:?}");
+    }
+    assert_eq!(home.session("s").await.seq, seq);
+    home.call("DELETE", "/sessions/s", Value::Null).await;
+    assert_eq!(home.call("POST", "/sessions/s/compact", json!({})).await.status, 410);
+    assert_eq!(home.call("POST", "/sessions/s/uncompact", json!({})).await.status, 410);
+}
+
+/// What a model's server says is passed on, and an unknown model is named.
+#[tokio::test(flavor = "multi_thread")]
+async fn by_hand_with_a_model_that_fails() {
+    let home = Home::with("memory", false, |config| {
+        let other = config.models[0].clone();
+        config.models.push(tenure_server::config::ModelConfig { name: "other".into(), ..other });
+    })
+    .await
+    .unwrap();
+    for n in 1..=4 {
+        home.say(&format!("question {n}")).await;
+    }
+    home.model.then(Act::Refuse(429, "application/json", r#"{"error":{"message":"slow down"}}"#, Some("3")));
+    let refused = home.call("POST", "/sessions/s/compact", json!({})).await;
+    assert_eq!((refused.status, refused.headers["retry-after"].to_str().unwrap()), (429, "3"));
+    let unknown = home.call("POST", "/sessions/s/compact", json!({"model": "nobody"})).await;
+    assert_eq!(
+        (unknown.status, unknown.code(), &unknown.body["error"]["param"]),
+        (404, "model_not_found", &json!("model"))
+    );
+    assert!(home.session("s").await.summary().is_none());
+    let done = home.call("POST", "/sessions/s/compact", json!({"model": "other"})).await;
+    assert_eq!(done.body["compacted"], 4, "{done:?}");
+}
+
+#[test]
+fn a_writer_must_be_there() {
+    let wrong = |text: &str| Config::parse(text).unwrap_err().to_string();
+    assert!(wrong("short_term: {compact: nobody}").starts_with("short_term.compact: there is no model \"nobody\""));
+    let assistant = wrong("assistants: [{name: a, short_term: {compact: nobody}}]");
+    assert!(assistant.starts_with("assistants[0].short_term.compact: there is no model"), "{assistant}");
+    assert!(
+        wrong("short_term: {compact: 7}").contains("true, false or the name of a model"),
+        "{}",
+        wrong("short_term: {compact: 7}")
+    );
+    let config = Config::parse("short_term: {compact: rehearsal}").unwrap();
+    assert_eq!(config.options().policy.compact, Compact::With("rehearsal".into()));
+    assert_eq!(Config::parse(&config.shown().unwrap()).unwrap().short_term, config.short_term);
+}

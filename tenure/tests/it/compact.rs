@@ -1,0 +1,519 @@
+//! Summaries: a view of the oldest turns that loses nothing, splits nothing and can be taken away.
+
+use crate::on_every_store;
+use crate::places::*;
+use async_trait::async_trait;
+use serde_json::json;
+use std::sync::{Arc, Mutex};
+use tenure::summary::{BEFORE, KEEP_TURNS, MARK, REQUEST};
+use tenure::*;
+use tokio::sync::Semaphore;
+
+/// A model that writes summaries: `summary 1`, `summary 2` … Empty text and errors are as it is told.
+#[derive(Debug, Default)]
+struct Writer {
+    prompts: Mutex<Vec<Vec<Message>>>,
+    says: Option<Result<&'static str, ModelError>>,
+    held: Option<Arc<Semaphore>>,
+}
+
+impl Writer {
+    fn saying(says: Result<&'static str, ModelError>) -> Self {
+        Self { says: Some(says), ..Self::default() }
+    }
+
+    fn held(by: &Arc<Semaphore>) -> Self {
+        Self { held: Some(by.clone()), ..Self::default() }
+    }
+
+    fn asked(&self) -> usize {
+        self.prompts.lock().unwrap().len()
+    }
+
+    /// What it was asked to summarize last.
+    fn told(&self) -> String {
+        let prompts = self.prompts.lock().unwrap();
+        let [request, told] = &prompts.last().unwrap()[..] else { panic!("{prompts:?}") };
+        assert!(request.text().starts_with(REQUEST));
+        told.text()
+    }
+
+    async fn was_asked(&self) {
+        while self.asked() == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Model for Writer {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        let n = {
+            let mut prompts = self.prompts.lock().unwrap();
+            prompts.push(prompt.messages);
+            prompts.len()
+        };
+        if let Some(held) = &self.held {
+            held.acquire().await.unwrap().forget();
+        }
+        let text = match &self.says {
+            None => format!("summary {n}"),
+            Some(says) => says.clone()?.to_owned(),
+        };
+        let body = json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]});
+        Ok(Box::pin(one(Piece::Whole(body.to_string()))))
+    }
+}
+
+/// A stream of one piece.
+fn one(piece: Piece) -> impl futures_core::Stream<Item = Result<Piece, ModelError>> + Send {
+    struct One(Option<Piece>);
+    impl futures_core::Stream for One {
+        type Item = Result<Piece, ModelError>;
+        fn poll_next(
+            mut self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Self::Item>> {
+            std::task::Poll::Ready(self.0.take().map(Ok))
+        }
+    }
+    One(Some(piece))
+}
+
+const ALL: Window = Window { max_turns: None, max_tokens: None };
+
+/// What a model is shown, as short words: `summary 1`, `question 3` …
+fn shown(session: &Session) -> Vec<String> {
+    history(session, &ALL).iter().map(|m| m.text().replace(&format!("{MARK}\n"), "")).collect()
+}
+
+fn turn_texts(turns: impl IntoIterator<Item = usize>) -> Vec<String> {
+    turns.into_iter().flat_map(turn).map(|m| m.text()).collect()
+}
+
+async fn with_turns(tenure: &Tenure, name: &str, turns: usize) -> SessionId {
+    tenure.create(&ada(), named(name)).await.unwrap();
+    tenure.append(&ada(), &id(name), vec![Message::system("be kind")]).await.unwrap();
+    for n in 1..=turns {
+        tenure.append(&ada(), &id(name), turn(n)).await.unwrap();
+    }
+    id(name)
+}
+
+async fn compact(tenure: &Tenure, id: &SessionId, writer: &Writer, keep: Option<usize>) -> Compacted {
+    tenure.compact(&ada(), id, writer, Fields::default(), keep).await.unwrap()
+}
+
+fn code(done: Result<Compacted, TurnError>) -> &'static str {
+    done.unwrap_err().code()
+}
+
+fn expected(summary: &str, turns: impl IntoIterator<Item = usize>) -> Vec<String> {
+    [vec!["be kind".to_owned(), summary.to_owned()], turn_texts(turns)].concat()
+}
+
+on_every_store! {
+    /// The messages stay, models are shown the summary, the next one is made from it, and all of that is there after a restart.
+    async fn a_summary_is_a_view(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        let s = with_turns(&home.tenure, "s", 6).await;
+        let before = home.tenure.load(&ada, &s).await.unwrap();
+        let done = compact(&home.tenure, &s, &writer, Some(2)).await;
+        assert_eq!((done.messages, done.seq), (16, before.seq + 1));
+        let summary = done.summary.unwrap();
+        assert_eq!((summary.position, summary.text(), summary.seq), (17, "summary 1".to_owned(), done.seq));
+        assert_eq!(summary.upto, before.messages[16].seq);
+        let told = writer.told();
+        assert!(told.contains("user: question 1\nassistant calls search {}\ntool: result 1\nassistant: answer 1\n"), "{told}");
+        assert!(told.contains("answer 4") && !told.contains("question 5") && !told.contains("be kind"), "{told}");
+        let after = home.tenure.load(&ada, &s).await.unwrap();
+        assert_eq!((&after.messages, &after.mark), (&before.messages, &before.mark));
+        assert_eq!(after.active_at, before.active_at, "a summary is no use of the session");
+        assert_eq!(shown(&after), expected("summary 1", 5..=6));
+        // There is nothing more to do.
+        assert_eq!(compact(&home.tenure, &s, &writer, Some(2)).await.messages, 0);
+        assert_eq!(writer.asked(), 1);
+        home.tenure.append(&ada, &s, turn(7)).await.unwrap();
+        assert_eq!(compact(&home.tenure, &s, &writer, Some(1)).await.messages, 8);
+        let told = writer.told();
+        assert!(told.starts_with(&format!("{BEFORE}\nsummary 1\n")) && !told.contains("question 4"), "{told}");
+        home.reopen().await;
+        let after = home.tenure.load(&ada, &s).await.unwrap();
+        assert_eq!(shown(&after), expected("summary 2", 7..=7));
+        assert_eq!(after.messages.len(), 29);
+        assert!(home.tenure.examine(|_| ()).await.unwrap().is_empty());
+    }
+
+    /// A rewind past a summary's end takes it away; an earlier one that still holds is shown again.
+    async fn a_rewind_takes_back_what_it_must(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        let s = with_turns(&home.tenure, "s", 6).await;
+        compact(&home.tenure, &s, &writer, Some(4)).await;
+        compact(&home.tenure, &s, &writer, Some(1)).await;
+        let look = async |tenure: &Tenure| shown(&tenure.load(&ada, &s).await.unwrap());
+        assert_eq!(look(&home.tenure).await, expected("summary 2", 6..=6));
+        // To the very end of what it covers: it holds.
+        home.tenure.rewind(&ada, &s, Point::Turn(5)).await.unwrap();
+        assert_eq!(look(&home.tenure).await, expected("summary 2", []));
+        home.tenure.rewind(&ada, &s, Point::Turn(4)).await.unwrap();
+        assert_eq!(look(&home.tenure).await, expected("summary 1", 3..=4));
+        home.reopen().await;
+        assert_eq!(look(&home.tenure).await, expected("summary 1", 3..=4));
+        home.tenure.rewind(&ada, &s, Point::Turn(1)).await.unwrap();
+        home.tenure.append(&ada, &s, turn(8)).await.unwrap();
+        home.tenure.append(&ada, &s, turn(9)).await.unwrap();
+        let all = [vec!["be kind".to_owned()], turn_texts([1, 8, 9])].concat();
+        assert_eq!(look(&home.tenure).await, all);
+        home.reopen().await;
+        assert_eq!(look(&home.tenure).await, all);
+    }
+
+    /// A client that edits a turn which a summary covers is answered from what was really said.
+    async fn an_edit_of_what_is_covered_is_seen(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        let s = with_turns(&home.tenure, "s", 4).await;
+        compact(&home.tenure, &s, &writer, Some(2)).await;
+        // As many new messages as the summary covers and more: positions alone would say that it holds.
+        let mut messages = vec![Message::system("be kind"), Message::user("question 1"), Message::assistant("answer 1"), Message::user("edited")];
+        for n in 0..4 {
+            messages.extend([Message::assistant(&format!("new {n}")), Message::user(&format!("and {n}"))]);
+        }
+        let ask = Ask { session: Some(s.clone()), messages: messages.clone(), mode: Mode::Full, ..Ask::default() };
+        let preview = home.tenure.preview(&ada, &ask).await.unwrap();
+        let texts: Vec<String> = preview.iter().map(Message::text).collect();
+        let want: Vec<String> = [turn_texts([1]), messages[3..].iter().map(Message::text).collect()].concat();
+        assert_eq!(texts[1..], want[..]);
+        // And so is the turn itself.
+        let Begun::Turn(turn) = home.tenure.turn(&ada, ask).await.unwrap() else { panic!() };
+        assert_eq!(turn.messages.iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
+        drop(turn);
+        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+    }
+
+    /// A fork has the summary if it leaves after it was written, and then one of its own.
+    async fn forks_inherit_it(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        let s = with_turns(&home.tenure, "s", 6).await;
+        compact(&home.tenure, &s, &writer, Some(2)).await;
+        let source = home.tenure.load(&ada, &s).await.unwrap();
+        home.tenure.fork(&ada, &s, Point::End, Some(id("end"))).await.unwrap();
+        home.tenure.fork(&ada, &s, Point::Turn(2), Some(id("early"))).await.unwrap();
+        let mut by_hand = fork_session(&source, Point::End, id("hand"), home.now()).unwrap();
+        by_hand.save(&home.tenure).await.unwrap();
+        compact(&home.tenure, &id("end"), &writer, Some(1)).await;
+        home.reopen().await;
+        let look = async |name: &str| home.tenure.load(&ada, &id(name)).await.unwrap();
+        assert_eq!(shown(&look("end").await), expected("summary 2", 6..=6));
+        assert_eq!(look("hand").await.summary(), by_hand.summary());
+        assert_eq!(shown(&look("hand").await), expected("summary 1", 5..=6));
+        assert_eq!(shown(&look("early").await), [vec!["be kind".to_owned()], turn_texts(1..=2)].concat());
+        assert_eq!(shown(&look("s").await), expected("summary 1", 5..=6));
+        // The parent goes: the fork stays what it is.
+        home.tenure.purge(&ada, &s).await.unwrap();
+        assert_eq!(shown(&look("end").await), expected("summary 2", 6..=6));
+    }
+
+    /// Taken away, the messages are shown, and no summary comes by itself.
+    async fn uncompact_shows_the_messages(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
+        let s = with_turns(&home.tenure, "s", 6).await;
+        compact(&home.tenure, &s, &writer, None).await;
+        let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
+        assert!(matches!(home.tenure.expecting(seq - 1).uncompact(&ada, &s).await, Err(Error::Conflict { .. })));
+        let head = home.tenure.uncompact(&ada, &s).await.unwrap();
+        assert_eq!((head.seq, &head), (seq + 1, &home.tenure.head(&ada, &s).await.unwrap()));
+        assert_eq!(home.tenure.uncompact(&ada, &s).await.unwrap().seq, seq + 1, "there is nothing to do");
+        home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
+        let session = home.tenure.load(&ada, &s).await.unwrap();
+        assert_eq!((session.summary(), session.uncompacted), (None, true));
+        assert_eq!(shown(&session), [vec!["be kind".to_owned()], turn_texts(1..=6)].concat());
+        assert_eq!(compact(&home.tenure, &s, &writer, None).await.messages, 0);
+        assert_eq!(compact(&home.tenure, &s, &writer, Some(3)).await.messages, 12);
+        assert!(!home.tenure.load(&ada, &s).await.unwrap().uncompacted);
+    }
+
+    /// Export and import lose no message. The summary does not travel: it can be written again.
+    async fn it_does_not_travel(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        let s = with_turns(&home.tenure, "s", 4).await;
+        compact(&home.tenure, &s, &writer, Some(1)).await;
+        let export = home.tenure.export(&ada, &s).await.unwrap();
+        home.tenure.import(&ada, &id("copy"), export.clone()).await.unwrap();
+        let (old, new) = (home.tenure.load(&ada, &s).await.unwrap(), home.tenure.load(&ada, &id("copy")).await.unwrap());
+        assert_eq!((texts(&old), new.summary()), (texts(&new), None));
+        // Over itself: what was covered is replaced, so it is gone.
+        home.tenure.import(&ada, &s, export).await.unwrap();
+        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+    }
+
+    /// Turns go on while a summary is being written; if what it covers is taken back, it is not kept.
+    async fn what_happens_meanwhile(home: &mut Home) {
+        let (ada, hold) = (ada(), Arc::new(Semaphore::new(0)));
+        let s = with_turns(&home.tenure, "s", 6).await;
+        let start = |keep| {
+            let (tenure, s, writer) = (home.tenure.clone(), s.clone(), Arc::new(Writer::held(&hold)));
+            let asked = writer.clone();
+            let who = ada.clone();
+            (asked, tokio::spawn(async move { tenure.compact(&who, &s, &*writer, Fields::default(), keep).await }))
+        };
+        // The next turn comes first, from another process too.
+        let (asked, done) = start(Some(2));
+        asked.was_asked().await;
+        home.tenure.append(&ada, &s, turn(7)).await.unwrap();
+        home.beside().append(&ada, &s, turn(8)).await.unwrap();
+        hold.add_permits(1);
+        assert_eq!(done.await.unwrap().unwrap().messages, 16);
+        assert_eq!(shown(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", 5..=8));
+        // The session is rewound, and goes on.
+        let (asked, done) = start(Some(0));
+        asked.was_asked().await;
+        home.tenure.rewind(&ada, &s, Point::Turn(7)).await.unwrap();
+        home.tenure.append(&ada, &s, turn(9)).await.unwrap();
+        hold.add_permits(1);
+        assert_eq!(code(done.await.unwrap()), "superseded");
+        assert_eq!(shown(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", (5..=7).chain([9])));
+        // Another process writes one, or takes it away.
+        let (asked, done) = start(Some(0));
+        asked.was_asked().await;
+        compact(&home.beside(), &s, &Writer::saying(Ok("theirs")), Some(1)).await;
+        hold.add_permits(1);
+        assert_eq!(code(done.await.unwrap()), "superseded");
+        let (asked, done) = start(Some(0));
+        asked.was_asked().await;
+        home.beside().uncompact(&ada, &s).await.unwrap();
+        hold.add_permits(1);
+        assert_eq!(code(done.await.unwrap()), "superseded");
+        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+        // It is purged, and another one has its name.
+        let (asked, done) = start(Some(0));
+        asked.was_asked().await;
+        home.tenure.purge(&ada, &s).await.unwrap();
+        home.pass(jiff::SignedDuration::from_secs(1));
+        with_turns(&home.tenure, "s", 8).await;
+        hold.add_permits(1);
+        assert_eq!(code(done.await.unwrap()), "superseded");
+        assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
+        // Two at once: the one that comes by itself steps aside, the one that was asked for waits its turn.
+        let (asked, first) = start(Some(2));
+        asked.was_asked().await;
+        assert_eq!(code(home.tenure.compact(&ada, &s, &Writer::default(), Fields::default(), None).await), "busy");
+        let (_, second) = start(Some(1));
+        hold.add_permits(2);
+        assert_eq!((first.await.unwrap().unwrap().messages, second.await.unwrap().unwrap().messages), (24, 4));
+    }
+
+    /// A model that fails or says nothing changes nothing; neither does somebody who may not, or comes too late.
+    async fn what_can_not_be_done_changes_nothing(home: &mut Home) {
+        let ada = ada();
+        let s = with_turns(&home.tenure, "s", 4).await;
+        let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
+        let timed_out = ModelError::TimedOut { why: "it slept".into() };
+        for (says, want) in [(Err(timed_out), "upstream_timeout"), (Ok(""), "upstream_broken"), (Ok("<think>hm</think> \n"), "upstream_broken")] {
+            let done = home.tenure.compact(&ada, &s, &Writer::saying(says), Fields::default(), Some(1)).await;
+            assert_eq!(code(done), want);
+        }
+        let (bob, writer) = (Principal::new("acme", "bob").unwrap(), Writer::default());
+        assert_eq!(code(home.tenure.compact(&bob, &s, &writer, Fields::default(), Some(1)).await), "not_found");
+        assert!(matches!(home.tenure.uncompact(&bob, &s).await, Err(Error::NotFound { .. })));
+        assert_eq!(home.tenure.head(&ada, &s).await.unwrap().seq, seq);
+        home.tenure.delete(&ada, &s).await.unwrap();
+        assert_eq!(code(home.tenure.compact(&ada, &s, &writer, Fields::default(), Some(1)).await), "gone");
+        assert!(matches!(home.tenure.uncompact(&ada, &s).await, Err(Error::Gone { .. })));
+        assert_eq!(writer.asked(), 0);
+    }
+
+    /// By itself only when the window is reached, and then down to half of it; a long history is read in pieces.
+    async fn by_itself_when_the_window_is_reached(home: &mut Home) {
+        let (ada, writer) = (ada(), Writer::default());
+        let window = Window { max_turns: None, max_tokens: Some(400) };
+        home.reopen_with(|o| o.policy.window = window.clone()).await;
+        let s = with_turns(&home.tenure, "s", 3).await;
+        assert_eq!(compact(&home.tenure, &s, &writer, None).await.messages, 0);
+        for n in 4..=40 {
+            home.tenure.append(&ada, &s, turn(n)).await.unwrap();
+        }
+        let done = compact(&home.tenure, &s, &writer, None).await;
+        assert!(writer.asked() > 3, "in pieces, not {}", writer.asked());
+        assert!(writer.prompts.lock().unwrap().iter().all(|p| p[1].text().len() < 400 * 4), "a piece fits in the window");
+        let session = home.tenure.load(&ada, &s).await.unwrap();
+        assert_eq!(done.messages, session.summary().unwrap().position - 1);
+        let used: usize = history(&session, &window).iter().map(tokens).sum();
+        assert!(used <= 250, "{used} tokens are about half of the window");
+        assert_eq!(history(&session, &window), history(&session, &ALL), "nothing between the summary and the end is left out");
+    }
+}
+
+/// What models are shown begins the same from turn to turn, and summaries are seldom.
+#[tokio::test]
+async fn the_beginning_stays_the_same() {
+    let mut home = Home::new("memory").await.unwrap();
+    let window = Window { max_turns: Some(12), max_tokens: Some(1000) };
+    home.reopen_with(|o| o.policy.window = window.clone()).await;
+    let (ada, writer, s) = (ada(), Writer::default(), with_turns(&home.tenure, "s", 0).await);
+    let (mut changed, mut before) = (0, Vec::new());
+    for n in 1..=60 {
+        home.tenure.append(&ada, &s, turn(n)).await.unwrap();
+        let session = home.tenure.load(&ada, &s).await.unwrap();
+        let now = raw(&history(&session, &window));
+        assert_eq!(now, raw(&history(&session, &ALL)), "turn {n}: nothing is left out");
+        if !now.starts_with(&before) {
+            changed += 1;
+        }
+        before = now;
+        compact(&home.tenure, &s, &writer, None).await;
+    }
+    assert_eq!(changed, writer.asked(), "it changes with a summary only");
+    assert!((6..=12).contains(&changed), "{changed} times in 60 turns");
+}
+
+/// As it is written down: a summary as ever, and none.
+#[test]
+fn entries_with_and_without() {
+    for text in [r#"{"compacted":{"upto":2,"summary":{"role":"system","content":"x"}}}"#, r#"{"compacted":{"upto":0}}"#]
+    {
+        assert_eq!(Entry::decode(text).unwrap().encode(), text);
+    }
+    let none = Entry::Compacted { upto: 0, summary: None };
+    assert_eq!(Entry::decode(r#"{"compacted":{"upto":0,"summary":null}}"#), Ok(none));
+}
+
+#[test]
+fn what_a_model_says_becomes_a_message_that_fits() {
+    let text = |answer: &str, room| summary::message(answer, room).map(|m| m.text());
+    assert_eq!(text(" so it was \n", 100), Some(format!("{MARK}\nso it was")));
+    assert_eq!(text("<think>What was it?</think>\nso it was", 100), Some(format!("{MARK}\nso it was")));
+    assert_eq!(text("  ", 100), None);
+    for long in ["ä".repeat(5000), "\"\n".repeat(5000), "word ".repeat(5000)] {
+        let message = summary::message(&long, 80).unwrap();
+        assert!((60..=80).contains(&tokens(&message)), "{}", tokens(&message));
+    }
+}
+
+/// A turn that is longer than a model should read at once is shortened, not left out.
+#[tokio::test]
+async fn a_turn_that_is_too_long_is_shortened() {
+    let mut home = Home::new("memory").await.unwrap();
+    home.reopen_with(|o| o.policy.window = Window { max_turns: None, max_tokens: Some(1000) }).await;
+    let (ada, writer, s) = (ada(), Writer::default(), with_turns(&home.tenure, "s", 0).await);
+    let long = "ö".repeat(100_000);
+    let said = vec![
+        Message::user("read this"),
+        call("c", "read"),
+        Message::tool("c", &long),
+        Message::assistant("it is long"),
+    ];
+    home.tenure.append(&ada, &s, said).await.unwrap();
+    compact(&home.tenure, &s, &writer, None).await;
+    let told = writer.told();
+    assert!(
+        told.len() < 6_000 && told.contains("tool: öö") && told.ends_with("assistant: it is long"),
+        "{}",
+        told.len()
+    );
+    assert_eq!(home.tenure.load(&ada, &s).await.unwrap().summary().unwrap().position, 5);
+    assert_eq!(KEEP_TURNS, 2);
+}
+
+mod properties {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        let word = prop::sample::select(vec!["a", "b", "a much longer text than that, with more words in it"]);
+        let id = prop::sample::select(vec!["c1", "c2", "c3"]);
+        prop_oneof![
+            3 => word.clone().prop_map(Message::user),
+            3 => word.clone().prop_map(Message::assistant),
+            1 => word.clone().prop_map(Message::system),
+            2 => (id.clone(), word).prop_map(|(id, w)| Message::tool(id, w)),
+            2 => id.prop_map(|id| call(id, "run")),
+        ]
+    }
+
+    fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
+        let post = (any_message(), prop::bool::weighted(0.1));
+        let post =
+            post.prop_map(|(message, lead)| Post { run: None, lead: lead && message.role().instructs(), message });
+        prop::collection::vec(post, 0..max)
+    }
+
+    fn fold(entries: impl IntoIterator<Item = Entry>) -> Session {
+        let at = "2026-01-01T00:00:00Z".parse().unwrap();
+        let entries = [Entry::created(Created::default())].into_iter().chain(entries);
+        let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
+        Session::replay(&ada().key(&id("s")), records).unwrap()
+    }
+
+    /// What is shown of the turns, instructions and summary apart.
+    fn spoken(session: &Session, window: &Window) -> Vec<String> {
+        let apart = lead(&session.messages).len() + usize::from(session.summary().is_some());
+        raw(&history(session, window)[apart..])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3000))]
+
+        /// Whatever was said: what is shown is valid; what the summary covers and what is shown after it are together all that was shown
+        /// before, in its order; so no pair is split.
+        #[test]
+        fn nothing_is_lost_doubled_or_split(
+            posts in any_posts(30),
+            more in any_posts(10),
+            keep in prop::option::of(0usize..4),
+            turns in prop::option::of(0usize..5),
+            budget in prop::option::of(60usize..400),
+        ) {
+            let window = Window { max_turns: turns, max_tokens: budget };
+            let mut log: Vec<Entry> = posts.into_iter().map(Entry::Message).collect();
+            let session = fold(log.clone());
+            let (mut covered, mut tries) = (0, 0);
+            let goal = summary::goal(&session, &window, keep);
+            let mut now = session.clone();
+            while let Some(piece) = goal.and_then(|goal| summary::piece(&now, &window, goal)) {
+                prop_assert!(piece.fits(&now) && piece.position > covered);
+                let next = now.messages.get(piece.position);
+                prop_assert!(next.is_none_or(|m| m.message.role() == Role::User), "it ends with a turn");
+                covered = piece.position;
+                tries += 1;
+                log.push(Entry::Compacted { upto: piece.upto, summary: summary::message("so it was", piece.room) });
+                now = fold(log.clone());
+                prop_assert!(!piece.fits(&now));
+            }
+            prop_assert_eq!(goal.is_some(), tries > 0, "a goal is reached");
+            prop_assert!(is_valid(&history(&now, &window)));
+            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(Post { run: None, lead: m.lead, message: m.message.clone() })));
+            let together = if covered == 0 { spoken(&now, &ALL) } else { [spoken(&first, &ALL), spoken(&now, &ALL)].concat() };
+            prop_assert_eq!(together, spoken(&session, &ALL));
+            if let (Some(goal), Some(keep)) = (goal, keep) {
+                let users = session.messages.iter().filter(|m| m.seq > goal && m.message.role() == Role::User).count();
+                prop_assert!(users >= keep);
+            }
+            // Whatever comes then.
+            log.extend(more.into_iter().map(Entry::Message));
+            prop_assert!(is_valid(&history(&fold(log), &window)));
+        }
+
+        /// After a summary that came by itself, what is shown is within its window and leaves nothing out, if the last turn has its answer.
+        #[test]
+        fn the_budget_is_kept(posts in any_posts(40), turns in prop::option::of(1usize..6), budget in prop::option::of(120usize..400)) {
+            let window = Window { max_turns: turns, max_tokens: budget };
+            let mut log: Vec<Entry> = posts.into_iter().filter(|p| !p.message.is_tool_turn()).map(Entry::Message).collect();
+            log.extend([Message::user("so?"), Message::assistant("so.")].map(Entry::message));
+            let session = fold(log.clone());
+            let goal = summary::goal(&session, &window, None);
+            prop_assert!(goal.is_none() || summary::is_over(&session, &window));
+            let mut now = session;
+            while let Some(piece) = goal.and_then(|goal| summary::piece(&now, &window, goal)) {
+                log.push(Entry::Compacted { upto: piece.upto, summary: summary::message(&"word ".repeat(1000), piece.room) });
+                now = fold(log.clone());
+            }
+            if goal.is_some() {
+                let used: usize = history(&now, &window).iter().map(tokens).sum();
+                prop_assert!(budget.is_none_or(|max| used <= max), "{} of {:?}", used, budget);
+                prop_assert_eq!(history(&now, &window), history(&now, &ALL));
+                prop_assert!(!summary::is_over(&now, &window));
+            }
+        }
+    }
+}
