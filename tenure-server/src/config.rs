@@ -1,6 +1,7 @@
 //! The configuration: `tenure.yaml`, then `TENURE_*`, then flags. Nothing else reads the environment.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
+pub mod embeddings;
 pub mod tools;
 
 use anyhow::{Context, anyhow, bail};
@@ -38,6 +39,8 @@ pub struct Config {
     pub schedules: Vec<crate::schedules::Schedule>,
     /// The Python tool, for assistants that list it.
     pub python: tools::Python,
+    /// What makes vectors of texts.
+    pub embeddings: embeddings::Embeddings,
     /// What happens when a session ends.
     pub on_expire: OnExpire,
     /// The limits.
@@ -273,6 +276,7 @@ impl Default for Config {
             runs: Runs::default(),
             schedules: Vec::new(),
             python: tools::Python::default(),
+            embeddings: embeddings::Embeddings::default(),
             on_expire: OnExpire::default(),
             limits: Limits::default(),
             cors: Cors::default(),
@@ -418,6 +422,7 @@ impl Config {
                 bail!("assistants[{i}].model: there is no model {model:?} under `models`");
             }
         }
+        self.embeddings.check()?;
         tools::check(&self.python, &self.assistants)
     }
 
@@ -460,6 +465,7 @@ impl Config {
         for hook in shown.on_expire.webhooks.iter_mut().chain(&mut shown.runs.webhooks) {
             hook.url = hide_password(&hook.url);
         }
+        shown.embeddings = shown.embeddings.hidden();
         shown.assistants.iter_mut().for_each(tools::hide);
         Ok(serde_saphyr::to_string(&shown)?)
     }

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod cron;
+pub mod embed;
 pub mod error;
 pub mod extract;
 pub mod hooks;

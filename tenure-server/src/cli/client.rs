@@ -2,6 +2,7 @@
 
 use crate::auth::{InHand, SYSTEM};
 use crate::config::{self, Config, OnExpire};
+use crate::embed::Source;
 use crate::server::{App, Shared, in_process};
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
@@ -118,7 +119,11 @@ impl At {
             config.on_expire = OnExpire::default();
         }
         let listen = config.listen.clone();
-        let tenure = Tenure::open_with(&config.store, config.options()).await;
+        let mut options = config.options();
+        if needs == Needs::Models {
+            options.embedder = Source::open(&config.embeddings).await?.embedder();
+        }
+        let tenure = Tenure::open_with(&config.store, options).await;
         let tenure = tenure.map_err(|e| match e {
             tenure::Error::Locked { .. } => {
                 anyhow!("{e}; if that is a server, ask it: add --server http://{listen}")

@@ -6,6 +6,7 @@ mod chat;
 mod cli;
 mod crash;
 mod door;
+mod embed;
 mod fuzz;
 mod hooks;
 mod kit;
