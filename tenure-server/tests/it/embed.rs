@@ -133,7 +133,7 @@ struct Original {
     begins: Vec<f32>,
 }
 
-/// The real one, in eleven languages, with long, empty and odd texts.
+/// The real one, in ten languages, with long, empty and odd texts.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_real_model_as_the_original_has_it() {
     let Some(dir) = model() else { return };
