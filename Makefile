@@ -22,10 +22,10 @@ lint: ## formatting and lints
 	cargo clippy $(all) --all-targets -- -D warnings
 
 # Without the lints: from nothing they take five minutes, because they look at every dependency once more. `make check` has them.
-test: ## formatting, then every test, with a PostgreSQL and a Python environment of its own
+test: ## formatting, then every test, with a PostgreSQL, a model and a Python environment of its own
 	cargo fmt --all --check
 	scripts/python-env.sh true
-	scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
+	scripts/with-model.sh scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
 	scripts/python-env.sh pytest -q -p no:cacheprovider tenure-server/tests/python
 
 chaos: ## three nodes killed, stopped and woken up for a minute, while the database is restarted

@@ -6,6 +6,7 @@ mod client;
 mod doctor;
 mod keys;
 mod memories;
+mod models;
 mod reviews;
 mod runs;
 mod search;
@@ -94,6 +95,14 @@ enum Command {
         #[command(subcommand)]
         command: keys::Keys,
     },
+    /// Get the model that makes vectors in this process, and see what is there
+    Models {
+        /// JSON, for programs
+        #[arg(long, global = true)]
+        json: bool,
+        #[command(subcommand)]
+        command: models::Models,
+    },
     /// Print the configuration in force, with secrets hidden
     Config {
         /// Print everything that can be set, with its default
@@ -141,6 +150,7 @@ impl Cli {
             Command::Chat(chat) => chat.run(&at).await?,
             Command::Sweep { json } => return care::sweep(&at, json).await,
             Command::Keys { command, json } => command.run(&at, json).await?,
+            Command::Models { command, json } => command.run(&at, json).await?,
             Command::Config { example: true } => show::print(EXAMPLE)?,
             Command::Config { example: false } => show::print(at.load(&[])?.shown()?)?,
             Command::Doctor { repair, json } => return doctor::run(&at, repair, json).await,

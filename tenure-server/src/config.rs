@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
 pub mod dreams;
+pub mod embeddings;
 pub mod tools;
 
 use anyhow::{Context, anyhow, bail};
@@ -41,6 +42,8 @@ pub struct Config {
     pub python: tools::Python,
     /// What sessions remember becomes their users'.
     pub dreams: dreams::Dreams,
+    /// What makes vectors of texts.
+    pub embeddings: embeddings::Embeddings,
     /// What happens when a session ends.
     pub on_expire: OnExpire,
     /// One JSONL file per session.
@@ -292,6 +295,7 @@ impl Default for Config {
             schedules: Vec::new(),
             python: tools::Python::default(),
             dreams: dreams::Dreams::default(),
+            embeddings: embeddings::Embeddings::default(),
             on_expire: OnExpire::default(),
             transcripts: Transcripts::default(),
             redaction: Redaction::default(),
@@ -446,6 +450,7 @@ impl Config {
             }
         }
         self.check_writer("short_term.compact", &self.short_term.compact)?;
+        self.embeddings.check()?;
         tools::check(&self.python, &self.assistants)
     }
 
@@ -500,6 +505,7 @@ impl Config {
         for hook in shown.on_expire.webhooks.iter_mut().chain(&mut shown.runs.webhooks) {
             hook.url = hide_password(&hook.url);
         }
+        shown.embeddings = shown.embeddings.hidden();
         shown.assistants.iter_mut().for_each(tools::hide);
         Ok(serde_saphyr::to_string(&shown)?)
     }

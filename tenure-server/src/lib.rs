@@ -8,6 +8,7 @@ pub mod clock;
 pub mod compact;
 pub mod config;
 pub mod cron;
+pub mod embed;
 pub mod error;
 pub mod extract;
 pub mod hooks;

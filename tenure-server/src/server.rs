@@ -3,6 +3,7 @@
 
 use crate::auth::Keys;
 use crate::config::Config;
+use crate::embed::Source;
 use crate::metrics;
 use crate::rehearsal::Rehearsal;
 use crate::tools::Toolbox;
@@ -42,6 +43,8 @@ pub struct App {
     pub keys: Keys,
     /// The models by name, in the order of the configuration.
     pub models: Models,
+    /// What makes vectors.
+    pub embeddings: Source,
     /// What the models can have done.
     pub tools: Arc<Toolbox>,
     /// Work that outlives its request.
@@ -65,14 +68,20 @@ impl std::fmt::Debug for App {
 impl App {
     /// Opens the store and sets everything up.
     pub async fn open(config: Config) -> anyhow::Result<Shared> {
-        let tenure = Tenure::open_with(&config.store, config.options()).await?;
-        let app = Self::on(tenure, config)?;
+        let embeddings = Source::open(&config.embeddings).await?;
+        let options = tenure::Options { embedder: embeddings.embedder(), ..config.options() };
+        let tenure = Tenure::open_with(&config.store, options).await?;
+        let app = Self::with(tenure, config, embeddings)?;
         app.transcripts.check()?;
         Ok(app)
     }
 
-    /// The same on a house that is open already.
+    /// The same on a house that is open already, and makes vectors or not by itself.
     pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<Shared> {
+        Self::with(tenure, config, Source::None)
+    }
+
+    fn with(tenure: Tenure, config: Config, embeddings: Source) -> anyhow::Result<Shared> {
         config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
         let models = Models::new(&config)?;
         let tools = Arc::new(Toolbox::new(&config)?);
@@ -83,7 +92,19 @@ impl App {
         let (tasks, census) = Default::default();
         let run_hooks = crate::hooks::run_hooks(&config)?;
         let schedules = crate::schedules::plans(&config)?;
-        Ok(Arc::new(Self { tenure, config, keys, models, tools, schedules, run_hooks, transcripts, tasks, census }))
+        Ok(Arc::new(Self {
+            tenure,
+            config,
+            keys,
+            models,
+            embeddings,
+            tools,
+            schedules,
+            run_hooks,
+            transcripts,
+            tasks,
+            census,
+        }))
     }
 }
 

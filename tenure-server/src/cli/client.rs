@@ -2,6 +2,7 @@
 
 use crate::auth::{InHand, SYSTEM};
 use crate::config::{self, Config, OnExpire};
+use crate::embed::Source;
 use crate::server::{App, Shared, in_process};
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
@@ -65,6 +66,8 @@ pub enum Needs {
     Models,
     /// Sessions that are there, and the hooks that are called before they go.
     Hooks,
+    /// Sessions that are there, and what makes vectors.
+    Vectors,
 }
 
 impl At {
@@ -107,7 +110,7 @@ impl At {
 
     async fn open(&self, needs: Needs) -> anyhow::Result<Shared> {
         let mut config = self.load(&[])?;
-        if [Needs::Sessions, Needs::Hooks].contains(&needs) {
+        if [Needs::Sessions, Needs::Hooks, Needs::Vectors].contains(&needs) {
             must_exist(&config.store)?;
         }
         // What is not needed can not be missing: a key of a model's server, the secret of a hook.
@@ -118,7 +121,11 @@ impl At {
             config.on_expire = OnExpire::default();
         }
         let listen = config.listen.clone();
-        let tenure = Tenure::open_with(&config.store, config.options()).await;
+        let mut options = config.options();
+        if needs == Needs::Models {
+            options.embedder = Source::open(&config.embeddings).await?.embedder();
+        }
+        let tenure = Tenure::open_with(&config.store, options).await;
         let tenure = tenure.map_err(|e| match e {
             tenure::Error::Locked { .. } => {
                 anyhow!("{e}; if that is a server, ask it: add --server http://{listen}")

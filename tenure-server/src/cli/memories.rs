@@ -95,7 +95,7 @@ impl Memories {
         if matches!(self, Self::Embed) {
             return embed(at, json).await;
         }
-        let client = at.client(Needs::Sessions).await?;
+        let client = at.client(Needs::Vectors).await?;
         match self {
             Self::List { whose, limit } => list(&client, &whose, limit, json).await?,
             Self::Search { question, whose, limit } => search(&client, &question, &whose, limit, json).await?,
@@ -169,7 +169,7 @@ async fn search(client: &Client, question: &str, whose: &Whose, limit: usize, js
 }
 
 async fn embed(at: &At, json: bool) -> anyhow::Result<ExitCode> {
-    let app = at.house(Needs::Sessions).await?;
+    let app = at.house(Needs::Vectors).await?;
     let bar = if json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     bar.set_message("memories have new vectors");
     let done = app.tenure.embed_all(|n| bar.inc(n as u64)).await?;

@@ -1,6 +1,7 @@
 //! `/v1/models` and `/v1/embeddings`: OpenAI's, for clients that look before they ask.
 
 use crate::auth::Caller;
+use crate::embed::Local;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::extract::{Raw, parse};
 use crate::server::Shared;
@@ -8,7 +9,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use base64::Engine;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tenure::Fields;
 use utoipa::ToSchema;
 
@@ -30,7 +33,7 @@ pub struct ModelView {
 
 /// List what can be asked
 ///
-/// The configured models, the built-in one, and the assistants.
+/// The configured models, the built-in one, the one that embeds in this process, and the assistants.
 #[utoipa::path(
     get, path = "/v1/models", tag = "openai", operation_id = "list_models",
     responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody))
@@ -39,18 +42,19 @@ pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<M
     let assistants = app.tenure.assistants(&caller.reads()?).await?;
     let view = |id: &str, owned_by| ModelView { id: id.to_owned(), object: "model", created: 0, owned_by };
     let models = app.models.names().map(|name| view(name, "tenure"));
+    let models = models.chain(app.embeddings.local_name().map(|name| view(name, "tenure")));
     let data = models.chain(assistants.iter().map(|a| view(&a.name, "assistant"))).collect();
     Ok(Json(ModelList { object: "list", data }))
 }
 
 /// Embed texts
 ///
-/// Passed on to the model's server as it is.
+/// Passed on to the model's server as it is; the model that embeds in this process (`embeddings.model: local`) answers to its own name.
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "openai", operation_id = "embed",
     request_body(content = Object),
     responses(
-        (status = 200, description = "As the model's server answers", body = Object),
+        (status = 200, description = "As the model's server answers, in OpenAI's shape", body = Object),
         (status = 400, body = ErrorBody), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody),
         (status = 404, description = "No such model, or it has no server", body = ErrorBody),
         (status = 408, body = ErrorBody), (status = 413, body = ErrorBody), (status = 415, body = ErrorBody),
@@ -62,10 +66,67 @@ pub async fn embeddings(State(app): State<Shared>, caller: Caller, raw: Raw) -> 
     let body: Fields = parse(&raw.0)?;
     let name: Option<String> = body.get("model").and_then(|m| serde_json::from_str(m).ok());
     let name = name.unwrap_or_else(|| app.models.default_name().to_owned());
+    if let Some(local) = app.embeddings.local(&name) {
+        return embed_here(local, parse(&raw.0)?).await;
+    }
     let Some(upstream) = app.models.upstream(&name) else {
         let message = format!("{name:?} has no server that could embed; configure one under `models`");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message));
     };
     let (kind, body) = upstream.embed(body).await?;
     Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
+}
+
+/// So many texts one request may have, as at OpenAI.
+const MAX_TEXTS: usize = 2048;
+
+/// What the local model takes of a request.
+#[derive(Deserialize)]
+struct EmbedRequest {
+    input: Texts,
+    #[serde(default)]
+    encoding_format: Encoding,
+    dimensions: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "`input` must be a text or a list of texts")]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    #[default]
+    Float,
+    Base64,
+}
+
+async fn embed_here(local: &Local, request: EmbedRequest) -> ApiResult<Response> {
+    let texts = match request.input {
+        Texts::One(text) => vec![text],
+        Texts::Many(texts) => texts,
+    };
+    if texts.is_empty() || texts.len() > MAX_TEXTS {
+        return Err(ApiError::invalid("input", format!("send 1 to {MAX_TEXTS} texts, not {}", texts.len())));
+    }
+    let has = local.dimensions();
+    if request.dimensions.is_some_and(|wanted| wanted != has) {
+        return Err(ApiError::invalid("dimensions", format!("vectors of {} have {has} numbers", local.name())));
+    }
+    let failed = |why| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "embedding_failed", why);
+    let (vectors, tokens) = local.embed(texts).await.map_err(failed)?;
+    let shown = |vector: Vec<f32>| match request.encoding_format {
+        Encoding::Float => json!(vector),
+        Encoding::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            json!(base64::engine::general_purpose::STANDARD.encode(bytes))
+        }
+    };
+    let embedding = |(i, v)| json!({"object": "embedding", "index": i, "embedding": shown(v)});
+    let data: Vec<Value> = vectors.into_iter().enumerate().map(embedding).collect();
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    Ok(Json(json!({"object": "list", "model": local.name(), "data": data, "usage": usage})).into_response())
 }

@@ -7,6 +7,7 @@ mod cli;
 mod compact;
 mod crash;
 mod door;
+mod embed;
 mod fuzz;
 mod hooks;
 mod kit;

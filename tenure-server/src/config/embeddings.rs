@@ -1,0 +1,164 @@
+//! What `tenure.yaml` says of vectors: the section `embeddings`.
+
+use super::{ModelConfig, hide_password, http_url, ten_seconds, two};
+use anyhow::bail;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+use tenure::Period;
+
+/// What makes vectors of texts, so that they are found by what they mean.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Embeddings {
+    /// `none`, `local`, or what the server at `base_url` calls its model.
+    pub model: String,
+    /// Where the local model is.
+    pub path: String,
+    /// The address of an OpenAI-compatible server, up to and including `/v1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_url: Option<String>,
+    /// The environment variable that holds its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key_env: Option<String>,
+    /// The key itself; better is `api_key_env`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<String>,
+    /// How many numbers a vector shall have, if its server can choose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dimensions: Option<usize>,
+    /// How long the server may take for one request.
+    pub timeout: Period,
+    /// How often a request is repeated that failed before anything was answered.
+    pub retries: u32,
+    /// How many texts are sent in one request.
+    pub batch: usize,
+}
+
+impl Default for Embeddings {
+    fn default() -> Self {
+        Self {
+            model: "none".to_owned(),
+            path: format!("models/{}", crate::embed::NAME),
+            base_url: None,
+            api_key_env: None,
+            api_key: None,
+            dimensions: None,
+            timeout: Period::of(Duration::from_secs(30)),
+            retries: two(),
+            batch: 64,
+        }
+    }
+}
+
+/// What makes the vectors.
+#[derive(Clone, Copy, Debug)]
+pub enum Which<'a> {
+    /// Nothing.
+    None,
+    /// The model in this directory.
+    Local(&'a Path),
+    /// The server at this address.
+    Server(&'a str),
+}
+
+impl Embeddings {
+    /// What makes the vectors.
+    pub fn which(&self) -> Which<'_> {
+        match (&self.base_url, self.model.as_str()) {
+            (Some(url), _) => Which::Server(url),
+            (None, "local") => Which::Local(Path::new(&self.path)),
+            (None, _) => Which::None,
+        }
+    }
+
+    /// Its server, as a model's server.
+    pub fn server(&self) -> anyhow::Result<ModelConfig> {
+        let Which::Server(url) = self.which() else { bail!("there is no embeddings.base_url") };
+        Ok(ModelConfig {
+            name: self.model.clone(),
+            base_url: url.to_owned(),
+            model: Some(self.model.clone()),
+            api_key_env: self.api_key_env.clone(),
+            api_key: self.api_key.clone(),
+            connect_timeout: ten_seconds(),
+            // `timeout` is for all of a request.
+            idle_timeout: Period::NEVER,
+            retries: self.retries,
+        })
+    }
+
+    /// The same, with secrets hidden.
+    #[must_use]
+    pub fn hidden(&self) -> Self {
+        let api_key = self.api_key.as_ref().map(|_| "***".to_owned());
+        Self { api_key, base_url: self.base_url.as_deref().map(hide_password), ..self.clone() }
+    }
+
+    /// What is wrong with it.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        match (&self.base_url, self.model.as_str()) {
+            (Some(url), model) => {
+                http_url("embeddings.base_url", url)?;
+                if ["", "none", "local"].contains(&model) {
+                    bail!(
+                        "embeddings.model: with a `base_url` it is what that server calls its model; without one, leave `base_url` out"
+                    );
+                }
+            }
+            (None, "none" | "local") => {
+                if self.api_key.is_some() || self.api_key_env.is_some() || self.dimensions.is_some() {
+                    bail!("embeddings: `api_key_env`, `api_key` and `dimensions` belong to a `base_url`");
+                }
+            }
+            (None, model) => {
+                bail!(
+                    "embeddings.model: {model:?} needs the `base_url` of its server; in this process there is only `local`"
+                );
+            }
+        }
+        if self.timeout.duration().is_none_or(|t| t.is_zero()) {
+            bail!("embeddings.timeout: it must end some time, and not at once");
+        }
+        if self.batch == 0 || self.dimensions == Some(0) {
+            bail!("embeddings: with a `batch` or `dimensions` of 0 nothing could be done");
+        }
+        if self.path.is_empty() {
+            bail!("embeddings.path: name a directory");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn mistakes_are_told() {
+        for (text, want) in [
+            ("modle: local", "did you mean `model`"),
+            ("model: bge-m3", "needs the `base_url`"),
+            ("base_url: 'http://x/v1'", "what that server calls"),
+            ("model: local, base_url: 'http://x/v1'", "what that server calls"),
+            ("model: m, base_url: 'ftp://x'", "embeddings.base_url"),
+            ("model: local, dimensions: 3", "belong to a `base_url`"),
+            ("model: local, api_key: hush", "belong to a `base_url`"),
+            ("timeout: never", "embeddings.timeout"),
+            ("batch: 0", "batch"),
+            ("model: local, path: ''", "embeddings.path"),
+        ] {
+            let error = Config::parse(&format!("embeddings: {{{text}}}")).unwrap_err().to_string();
+            assert!(error.contains(want) && !error.contains("hush"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let text = "embeddings: {model: m, base_url: 'http://me:hush@x/v1', api_key: hush, dimensions: 256}";
+        let config = Config::parse(text).unwrap();
+        let shown = config.shown().unwrap();
+        assert!(!shown.contains("hush") && shown.contains("me:***@x"), "{shown}");
+        assert_eq!(Config::parse(&shown).unwrap().embeddings.dimensions, Some(256));
+    }
+}

@@ -1,0 +1,229 @@
+//! The model itself: from the numbers of a text's pieces to one vector, as BERT does it. One text at a time, so that nothing must be padded.
+
+use super::weights::Weights;
+use ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
+use serde::Deserialize;
+
+/// Nobody's model of this family has more.
+const MAX_LAYERS: usize = 64;
+
+/// A model, ready to be asked.
+pub struct Bert {
+    words: Array2<f32>,
+    places: Array2<f32>,
+    norm: Norm,
+    layers: Vec<Layer>,
+}
+
+/// What is read of a `config.json`.
+#[derive(Deserialize)]
+struct Shape {
+    model_type: String,
+    hidden_act: String,
+    position_embedding_type: Option<String>,
+    hidden_size: usize,
+    intermediate_size: usize,
+    layer_norm_eps: f32,
+    max_position_embeddings: usize,
+    num_attention_heads: usize,
+    num_hidden_layers: usize,
+    type_vocab_size: usize,
+    vocab_size: usize,
+}
+
+struct Linear {
+    weight: Array2<f32>,
+    bias: Array1<f32>,
+}
+
+struct Norm {
+    weight: Array1<f32>,
+    bias: Array1<f32>,
+    least: f32,
+}
+
+struct Layer {
+    heads: usize,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    seen: Linear,
+    seen_norm: Norm,
+    wide: Linear,
+    narrow: Linear,
+    norm: Norm,
+}
+
+impl Bert {
+    /// From a `config.json` and the weights. All shapes are checked here, so that nothing can go wrong later.
+    pub fn new(config: &[u8], weights: &Weights<'_>) -> Result<Self, String> {
+        let shape: Shape =
+            serde_json::from_slice(config).map_err(|e| format!("its config.json is not that of a BERT model: {e}"))?;
+        let size = shape.hidden_size;
+        let absolute = shape.position_embedding_type.as_deref().is_none_or(|p| p == "absolute");
+        if shape.model_type != "bert" || shape.hidden_act != "gelu" || !absolute {
+            return Err(format!(
+                "it is a {} model with {}; only plain BERT is known here",
+                shape.model_type, shape.hidden_act
+            ));
+        }
+        let heads = shape.num_attention_heads;
+        if size == 0
+            || heads == 0
+            || !size.is_multiple_of(heads)
+            || !(1..=MAX_LAYERS).contains(&shape.num_hidden_layers)
+        {
+            return Err(format!(
+                "its config.json has sizes that do not fit: {size} numbers, {heads} heads, {} layers",
+                shape.num_hidden_layers
+            ));
+        }
+        if shape.max_position_embeddings < 2
+            || shape.type_vocab_size == 0
+            || !(0.0..1.0).contains(&shape.layer_norm_eps)
+        {
+            return Err("its config.json has sizes that do not fit".into());
+        }
+        let matrix = |name: &str, rows| weights.matrix(&format!("embeddings.{name}_embeddings.weight"), rows, size);
+        // Each text is all of one type, so what is added for it can be added now.
+        let places = matrix("position", shape.max_position_embeddings)?;
+        let places = places + matrix("token_type", shape.type_vocab_size)?.row(0);
+        let layer = |i| Layer::new(weights, &format!("encoder.layer.{i}"), &shape);
+        Ok(Self {
+            words: matrix("word", shape.vocab_size)?,
+            places,
+            norm: Norm::new(weights, "embeddings", &shape)?,
+            layers: (0..shape.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// How many pieces it knows.
+    pub fn words(&self) -> usize {
+        self.words.nrows()
+    }
+
+    /// How many pieces of a text it can take.
+    pub fn places(&self) -> usize {
+        self.places.nrows()
+    }
+
+    /// How many numbers a vector has.
+    pub fn dimensions(&self) -> usize {
+        self.words.ncols()
+    }
+
+    /// The vector of a text: the mean over its pieces. There is at least one piece, at most as many as there are places, and each is known.
+    pub fn vector(&self, ids: &[u32]) -> Vec<f32> {
+        let mut x = self.places.slice_axis(Axis(0), Slice::from(..ids.len())).to_owned();
+        for (mut row, id) in x.rows_mut().into_iter().zip(ids) {
+            row += &self.words.row(*id as usize);
+        }
+        self.norm.apply(&mut x);
+        for layer in &self.layers {
+            x = layer.apply(x);
+        }
+        (x.sum_axis(Axis(0)) / ids.len() as f32).to_vec()
+    }
+}
+
+impl Layer {
+    fn new(weights: &Weights<'_>, at: &str, shape: &Shape) -> Result<Self, String> {
+        let (size, inner) = (shape.hidden_size, shape.intermediate_size);
+        let linear = |name: &str, out, into| Linear::new(weights, &format!("{at}.{name}"), out, into);
+        Ok(Self {
+            heads: shape.num_attention_heads,
+            query: linear("attention.self.query", size, size)?,
+            key: linear("attention.self.key", size, size)?,
+            value: linear("attention.self.value", size, size)?,
+            seen: linear("attention.output.dense", size, size)?,
+            seen_norm: Norm::new(weights, &format!("{at}.attention.output"), shape)?,
+            wide: linear("intermediate.dense", inner, size)?,
+            narrow: linear("output.dense", size, inner)?,
+            norm: Norm::new(weights, &format!("{at}.output"), shape)?,
+        })
+    }
+
+    fn apply(&self, x: Array2<f32>) -> Array2<f32> {
+        let mut x = self.seen.apply(&self.look_around(&x).view()) + x;
+        self.seen_norm.apply(&mut x);
+        let mut wide = self.wide.apply(&x.view());
+        wide.mapv_inplace(gelu);
+        let mut x = self.narrow.apply(&wide.view()) + x;
+        self.norm.apply(&mut x);
+        x
+    }
+
+    /// Attention: each piece looks at all pieces, once with each head.
+    fn look_around(&self, x: &Array2<f32>) -> Array2<f32> {
+        let [query, key, value] = [&self.query, &self.key, &self.value].map(|l| l.apply(&x.view()));
+        let (mut seen, width) = (Array2::zeros(x.raw_dim()), x.ncols() / self.heads);
+        for head in 0..self.heads {
+            let columns = Slice::from(head * width..(head + 1) * width);
+            let [query, key, value] = [&query, &key, &value].map(|x| x.slice_axis(Axis(1), columns));
+            let mut scores = query.dot(&key.t()) / (width as f32).sqrt();
+            for mut row in scores.rows_mut() {
+                let most = row.fold(f32::NEG_INFINITY, |most, n| most.max(*n));
+                row.mapv_inplace(|n| (n - most).exp());
+                row /= row.sum();
+            }
+            seen.slice_axis_mut(Axis(1), columns).assign(&scores.dot(&value));
+        }
+        seen
+    }
+}
+
+impl Linear {
+    fn new(weights: &Weights<'_>, at: &str, out: usize, into: usize) -> Result<Self, String> {
+        let weight = weights.matrix(&format!("{at}.weight"), out, into)?;
+        Ok(Self { weight, bias: weights.vector(&format!("{at}.bias"), out)? })
+    }
+
+    fn apply(&self, x: &ArrayView2<'_, f32>) -> Array2<f32> {
+        x.dot(&self.weight.t()) + &self.bias
+    }
+}
+
+impl Norm {
+    fn new(weights: &Weights<'_>, at: &str, shape: &Shape) -> Result<Self, String> {
+        let vector = |name: &str| weights.vector(&format!("{at}.LayerNorm.{name}"), shape.hidden_size);
+        Ok(Self { weight: vector("weight")?, bias: vector("bias")?, least: shape.layer_norm_eps })
+    }
+
+    fn apply(&self, x: &mut Array2<f32>) {
+        let size = x.ncols() as f32;
+        for mut row in x.rows_mut() {
+            let mean = row.sum() / size;
+            row -= mean;
+            let spread = (row.fold(0.0, |all, n| all + n * n) / size + self.least).sqrt();
+            row /= spread;
+            row *= &self.weight;
+            row += &self.bias;
+        }
+    }
+}
+
+/// Lets what is large pass and holds back what is small: x · Φ(x).
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+/// The error function to within 2 · 10⁻⁷ (Abramowitz and Stegun, 7.1.26).
+fn erf(x: f32) -> f32 {
+    const FACTORS: [f32; 5] = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+    let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
+    let sum = FACTORS.iter().fold(0.0, |sum, factor| (sum + factor) * t);
+    (1.0 - sum * (-x * x).exp()).copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_function() {
+        for (x, want) in [(0.0, 0.0), (0.5, 0.520_499_9), (1.0, 0.842_700_8), (2.0, 0.995_322_3), (5.0, 1.0)] {
+            assert!((erf(x) - want).abs() < 5e-7 && (erf(-x) + want).abs() < 5e-7, "{x}: {}", erf(x));
+        }
+        assert!((gelu(1.0) - 0.841_344_7).abs() < 1e-6 && gelu(-20.0).abs() < 1e-6);
+    }
+}

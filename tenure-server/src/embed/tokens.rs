@@ -1,0 +1,223 @@
+//! Texts as the pieces of words that a BERT model knows: in lower case, without accents, each CJK character and each mark alone.
+
+use serde::Deserialize;
+use std::collections::HashMap;
+use unicode_normalization::UnicodeNormalization;
+use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
+
+/// A longer word is unknown as a whole.
+const MAX_LETTERS: usize = 100;
+
+/// The pieces and their numbers.
+pub struct Tokens {
+    ids: HashMap<String, u32>,
+    unknown: u32,
+    begin: u32,
+    end: u32,
+}
+
+/// What is read of a `tokenizer.json`.
+#[derive(Deserialize)]
+struct File {
+    model: Pieces,
+    normalizer: Option<Normalizer>,
+}
+
+#[derive(Deserialize)]
+struct Pieces {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    vocab: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct Normalizer {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    lowercase: bool,
+    strip_accents: Option<bool>,
+}
+
+impl Tokens {
+    /// From a `tokenizer.json`. Only the kind that this family has is understood.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
+        let file: File = serde_json::from_slice(bytes).map_err(|e| format!("it is no tokenizer: {e}"))?;
+        if file.model.kind.as_deref().is_some_and(|k| k != "WordPiece") {
+            return Err(format!("its words are cut by {:?}, and only WordPiece is known here", file.model.kind));
+        }
+        let fits = |n: &Normalizer| n.kind == "BertNormalizer" && n.lowercase && n.strip_accents != Some(false);
+        if !file.normalizer.as_ref().is_some_and(fits) {
+            return Err("it does not put texts into lower case without accents; only such models are known here".into());
+        }
+        let ids = serde_json::from_value(file.model.vocab).map_err(|e| format!("it has no list of pieces: {e}"))?;
+        Self::new(ids)
+    }
+
+    /// From a `vocab.txt`: a piece in each line, its number the line's.
+    pub fn from_vocab(bytes: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text")?;
+        let (mut ids, mut lines) = (HashMap::new(), 0);
+        for piece in text.lines() {
+            ids.insert(piece.to_owned(), lines);
+            lines += 1;
+        }
+        match ids.len() == lines as usize {
+            true => Self::new(ids),
+            false => Err("a piece is there twice".into()),
+        }
+    }
+
+    fn new(ids: HashMap<String, u32>) -> Result<Self, String> {
+        let find = |piece: &str| ids.get(piece).copied().ok_or_else(|| format!("it has no {piece}"));
+        let (unknown, begin, end) = (find("[UNK]")?, find("[CLS]")?, find("[SEP]")?);
+        Ok(Self { ids, unknown, begin, end })
+    }
+
+    /// The largest number of a piece.
+    pub fn largest(&self) -> usize {
+        self.ids.values().max().map_or(0, |id| *id as usize)
+    }
+
+    /// The numbers of a text's pieces between those of its begin and its end, at most `max` in all. Words that look like a
+    /// model's own signs (`[SEP]`) are words.
+    pub fn encode(&self, text: &str, max: usize) -> Vec<u32> {
+        let (mut ids, mut word) = (vec![self.begin], String::new());
+        let letters = text.chars().filter(|c| is_said(*c)).nfd();
+        let letters = letters.filter(|c| c.general_category() != GeneralCategory::NonspacingMark);
+        for c in letters.flat_map(char::to_lowercase) {
+            if ids.len() >= max {
+                break;
+            }
+            if c.is_whitespace() {
+                self.take(&mut word, &mut ids);
+            } else if is_alone(c) {
+                self.take(&mut word, &mut ids);
+                word.push(c);
+                self.take(&mut word, &mut ids);
+            } else if word.len() <= MAX_LETTERS * 4 {
+                // No letter has more than four bytes: a word that does not fit is too long, whatever comes.
+                word.push(c);
+            }
+        }
+        self.take(&mut word, &mut ids);
+        ids.truncate(max.saturating_sub(1));
+        ids.push(self.end);
+        ids
+    }
+
+    /// Cuts a word into the longest pieces that are known, from its beginning.
+    fn take(&self, word: &mut String, ids: &mut Vec<u32>) {
+        let before = ids.len();
+        let (mut rest, mut piece) = (word.as_str(), String::new());
+        let mut known = word.chars().count() <= MAX_LETTERS;
+        while known && !rest.is_empty() {
+            let ends = rest.char_indices().rev().map(|(i, c)| i + c.len_utf8());
+            let mut found = ends.filter_map(|end| {
+                piece.clear();
+                piece.push_str(if rest.len() == word.len() { "" } else { "##" });
+                piece.push_str(&rest[..end]);
+                Some((*self.ids.get(&piece)?, end))
+            });
+            match found.next() {
+                Some((id, end)) => {
+                    ids.push(id);
+                    rest = &rest[end..];
+                }
+                None => known = false,
+            }
+        }
+        if !known {
+            ids.truncate(before);
+            ids.push(self.unknown);
+        }
+        word.clear();
+    }
+}
+
+/// Whether a character is part of a text, and no sign for machines.
+fn is_said(c: char) -> bool {
+    use GeneralCategory::{Control, Format, PrivateUse};
+    match c {
+        '\t' | '\n' | '\r' => true,
+        '\0' | '\u{fffd}' => false,
+        c => !matches!(c.general_category(), Control | Format | PrivateUse),
+    }
+}
+
+/// Whether a character is a word by itself.
+fn is_alone(c: char) -> bool {
+    let cjk = matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{3400}'..='\u{4dbf}' | '\u{20000}'..='\u{2a6df}' | '\u{2a700}'..='\u{2ceaf}' | '\u{f900}'..='\u{faff}' | '\u{2f800}'..='\u{2fa1f}');
+    cjk || c.is_ascii_punctuation() || c.general_category_group() == GeneralCategoryGroup::Punctuation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCAB: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\ncafe\nferry\n##s\n##ing\n.\n$\n[\n]\nsep\n渡\n轮\nа\n##б\n—\nx\n##x\n\u{1112}\n##\u{1161}\n##\u{11ab}\nnew\nline\nनक\n";
+
+    #[track_caller]
+    fn check(text: &str, want: &[&str]) {
+        let tokens = Tokens::from_vocab(VOCAB.as_bytes()).unwrap();
+        let names: Vec<&str> = VOCAB.lines().collect();
+        let got: Vec<&str> = tokens.encode(text, 256).iter().map(|id| names[*id as usize]).collect();
+        assert_eq!(got, [&["[CLS]"], want, &["[SEP]"]].concat(), "{text:?}");
+    }
+
+    #[test]
+    fn texts_in_pieces() {
+        check("", &[]);
+        check("  \n\t ", &[]);
+        check("CAFÉ cafe\u{301}", &["cafe", "cafe"]);
+        check("ferrys ferrysings", &["ferry", "##s", "ferry", "##s", "##ing", "##s"]);
+        check("ferry.$ferry—", &["ferry", ".", "$", "ferry", "—"]);
+        check("渡轮ferry渡", &["渡", "轮", "ferry", "渡"]);
+        check("АБ", &["а", "##б"]);
+        check("한", &["\u{1112}", "##\u{1161}", "##\u{11ab}"]);
+        // A mark that takes room is a letter, one that takes none is an accent.
+        check("न\u{93c}क", &["नक"]);
+        check("न\u{93e}क", &["[UNK]"]);
+        // An unknown end makes the whole word unknown.
+        check("ferryz ferry", &["[UNK]", "ferry"]);
+        check("new\u{200b}\0\nline\u{7}", &["new", "line"]);
+        check("[SEP]", &["[", "sep", "]"]);
+        check(&format!("{} ferry", "x".repeat(101)), &["[UNK]", "ferry"]);
+        check(&"x".repeat(100), &[&["x"][..], &["##x"; 99]].concat());
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let tokens = Tokens::from_vocab(VOCAB.as_bytes()).unwrap();
+        for max in [2, 3, 7, 256] {
+            let ids = tokens.encode(&"ferrysing ".repeat(500), max);
+            assert_eq!((ids.len(), ids[0], ids[max - 1]), (max, 2, 3));
+        }
+        assert_eq!(tokens.encode(&"ж".repeat(5_000_000), 256), [2, 1, 3]);
+    }
+
+    #[test]
+    fn foreign_files_are_refused() {
+        let json = |model: &str, normalizer: &str| format!(r#"{{"model": {model}, "normalizer": {normalizer}}}"#);
+        let bert = r#"{"type": "BertNormalizer", "lowercase": true, "strip_accents": null}"#;
+        let words = r#"{"type": "WordPiece", "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3}}"#;
+        let good = Tokens::from_json(json(words, bert).as_bytes()).unwrap();
+        assert_eq!((good.encode("À b", 9), good.largest()), (vec![1, 3, 0, 2], 3));
+        for (file, want) in [
+            ("no json".to_owned(), "no tokenizer"),
+            (json(r#"{"type": "Unigram", "vocab": [["a", -1.0]]}"#, bert), "Unigram"),
+            (json(words, "null"), "lower case"),
+            (json(words, r#"{"type": "BertNormalizer", "lowercase": false}"#), "lower case"),
+            (json(r#"{"type": "WordPiece"}"#, bert), "no list of pieces"),
+            (json(r#"{"type": "WordPiece", "vocab": {"[UNK]": -1}}"#, bert), "no list of pieces"),
+            (json(r#"{"type": "WordPiece", "vocab": {"[UNK]": 0}}"#, bert), "[CLS]"),
+        ] {
+            let error = Tokens::from_json(file.as_bytes()).err().unwrap();
+            assert!(error.contains(want), "{file}: {error}");
+        }
+        for (file, want) in [(&b"a\nb\na\n"[..], "twice"), (b"\xff", "UTF-8"), (b"[CLS]\n[SEP]", "[UNK]")] {
+            assert!(Tokens::from_vocab(file).err().unwrap().contains(want));
+        }
+    }
+}
