@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::id::{Principal, Reach, SessionId, Tenant, User};
-use crate::memory::{Kept, MEMORY, Place, is_fresh, kept, shelf, written};
+use crate::memory::{Kept, MEMORY, Place, bound, is_fresh, kept, shelf, written};
 use crate::policy::{MemoryPolicy, Scope};
 use crate::recall::{Event, RECALLS};
 use crate::store::{Item, Owner, Query, Shelf, Whose};
@@ -187,7 +187,7 @@ impl Tenure {
         let expires_at = age.and_then(|age| self.now().checked_add(age).ok());
         let item = Item { value: written(&all), expires_at, uses: 0, ..item };
         let _changing = self.memories().changing(&item.key).await;
-        self.store().put(&place.shelf, &item, Some(place.policy.max_entries)).await?;
+        self.store().put(&place.shelf, &item, bound(place.policy.max_entries, &item.key)).await?;
         self.memory_changed(&place.shelf, &item.key).await
     }
 

@@ -112,7 +112,8 @@ impl Tenure {
     }
 
     async fn recall_at(&self, place: &Place, question: &str, limit: usize) -> Result<Recalled> {
-        let question = clipped(question);
+        let (question, _) = self.redact(clipped(question));
+        let question = &*question;
         if question.trim().is_empty() || limit == 0 {
             return Ok(Recalled::default());
         }
@@ -158,7 +159,8 @@ impl Tenure {
             return None;
         }
         let found = found.iter().map(|h| Told { id: h.memory.id.clone(), score: h.score }).collect();
-        let event = Event { question: clipped(question).replace('\0', " "), at: self.now(), found };
+        let (question, _) = self.redact(clipped(question));
+        let event = Event { question: question.replace('\0', " "), at: self.now(), found };
         let value = serde_json::to_string(&event).expect("plain data");
         Some(self.lasting(uuid::Uuid::now_v7().to_string(), value))
     }

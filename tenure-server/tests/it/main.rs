@@ -12,6 +12,7 @@ mod fuzz;
 mod hooks;
 mod kit;
 mod limits;
+mod memories;
 mod metrics;
 mod nodes;
 mod openapi;

@@ -47,6 +47,11 @@ fn steps() -> impl Strategy<Value = Step> {
                 1 => json!({"input": "mine", "mode": "stream"}),
                 _ => json!({"messages": [message]}),
             },
+            ("POST", "/memories") => match n {
+                0 => json!({"text": "mine", "session_id": id}),
+                1 => json!({"text": "mine", "assistant_id": word}),
+                _ => json!({"text": "mine"}),
+            },
             ("POST", "/reviews/{review}/decision") => json!({"decision": "approved", "notes": "mine"}),
             ("PUT", _) => json!([message]),
             _ => json!({}),
@@ -64,6 +69,11 @@ fn steps() -> impl Strategy<Value = Step> {
             ("GET", "/search", 2) => "?q=%22xyzzy-secret%22&user=default",
             // As if a page had ended in the other's session.
             ("GET", "/search", _) => "?q=secret&cursor=1900000000000000~theirs~99~9~99",
+            ("GET", "/memories/search", 0) => "?q=xyzzy-secret&session_id=shared",
+            ("GET", "/memories/search", 1) => "?q=xyzzy%20secret%20remembered&assistant_id=keeper",
+            ("GET", "/memories/search", _) => "?q=xyzzy%20secret%20remembered",
+            ("GET", "/memories", 0) => "?session_id=theirs&limit=100",
+            ("GET", "/memories", 1) => "?assistant_id=keeper",
             ("GET", "/reviews", 1) => "?status=decided",
             ("GET", "/reviews", 2) => "?queue=finance&limit=100",
             _ => "",
@@ -119,6 +129,14 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/reviews/{review}/decision"),
     ("POST", "/threads/{id}/session"),
     ("DELETE", "/users/{id}"),
+    ("GET", "/memories"),
+    ("POST", "/memories"),
+    ("GET", "/memories/search"),
+    ("GET", "/memories/{id}"),
+    ("DELETE", "/memories/{id}"),
+    ("GET", "/dreams"),
+    ("POST", "/dreams"),
+    ("DELETE", "/dreams/{id}"),
     ("GET", "/metrics"),
 ];
 
@@ -148,7 +166,18 @@ async fn furnish(victim: &Door) {
     victim.post("/sessions/theirs/rewind", json!({"turn": 1})).await.is(200);
     victim.post("/sessions/theirs/fork", json!({"id": "branch"})).await.is(201);
     victim.delete("/sessions/gone").await.is(200);
-    victim.post("/assistants", json!({"name": "keeper", "instructions": MARKER})).await.is(201);
+    victim
+        .post(
+            "/assistants",
+            json!({"name": "keeper", "instructions": MARKER, "memory": {"scope": "group", "group": "lab"}}),
+        )
+        .await
+        .is(201);
+    victim.post("/memories", json!({"text": format!("{MARKER} remembered")})).await.is(201);
+    victim
+        .post("/memories", json!({"text": format!("{MARKER} remembered by all"), "assistant_id": "keeper"}))
+        .await
+        .is(201);
 }
 
 /// Everything that the victim can see.
@@ -160,6 +189,8 @@ async fn everything(victim: &Door) -> Vec<String> {
         all.push(victim.get(&format!("/sessions/{id}?include=cache,discarded")).await.text);
         all.push(victim.get(&format!("/sessions/{id}/export")).await.text);
     }
+    all.push(victim.get("/memories").await.text);
+    all.push(victim.get("/memories?assistant_id=keeper").await.text);
     all.push(list.text);
     all
 }
@@ -216,6 +247,8 @@ async fn a_leak_would_be_noticed() {
         step("GET", "/search?q=secret", ""),
         step("GET", "/search?q=secret&cursor=1900000000000000~theirs~99~9~99", ""),
         step("PATCH", "/sessions/branch", "{\"title\": null, \"tags\": null, \"metadata\": {\"xyzzy-secret\": null}}"),
+        step("GET", "/memories", ""),
+        step("GET", "/memories/search?q=remembered&assistant_id=keeper", ""),
         step("DELETE", "/v1/sessions/theirs", ""),
         step("DELETE", "/users/default", ""),
     ] {

@@ -14,6 +14,7 @@ mod memory;
 mod peers;
 mod raw;
 mod reads;
+mod recall;
 mod runs;
 mod search;
 mod writes;
@@ -53,6 +54,10 @@ fn main() {
         }
         if wants("match") {
             lists::content_match(&mut report).await;
+        }
+        if wants("recall") {
+            recall::scope_none(&mut report).await;
+            recall::among(&mut report).await;
         }
         if wants("runs") {
             runs::rounds(&mut report).await;

@@ -1,6 +1,7 @@
 //! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
 
-use super::{Commit, Item, Order, Owner, Query, Shelf, Whose};
+use super::text::Words;
+use super::{Commit, Hit, Item, Order, Owner, Query, Shelf, Whose};
 use crate::error::{Error, Result};
 use crate::head::{Head, Status, VisibleHash};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
@@ -18,7 +19,7 @@ pub(super) struct Index {
     newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<Key, BTreeSet<SessionId>>,
-    shelves: BTreeMap<Shelf, BTreeMap<String, Arc<Item>>>,
+    shelves: BTreeMap<Shelf, Rack>,
     /// The blobs of each session, with the first record that uses them.
     uses: HashMap<Key, BTreeMap<BlobId, Seq>>,
     /// How many sessions use a blob.
@@ -246,13 +247,23 @@ impl Index {
     }
 
     pub fn put(&mut self, shelf: &Shelf, item: Item) {
-        self.shelves.entry(shelf.clone()).or_default().insert(item.key.clone(), Arc::new(item));
+        self.shelves.entry(shelf.clone()).or_default().put(item);
+    }
+
+    /// Items of a shelf that have any word of a text, best first.
+    pub fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Vec<Hit> {
+        let Some(rack) = self.shelves.get(shelf) else { return Vec::new() };
+        let hit = |(key, score)| Some(Hit { item: Item::clone(rack.items.get(key)?), score });
+        rack.words.search(text, limit).into_iter().filter_map(hit).collect()
     }
 
     /// The keys that must go if an item is put on a shelf of at most `keep`: the least recently used, never the new one.
     pub fn crowded_out(&self, shelf: &Shelf, key: &str, keep: Option<usize>) -> Vec<String> {
-        let (Some(keep), Some(items)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
-        let mut old: Vec<_> = items.values().filter(|i| i.key != key).collect();
+        let (Some(keep), Some(rack)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
+        if rack.items.len() < keep {
+            return Vec::new();
+        }
+        let mut old: Vec<_> = rack.items.values().filter(|i| i.key != key).collect();
         let surplus = (old.len() + 1).saturating_sub(keep.max(1));
         old.sort_by_key(|i| (i.used_at, &i.key));
         old.into_iter().take(surplus).map(|i| i.key.clone()).collect()
@@ -260,7 +271,7 @@ impl Index {
 
     /// An item, marked as used if a time is given.
     pub fn get(&mut self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Option<Item> {
-        let item = self.shelves.get_mut(shelf)?.get_mut(key)?;
+        let item = self.shelves.get_mut(shelf)?.items.get_mut(key)?;
         if let Some(at) = used {
             let item = Arc::make_mut(item);
             item.used_at = at;
@@ -275,17 +286,17 @@ impl Index {
         self.shelves
             .get(shelf)
             .into_iter()
-            .flat_map(move |s| s.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
+            .flat_map(move |s| s.items.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
     }
 
     pub fn item(&self, shelf: &Shelf, key: &str) -> Option<&Item> {
-        Some(self.shelves.get(shelf)?.get(key)?.as_ref())
+        Some(self.shelves.get(shelf)?.items.get(key)?.as_ref())
     }
 
     pub fn remove_item(&mut self, shelf: &Shelf, key: &str) -> bool {
-        let Some(items) = self.shelves.get_mut(shelf) else { return false };
-        let was_there = items.remove(key).is_some();
-        if items.is_empty() {
+        let Some(rack) = self.shelves.get_mut(shelf) else { return false };
+        let was_there = rack.remove(key);
+        if rack.items.is_empty() {
             self.shelves.remove(shelf);
         }
         was_there
@@ -293,7 +304,7 @@ impl Index {
 
     /// Items whose time is over, with their shelves.
     pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Shelf, String)> {
-        let all = self.shelves.iter().flat_map(|(shelf, items)| items.values().map(move |i| (shelf, i)));
+        let all = self.shelves.iter().flat_map(|(shelf, rack)| rack.items.values().map(move |i| (shelf, i)));
         let over = all.filter(|(_, i)| i.expires_at.is_some_and(|t| t <= now));
         over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
     }
@@ -306,7 +317,8 @@ impl Index {
     ) -> impl Iterator<Item = (&Shelf, &BTreeMap<String, Arc<Item>>)> {
         let first = Shelf { tenant: tenant.clone(), owner: owner.clone(), name: String::new() };
         let (tenant, owner) = (first.tenant.clone(), first.owner.clone());
-        self.shelves.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner)
+        let ours = self.shelves.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner);
+        ours.map(|(shelf, rack)| (shelf, &rack.items))
     }
 
     /// Removes all shelves of an owner.
@@ -315,6 +327,31 @@ impl Index {
         for shelf in shelves {
             self.shelves.remove(&shelf);
         }
+    }
+}
+
+/// What is on a shelf, and the words of it.
+#[derive(Debug, Default)]
+struct Rack {
+    items: BTreeMap<String, Arc<Item>>,
+    words: Words,
+}
+
+impl Rack {
+    fn put(&mut self, item: Item) {
+        self.remove(&item.key);
+        if let Some(text) = &item.text {
+            self.words.put(&item.key, text);
+        }
+        self.items.insert(item.key.clone(), Arc::new(item));
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        let Some(item) = self.items.remove(key) else { return false };
+        if let Some(text) = &item.text {
+            self.words.take(key, text);
+        }
+        true
     }
 }
 

@@ -28,7 +28,7 @@ mod tests;
 use self::disk::Disk;
 use self::gates::Gates;
 use self::names::Place;
-use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store, text};
+use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -194,12 +194,9 @@ impl Store for JsonlStore {
     }
 
     async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let items: Vec<_> = {
-            let state = self.disk.state();
-            state.intact(&Place::of(shelf))?;
-            state.index.items(shelf, None).cloned().collect()
-        };
-        Ok(text::search(&items, text, limit))
+        let state = self.disk.state();
+        state.intact(&Place::of(shelf))?;
+        Ok(state.index.search(shelf, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

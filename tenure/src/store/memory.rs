@@ -3,7 +3,6 @@
 use super::index::Index;
 use super::{
     Commit, Direction, Finding, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner, Query, Range, Shelf, Store,
-    text,
 };
 use crate::entry::{Entry, Record};
 use crate::error::Result;
@@ -141,8 +140,7 @@ impl Store for MemoryStore {
     }
 
     async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
-        let items: Vec<_> = self.state().index.items(shelf, None).cloned().collect();
-        Ok(text::search(&items, text, limit))
+        Ok(self.state().index.search(shelf, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {

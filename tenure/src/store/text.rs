@@ -1,8 +1,6 @@
 //! Full-text search in the process itself, for stores without a database: words, and BM25 over them.
 
-use super::{Hit, Item};
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How soon more occurrences of a word stop counting.
 const K1: f64 = 1.2;
@@ -17,26 +15,58 @@ pub(super) fn words(text: &str) -> Vec<String> {
     split.map(|w| w.replace(is_combining, "")).filter(|w| !w.is_empty()).collect()
 }
 
-/// The items whose text has any word of `query`, best first; equally good ones by key.
-pub(super) fn search(items: &[Arc<Item>], query: &str, limit: usize) -> Vec<Hit> {
-    let query: BTreeSet<_> = words(query).into_iter().collect();
-    let texts: Vec<_> = items.iter().filter_map(|i| Some((i, words(i.text.as_deref()?)))).collect();
-    let mean = texts.iter().map(|(_, w)| w.len()).sum::<usize>() as f64 / texts.len().max(1) as f64;
+/// The words of many texts, and where they are.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    /// For each word the texts that have it, and how often.
+    found: HashMap<String, BTreeMap<String, u32>>,
+    /// How many words each text has.
+    lengths: HashMap<String, usize>,
+    total: usize,
+}
 
-    let mut scores = HashMap::<usize, f64>::new();
-    for word in &query {
-        let counts = texts.iter().map(|(_, words)| words.iter().filter(|w| *w == word).count());
-        let found: Vec<_> = counts.enumerate().filter(|(_, n)| *n > 0).collect();
-        let rarity = (1.0 + (texts.len() as f64 - found.len() as f64 + 0.5) / (found.len() as f64 + 0.5)).ln();
-        for (i, n) in found {
-            let (n, length) = (n as f64, texts[i].1.len() as f64);
-            *scores.entry(i).or_default() += rarity * n * (K1 + 1.0) / (n + K1 * (1.0 - B + B * length / mean));
+impl Words {
+    /// Takes in a text under a key that is free.
+    pub fn put(&mut self, key: &str, text: &str) {
+        let words = words(text);
+        self.total += words.len();
+        self.lengths.insert(key.to_owned(), words.len());
+        for word in words {
+            *self.found.entry(word).or_default().entry(key.to_owned()).or_default() += 1;
         }
     }
 
-    let mut hits: Vec<_> = scores.into_iter().map(|(i, score)| (texts[i].0, score)).collect();
-    hits.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.key.cmp(&b.key)));
-    hits.into_iter().take(limit).map(|(item, score)| Hit { item: Item::clone(item), score }).collect()
+    /// Takes a text out again.
+    pub fn take(&mut self, key: &str, text: &str) {
+        let Some(length) = self.lengths.remove(key) else { return };
+        self.total -= length;
+        for word in words(text) {
+            if let Some(texts) = self.found.get_mut(&word) {
+                texts.remove(key);
+                if texts.is_empty() {
+                    self.found.remove(&word);
+                }
+            }
+        }
+    }
+
+    /// The keys of the texts that have any word of `query`, best first; equally good ones by key.
+    pub fn search(&self, query: &str, limit: usize) -> Vec<(&str, f64)> {
+        let query: BTreeSet<_> = words(query).into_iter().collect();
+        let (count, mean) = (self.lengths.len() as f64, self.total as f64 / self.lengths.len().max(1) as f64);
+        let mut scores = HashMap::<&str, f64>::new();
+        for texts in query.iter().filter_map(|word| self.found.get(word)) {
+            let rarity = (1.0 + (count - texts.len() as f64 + 0.5) / (texts.len() as f64 + 0.5)).ln();
+            for (key, n) in texts {
+                let (n, length) = (f64::from(*n), self.lengths.get(key).copied().unwrap_or(0) as f64);
+                *scores.entry(key).or_default() += rarity * n * (K1 + 1.0) / (n + K1 * (1.0 - B + B * length / mean));
+            }
+        }
+        let mut best: Vec<_> = scores.into_iter().collect();
+        best.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
+        best.truncate(limit);
+        best
+    }
 }
 
 pub(crate) fn is_combining(c: char) -> bool {
@@ -72,24 +102,13 @@ pub(crate) fn plain(c: char) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiff::Timestamp;
-
-    fn items(texts: &[&str]) -> Vec<Arc<Item>> {
-        let at = Timestamp::UNIX_EPOCH;
-        let item = |(i, text): (usize, &&str)| Item {
-            key: format!("k{i}"),
-            value: "null".into(),
-            text: Some((*text).into()),
-            created_at: at,
-            used_at: at,
-            uses: 0,
-            expires_at: None,
-        };
-        texts.iter().enumerate().map(item).map(Arc::new).collect()
-    }
 
     fn found(texts: &[&str], query: &str) -> Vec<String> {
-        search(&items(texts), query, 10).into_iter().map(|h| h.item.key).collect()
+        let mut words = Words::default();
+        for (i, text) in texts.iter().enumerate() {
+            words.put(&format!("k{i}"), text);
+        }
+        words.search(query, 10).into_iter().map(|(key, _)| key.to_owned()).collect()
     }
 
     #[test]
@@ -120,13 +139,20 @@ mod tests {
     fn equals_come_by_key_and_the_limit_holds() {
         let texts = ["same", "same", "same"];
         assert_eq!(found(&texts, "same"), ["k0", "k1", "k2"]);
-        assert_eq!(search(&items(&texts), "same", 2).len(), 2);
+        let mut words = Words::default();
+        texts.iter().enumerate().for_each(|(i, text)| words.put(&format!("k{i}"), text));
+        assert_eq!(words.search("same", 2).len(), 2);
     }
 
     #[test]
-    fn items_without_text_are_not_found() {
-        let mut items = items(&["tea", "tea"]);
-        Arc::make_mut(&mut items[0]).text = None;
-        assert_eq!(search(&items, "tea", 10).len(), 1);
+    fn what_is_taken_out_leaves_nothing() {
+        let mut words = Words::default();
+        words.put("a", "green tea tea");
+        words.put("b", "tea");
+        words.take("a", "green tea tea");
+        assert_eq!(words.search("green tea", 10).len(), 1);
+        words.take("b", "tea");
+        words.take("b", "tea");
+        assert!(words.found.is_empty() && words.lengths.is_empty() && words.total == 0);
     }
 }

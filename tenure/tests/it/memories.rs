@@ -191,6 +191,23 @@ on_every_store! {
         assert_eq!(t.recall(&ada(), &Mind::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
     }
 
+    /// What must not be written is not: neither in a memory nor in what is known of a recall, nor is a vector made of it.
+    async fn redacted(home: &mut Home) {
+        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (heard, rule) = (seen.clone(), RedactionRule::new("number", r"\d{4,}", None).unwrap());
+        let embedder = Embedder::new("spy", move |texts| {
+            heard.lock().unwrap().extend(texts.clone());
+            async move { Ok(texts.iter().map(|_| vec![1.0, 2.0]).collect()) }
+        });
+        home.reopen_with(|o| (o.redaction, o.embedder) = (vec![rule].try_into().unwrap(), Some(embedder))).await;
+        let t = &home.tenure;
+        let kept = t.remember(&ada(), &Mind::Own, fact("her card is 98765432")).await.unwrap();
+        assert_eq!(kept.text, "her card is [redacted: number]");
+        assert_eq!(recall(t, &ada(), &Mind::Own, "is 98765432 her card?").await, [kept.text]);
+        assert_eq!(home.scan("98765432").await, 0);
+        assert!(seen.lock().unwrap().len() == 2 && !seen.lock().unwrap().iter().any(|t| t.contains("98765432")));
+    }
+
     /// A changed model: what is there is found by its words until it has new vectors, and by its meaning after.
     async fn another_model(home: &mut Home) {
         let switch = awake();

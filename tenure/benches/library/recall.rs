@@ -1,0 +1,147 @@
+//! Recalling among many memories.
+
+use crate::*;
+use base64::Engine;
+use std::sync::Arc;
+use tenure::store::{Item, Owner, Shelf, Store};
+
+const LENGTH: usize = 384;
+
+/// Numbers that depend on the seed only.
+fn random(seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    })
+}
+
+/// Some of 5,000 words.
+fn sentence(seed: usize, words: usize) -> String {
+    random(seed as u64).take(words).map(|r| format!("word{}", r % 5_000)).collect::<Vec<_>>().join(" ")
+}
+
+fn vector(seed: usize) -> Vec<i8> {
+    random(seed as u64 + 77).take(LENGTH).map(|r| (r % 255) as i8).collect()
+}
+
+/// An embedder that costs nothing.
+fn instant() -> Embedder {
+    Embedder::new("bench", |texts| async move {
+        Ok(texts.iter().map(|t| vector(t.len()).iter().map(|n| f32::from(*n)).collect()).collect())
+    })
+}
+
+/// Memories as they are kept, straight to the store.
+async fn filled(store: &Arc<dyn Store>, count: usize) {
+    let at = jiff::Timestamp::UNIX_EPOCH;
+    let mut tasks = Vec::new();
+    for hand in 0..64 {
+        let store = store.clone();
+        let shelf = Shelf { tenant: who().tenant, owner: Owner::User(who().user), name: "memory".to_owned() };
+        tasks.push(tokio::spawn(async move {
+            for n in (hand..count).step_by(64) {
+                let bytes: Vec<u8> = vector(n).into_iter().map(|n| n as u8).collect();
+                let bytes = base64::engine::general_purpose::STANDARD_NO_PAD.encode(bytes);
+                let value =
+                    serde_json::json!({"sources": {"@bench": []}, "vector": {"model": "bench", "bytes": bytes}});
+                let (key, text) = (format!("mem_{n:08}"), Some(sentence(n, 12)));
+                let item = Item {
+                    key,
+                    value: value.to_string(),
+                    text,
+                    created_at: at,
+                    used_at: at,
+                    uses: 0,
+                    expires_at: None,
+                };
+                store.put(&shelf, &item, None).await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// Recall among 100,000 memories of one user, beside among 1,000; and by words and meaning, beside by words alone.
+pub async fn among(report: &mut Report) {
+    for kind in ["sqlite", "jsonl", "postgres"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut medians = Vec::new();
+        for count in [1_000, 100_000] {
+            let url = match kind {
+                "sqlite" => format!("sqlite:{}", dir.path().join(format!("{count}.db")).display()),
+                "jsonl" => format!("jsonl:{}", dir.path().join(format!("{count}")).display()),
+                _ => match std::env::var("TENURE_TEST_POSTGRES") {
+                    Ok(url) => format!("{url}{}schema=recall_{count}", if url.contains('?') { '&' } else { '?' }),
+                    Err(_) => continue,
+                },
+            };
+            let words = Tenure::open(&url).await.unwrap();
+            filled(words.store(), count).await;
+            let both = Tenure::on(words.store().clone(), Options { embedder: Some(instant()), ..Options::default() });
+            both.recall(&who(), &Mind::Own, "word1", 8).await.unwrap();
+            let mut times = [Vec::new(), Vec::new()];
+            for i in 0..100 {
+                let question = sentence(1_000_000 + i, 4);
+                for (house, times) in [&words, &both].into_iter().zip(&mut times) {
+                    times.push(timed(async { house.recall(&who(), &Mind::Own, &question, 8).await.unwrap() }).await);
+                }
+            }
+            medians.push(times.map(median));
+        }
+        let [[few, few_both], [many, many_both]] = medians[..] else { continue };
+        for (how, many, few) in [("words", many, few), ("words and meaning", many_both, few_both)] {
+            report.row(
+                format!("recall by {how} among 100,000 memories, {kind}, beside among 1,000"),
+                ms(many),
+                ms(few),
+                ratio(many, few),
+                Promise::AtMost(10.0),
+            );
+        }
+        report.row(
+            format!("recall by words and meaning among 100,000, {kind}, beside by words"),
+            ms(many_both),
+            ms(many),
+            ratio(many_both, many),
+            Promise::AtMost(3.0),
+        );
+    }
+}
+
+/// What a scope of `none` adds to the beginning of a turn, beside no assistant at all: nothing that can be measured.
+pub async fn scope_none(report: &mut Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
+    tenure.declare(Assistant {
+        name: "none".into(),
+        memory: Some(MemorySize { scope: Scope::None, ..MemorySize::default() }),
+        ..Assistant::default()
+    });
+    tenure.declare(Assistant { name: "plain".into(), ..Assistant::default() });
+    let mut times = [Vec::new(), Vec::new()];
+    for i in 0..400 {
+        for (assistant, times) in ["none", "plain"].into_iter().zip(&mut times) {
+            let ask = Ask {
+                session: Some(id(assistant)),
+                messages: vec![Message::user(&format!("{i} {}", words(200, i)))],
+                mode: Mode::Append,
+                assistant: Some(assistant.to_owned()),
+                ..Ask::default()
+            };
+            times.push(timed(async { tenure.turn(&who(), ask).await.unwrap() }).await);
+        }
+    }
+    let [none, plain] = times.map(median);
+    report.row(
+        "beginning a turn with the scope `none`, beside without a memory",
+        ms(none),
+        ms(plain),
+        ratio(none, plain),
+        Promise::AtMost(1.1),
+    );
+}
