@@ -655,7 +655,7 @@ mod tests {
             ("redaction: [{name: a, pattern: x}, {name: b, pattern: '('}]", "redaction[1]: "),
             ("redaction: [{name: a, pattern: '('}]", "unclosed group"),
             ("redaction: [{name: a, patern: x}]", "did you mean `pattern`"),
-            ("redaction: [{name: a, pattern: x}, {name: a, pattern: y}]", "two rules"),
+            ("redaction: [{name: a, pattern: x}, {name: a, pattern: z}]", "two rules"),
             ("transcripts: {live: true}", "transcripts.dir"),
         ] {
             let error = Config::parse(yaml).unwrap_err().to_string();

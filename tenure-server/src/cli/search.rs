@@ -59,7 +59,7 @@ pub async fn run(client: &Client, what: &Search, json: bool) -> anyhow::Result<(
         print(format!("{}\n    {}\n", clean(head.trim_end()), marked(f, bold)))?;
     }
     let more = if next.is_some() { "; there may be more in older ones" } else { "" };
-    note(format!("{} found in {looked_at} sessions{more}", found.len()));
+    note(format!("{} found in {}{more}", found.len(), show::count(&looked_at.into(), "session")));
     damaged.iter().filter_map(Value::as_str).for_each(|id| {
         note(format!("{} is damaged and was not looked at; `tenure doctor` says more", clean(id)));
     });

@@ -158,10 +158,10 @@ fn verbs_and_their_exit_codes() {
     assert_eq!((all["data"].as_array().unwrap().len(), &all["next_cursor"]), (3, &Value::Null));
     // Looking for something.
     let found = tenure(dir, &["sessions", "search", "dover"]);
-    assert!(found.err.contains("2 found in 3 sessions"), "{}", found.err);
+    assert!(found.err.contains("4 found in 3 sessions"), "{}", found.err);
     let found = found.ok();
     assert!(found.contains("[3] user") && found.contains("\n    In Dover\n") && !found.contains('\u{1b}'), "{found}");
-    let found = tenure(dir, &["sessions", "search", "DOVER", "in", "--json", "--limit", "1"]).json();
+    let found = tenure(dir, &["sessions", "search", "DOVER", "in", "--role", "user", "--json", "--limit", "1"]).json();
     assert_eq!(
         (&found["data"][0]["highlights"], found["data"].as_array().unwrap().len()),
         (&json!([[0, 2], [3, 8]]), 1)

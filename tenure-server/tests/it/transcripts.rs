@@ -114,7 +114,7 @@ async fn a_crash_is_mended_at_the_next_start() {
         let server = Running::start(dir.path(), yaml);
         let what = format!("round {round}: {:?}", lines(&path));
         until(&what, Duration::from_secs(20), async || lines(&path).is_some_and(|l| l == want)).await;
-        server.stop();
+        server.kill();
     }
 }
 

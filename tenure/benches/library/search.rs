@@ -29,7 +29,10 @@ pub async fn words(report: &mut Report) {
             pages += 1;
             match page.next {
                 Some(next) => search.cursor = Some(next),
-                None => break assert_eq!(page.found.len(), 1),
+                None => {
+                    assert_eq!(page.found.len(), 1);
+                    break;
+                }
             }
         }
     });
