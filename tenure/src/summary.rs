@@ -87,7 +87,9 @@ fn turns(session: &Session) -> Vec<Turn> {
         let begins = role == Role::User && last != Some(Role::User) && asked;
         if turns.is_empty() || begins {
             let start = if turns.is_empty() { from } else { i };
-            turns.iter_mut().last().into_iter().for_each(|t| t.end = start);
+            if let Some(before) = turns.last_mut() {
+                before.end = start;
+            }
             turns.push(Turn { start, end: session.messages.len(), tokens: 0, closed: true });
         }
         let this = turns.len() - 1;
@@ -102,7 +104,9 @@ fn turns(session: &Session) -> Vec<Turn> {
         made.into_iter().for_each(|c| calls.entry(c.id).or_default().push(this));
     }
     let open = !answered || session.head().run.is_some();
-    turns.iter_mut().last().into_iter().for_each(|t| t.closed = !open);
+    if let Some(last) = turns.last_mut() {
+        last.closed = !open;
+    }
     turns
 }
 

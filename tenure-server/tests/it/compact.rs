@@ -140,8 +140,9 @@ async fn the_next_turn_comes_first() {
     home.summary(4).await;
     assert_eq!(home.model.count(), 5);
     home.say("question 5").await;
-    let shown = home.model.shown();
-    assert_eq!(shown[0]["content"], format!("{MARK}\nthey talked"));
+    // With it the window is full again, and the next summary may have been asked for.
+    let shown = home.model.sent().0.pop().unwrap();
+    assert!(shown[0].contains(MARK) && shown[0].contains("they talked"), "{shown:?}");
     assert_eq!(shown.len(), 6, "the summary, two turns and the question");
 }
 
