@@ -208,6 +208,7 @@ impl Tenure {
                 continue;
             }
             let draft = draft?;
+            let set = known.state.head().and_then(|h| self.watched(h.seq, draft.entries.iter()));
             match self.commit(&mut known, draft, now).await {
                 Err(Error::Conflict { .. }) => {
                     self.catch_up(&key, &mut known).await?;
@@ -218,6 +219,10 @@ impl Tenure {
                         known.state = State::Cold;
                     }
                     self.reweigh(&key, &hot, &known.state);
+                    if let (Some(set), Some(head)) = (set, known.state.head().cloned()) {
+                        drop(known);
+                        self.checkpointed(&head, set).await;
+                    }
                     return answer;
                 }
             }

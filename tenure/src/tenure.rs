@@ -2,6 +2,7 @@
 
 use crate::assistant::Assistants;
 use crate::busy::Gates;
+use crate::checkpoint::Watch;
 use crate::clock::Clock;
 use crate::embed::Embedder;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
@@ -60,6 +61,7 @@ pub(crate) struct House {
     assistants: Assistants,
     hot: HotSessions,
     hooks: RwLock<Vec<Hook>>,
+    watches: RwLock<Vec<Watch>>,
     gates: Gates,
     key_gates: Gates,
     repairs: Vec<Repair>,
@@ -117,7 +119,7 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let hot = hot_sessions(options.cache_bytes);
-        let (assistants, hooks, gates, key_gates) = Default::default();
+        let (assistants, hooks, watches, gates, key_gates) = Default::default();
         Self {
             house: Arc::new(House {
                 store,
@@ -125,6 +127,7 @@ impl Tenure {
                 assistants,
                 hot,
                 hooks,
+                watches,
                 gates,
                 key_gates,
                 repairs,
@@ -174,6 +177,10 @@ impl Tenure {
 
     pub(crate) fn hooks(&self) -> &RwLock<Vec<Hook>> {
         &self.house.hooks
+    }
+
+    pub(crate) fn watches(&self) -> &RwLock<Vec<Watch>> {
+        &self.house.watches
     }
 
     pub(crate) fn assistants_known(&self) -> &Assistants {
