@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
 pub mod tools;
+pub mod workspaces;
 
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,8 @@ pub struct Config {
     pub python: tools::Python,
     /// What happens when a session ends.
     pub on_expire: OnExpire,
+    /// The workspaces of sessions.
+    pub workspaces: workspaces::Workspaces,
     /// The limits.
     pub limits: Limits,
     /// Other web sites whose pages may call this server.
@@ -274,6 +277,7 @@ impl Default for Config {
             schedules: Vec::new(),
             python: tools::Python::default(),
             on_expire: OnExpire::default(),
+            workspaces: workspaces::Workspaces::default(),
             limits: Limits::default(),
             cors: Cors::default(),
             telemetry: Telemetry::default(),

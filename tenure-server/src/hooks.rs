@@ -24,6 +24,9 @@ pub fn install(tenure: &Tenure, config: &Config) -> anyhow::Result<()> {
         check_directory(&dir).with_context(|| format!("on_expire.transcripts: can not write to {}", dir.display()))?;
         tenure.on_expire(move |session, _| keep_transcript(dir.clone(), session));
     }
+    if let Some(workspaces) = crate::workspace::Workspaces::new(config)? {
+        workspaces.install(tenure);
+    }
     for (i, hook) in config.on_expire.webhooks.iter().enumerate() {
         let receiver = Arc::new(Receiver::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
         tenure.on_expire(move |session, why| {
@@ -54,7 +57,7 @@ async fn keep_transcript(dir: PathBuf, session: Arc<Session>) -> Result<(), Stri
 }
 
 /// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
-fn file_name(name: &str) -> String {
+pub(crate) fn file_name(name: &str) -> String {
     let mut safe = String::with_capacity(name.len());
     for (i, byte) in name.bytes().enumerate() {
         match byte {
@@ -273,6 +276,8 @@ mod tests {
             ("on_expire: {webhooks: [{url: 'http://x/', timeout: never}]}", "timeout"),
             ("on_expire: {webhooks: [{url: 'http://x/', secret_env: NOT_SET_ANYWHERE}]}", "NOT_SET_ANYWHERE"),
             ("on_expire: {transcripts: /dev/null/x}", "/dev/null/x"),
+            ("workspaces: {root: /dev/null/y}", "workspaces.root: can not use /dev/null/y"),
+            ("workspaces: {rot: y}", "did you mean `root`"),
             ("cors: {origins: ['*']}", "cors.origins[0]"),
             ("cors: {origins: ['https://a.b/']}", "\"https://a.b\""),
             ("telemetry: {otlp: collector}", "telemetry.otlp"),

@@ -22,3 +22,4 @@ pub mod telemetry;
 pub mod tls;
 pub mod tools;
 pub mod upstream;
+pub mod workspace;

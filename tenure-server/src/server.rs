@@ -43,6 +43,8 @@ pub struct App {
     pub models: Models,
     /// What the models can have done.
     pub tools: Arc<Toolbox>,
+    /// The workspaces of sessions, if they are kept.
+    pub workspaces: Option<Arc<crate::workspace::Workspaces>>,
     /// Work that outlives its request.
     pub tasks: Tasks,
     /// What runs by the clock.
@@ -73,10 +75,11 @@ impl App {
         let tools = Arc::new(Toolbox::new(&config)?);
         let keys = Keys::of(tenure.clone());
         crate::hooks::install(&tenure, &config)?;
+        let workspaces = crate::workspace::Workspaces::new(&config)?;
         let (tasks, census) = Default::default();
         let run_hooks = crate::hooks::run_hooks(&config)?;
         let schedules = crate::schedules::plans(&config)?;
-        Ok(Arc::new(Self { tenure, config, keys, models, tools, schedules, run_hooks, tasks, census }))
+        Ok(Arc::new(Self { tenure, config, keys, models, tools, workspaces, schedules, run_hooks, tasks, census }))
     }
 }
 

@@ -26,3 +26,4 @@ mod tools;
 mod transfer;
 mod turns;
 mod upstream;
+mod workspace;
