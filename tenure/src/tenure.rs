@@ -20,6 +20,7 @@ use crate::sweep::Hook;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock, Weak};
 
 /// What can be chosen when a house is opened.
@@ -62,6 +63,8 @@ pub(crate) struct House {
     hot: HotSessions,
     hooks: RwLock<Vec<Hook>>,
     watches: RwLock<Vec<Watch>>,
+    /// So many of the longest idle could not be sent away by the last pass of the sweep.
+    stuck: AtomicUsize,
     gates: Gates,
     key_gates: Gates,
     repairs: Vec<Repair>,
@@ -119,7 +122,7 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let hot = hot_sessions(options.cache_bytes);
-        let (assistants, hooks, watches, gates, key_gates) = Default::default();
+        let (assistants, hooks, watches, stuck, gates, key_gates) = Default::default();
         Self {
             house: Arc::new(House {
                 store,
@@ -128,6 +131,7 @@ impl Tenure {
                 hot,
                 hooks,
                 watches,
+                stuck,
                 gates,
                 key_gates,
                 repairs,
@@ -181,6 +185,10 @@ impl Tenure {
 
     pub(crate) fn watches(&self) -> &RwLock<Vec<Watch>> {
         &self.house.watches
+    }
+
+    pub(crate) fn stuck(&self) -> &AtomicUsize {
+        &self.house.stuck
     }
 
     pub(crate) fn assistants_known(&self) -> &Assistants {

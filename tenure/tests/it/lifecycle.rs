@@ -143,6 +143,27 @@ on_every_store! {
         assert_eq!(home.tenure.sweep().await.unwrap(), Report::default());
     }
 
+    /// Those whose hooks fail are the longest idle, and as many as a pass takes: the others go all the same.
+    async fn a_stuck_cap(home: &mut Home) {
+        home.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (1, 2)).await;
+        for n in 0..6 {
+            home.pass(SignedDuration::from_secs(1));
+            home.tenure.create(&ada(), named(&format!("s{n}"))).await.unwrap();
+        }
+        home.tenure.on_expire(|session, _| {
+            let fails = ["s0", "s1"].contains(&session.info.session_id.as_str());
+            async move { if fails { Err("gone".to_owned()) } else { Ok(()) } }
+        });
+        let mut evicted = Vec::new();
+        for _ in 0..4 {
+            home.pass(SignedDuration::from_mins(2));
+            let report = home.tenure.sweep().await.unwrap();
+            assert!(report.evicted.is_empty() != report.failed.is_empty(), "{report:?}");
+            evicted.extend(report.evicted);
+        }
+        assert_eq!(keys(&evicted), ["s2", "s3", "s4"]);
+    }
+
     /// Many sessions, some of whose hooks are slow and some of which fail: each of the others goes in the same pass.
     async fn many_hooks(home: &mut Home) {
         for n in 0..60 {
@@ -156,7 +177,10 @@ on_every_store! {
             async move {
                 match n % 10 {
                     0 => Err("the disk is full".to_owned()),
-                    1 => Ok(tokio::time::sleep(std::time::Duration::from_millis(100)).await),
+                    1 => {
+                        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                        Ok(())
+                    }
                     _ => Ok(()),
                 }
             }
