@@ -148,10 +148,13 @@ impl Workspaces {
         let home = self.root.join(crate::hooks::file_name(tenant.as_str()));
         let place = home.join(name);
         let found = place.canonicalize();
-        let found = found
-            .map_err(|e| Trouble::Name(format!("there is no directory {}: {e}; make it first", place.display())))?;
+        let found = found.map_err(|e| {
+            Trouble::Name(format!(
+                "there is no directory {name:?} among the workspaces of {tenant}: {e}; make it first"
+            ))
+        })?;
         if !found.starts_with(&home) || found == home {
-            return Err(Trouble::Name(format!("the workspace {name:?} leads out of {}", home.display())));
+            return Err(Trouble::Name(format!("the workspace {name:?} leads out of the directory of {tenant}")));
         }
         match found.is_dir() {
             true => Ok(found),
@@ -162,6 +165,22 @@ impl Workspaces {
     fn open(&self, place: &Path) -> Result<Repo, Trouble> {
         let name = blake3::hash(place.as_os_str().as_encoded_bytes()).to_hex();
         Repo::open(place, &self.root.join(LOCKS).join(name.as_str()))
+    }
+
+    /// libgit2 and files make their thread wait. Where the root is is nobody's business.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Trouble> + Send + 'static,
+    ) -> Result<T, Trouble> {
+        let done = match tokio::time::timeout(MAX_TIME, tokio::task::spawn_blocking(work)).await {
+            Ok(done) => done.unwrap_or_else(|e| Err(Trouble::Failed(format!("workspace: {e}")))),
+            // It goes on by itself, and holds the workspace until it is done.
+            Err(_) => Err(Trouble::Failed(format!("the workspace took longer than {} s", MAX_TIME.as_secs()))),
+        };
+        done.map_err(|e| match e {
+            Trouble::Failed(why) => Trouble::Failed(why.replace(&format!("{}/", self.root.display()), "")),
+            other => other,
+        })
     }
 
     /// Commits a session's workspace, if it has one and something has changed.
@@ -176,7 +195,7 @@ impl Workspaces {
             }
         };
         let (here, tenant, note) = (self.clone(), head.tenant.clone(), Note::new(head, Some(seq), what));
-        blocking(move || {
+        self.blocking(move || {
             let repo = here.open(&here.place(&tenant, &name)?)?;
             let tree = repo.read(here.limits, None)?;
             repo.commit(&note, tree).map(drop)
@@ -211,15 +230,6 @@ fn check_name(name: &str) -> Result<(), Trouble> {
     }
 }
 
-/// libgit2 and files make their thread wait.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Trouble> + Send + 'static) -> Result<T, Trouble> {
-    match tokio::time::timeout(MAX_TIME, tokio::task::spawn_blocking(work)).await {
-        Ok(done) => done.unwrap_or_else(|e| Err(Trouble::Failed(format!("workspace: {e}")))),
-        // It goes on by itself, and holds the workspace until it is done.
-        Err(_) => Err(Trouble::Failed(format!("the workspace took longer than {} s", MAX_TIME.as_secs()))),
-    }
-}
-
 /// A way back that was found.
 #[derive(Debug)]
 pub struct Way {
@@ -241,7 +251,8 @@ pub struct Restored {
 impl Way {
     /// Puts by what is there, then makes the workspace what it was. `seq` is the session's end after its rewind.
     pub async fn go(self, seq: Seq) -> Result<Restored, Trouble> {
-        blocking(move || {
+        let here = self.here.clone();
+        here.blocking(move || {
             let repo = self.here.open(&self.place)?;
             let want = repo.tree_of(self.to)?;
             // Also what is ignored, where it would be written over.
@@ -260,8 +271,8 @@ impl App {
     pub async fn check_workspace(&self, who: &Principal, metadata: &Map<String, Value>) -> ApiResult<()> {
         let Some(here) = &self.workspaces else { return Ok(()) };
         let Some(name) = named(metadata)?.map(str::to_owned) else { return Ok(()) };
-        let (here, tenant) = (here.clone(), who.tenant.clone());
-        Ok(blocking(move || here.place(&tenant, &name).map(drop)).await?)
+        let (inner, tenant) = (here.clone(), who.tenant.clone());
+        Ok(here.blocking(move || inner.place(&tenant, &name).map(drop)).await?)
     }
 
     /// The card of a session that is about to be deleted, if its workspace may have to be kept.
@@ -294,7 +305,7 @@ impl App {
         let Some(name) = named(&head.info.metadata)?.map(str::to_owned) else {
             return Err(ApiError::invalid(KEY, format!("session {id} names no workspace; set `metadata.{KEY}` first")));
         };
-        let what = to.to_string();
+        let (kept, what) = (here.clone(), to.to_string());
         let find = move || {
             let place = here.place(&head.tenant, &name)?;
             let not_kept = || {
@@ -313,6 +324,6 @@ impl App {
             repo.read(here.limits, Some(repo.tree_of(to)?))?;
             Ok(Way { here, place, head, to })
         };
-        Ok(blocking(find).await?)
+        Ok(kept.blocking(find).await?)
     }
 }
