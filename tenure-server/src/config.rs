@@ -4,6 +4,7 @@
 pub mod dreams;
 pub mod embeddings;
 pub mod tools;
+pub mod workspaces;
 
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,8 @@ pub struct Config {
     pub transcripts: Transcripts,
     /// What must not be written to transcripts and memories, nor be shown by a search.
     pub redaction: Redaction,
+    /// The workspaces of sessions.
+    pub workspaces: workspaces::Workspaces,
     /// The limits.
     pub limits: Limits,
     /// Other web sites whose pages may call this server.
@@ -299,6 +302,7 @@ impl Default for Config {
             on_expire: OnExpire::default(),
             transcripts: Transcripts::default(),
             redaction: Redaction::default(),
+            workspaces: workspaces::Workspaces::default(),
             limits: Limits::default(),
             cors: Cors::default(),
             telemetry: Telemetry::default(),

@@ -18,6 +18,9 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 
 /// Sets up who is told when a session ends. All of it must succeed before a session goes; what failed is tried again.
 pub fn install(tenure: &Tenure, config: &Config) -> anyhow::Result<()> {
+    if let Some(workspaces) = crate::workspace::Workspaces::new(config)? {
+        workspaces.install(tenure);
+    }
     for (i, hook) in config.on_expire.webhooks.iter().enumerate() {
         let receiver = Arc::new(Receiver::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
         tenure.on_expire(move |session, why| {
@@ -225,6 +228,8 @@ mod tests {
             ("on_expire: {webhooks: [{url: 'ftp://x/'}]}", "http://"),
             ("on_expire: {webhooks: [{url: 'http://x/', timeout: never}]}", "timeout"),
             ("on_expire: {webhooks: [{url: 'http://x/', secret_env: NOT_SET_ANYWHERE}]}", "NOT_SET_ANYWHERE"),
+            ("workspaces: {root: /dev/null/y}", "workspaces.root: can not use /dev/null/y"),
+            ("workspaces: {rot: y}", "did you mean `root`"),
             ("cors: {origins: ['*']}", "cors.origins[0]"),
             ("cors: {origins: ['https://a.b/']}", "\"https://a.b\""),
             ("telemetry: {otlp: collector}", "telemetry.otlp"),

@@ -26,3 +26,4 @@ pub mod tls;
 pub mod tools;
 pub mod transcripts;
 pub mod upstream;
+pub mod workspace;

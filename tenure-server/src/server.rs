@@ -47,6 +47,8 @@ pub struct App {
     pub embeddings: Source,
     /// What the models can have done.
     pub tools: Arc<Toolbox>,
+    /// The workspaces of sessions, if they are kept.
+    pub workspaces: Option<Arc<crate::workspace::Workspaces>>,
     /// Work that outlives its request.
     pub tasks: Tasks,
     /// What runs by the clock.
@@ -89,6 +91,7 @@ impl App {
         let transcripts = Transcripts::new(&config);
         transcripts.install(&tenure);
         crate::hooks::install(&tenure, &config)?;
+        let workspaces = crate::workspace::Workspaces::new(&config)?;
         let (tasks, census) = Default::default();
         let run_hooks = crate::hooks::run_hooks(&config)?;
         let schedules = crate::schedules::plans(&config)?;
@@ -99,6 +102,7 @@ impl App {
             models,
             embeddings,
             tools,
+            workspaces,
             schedules,
             run_hooks,
             transcripts,

@@ -348,7 +348,7 @@ fn file(dir: &Path, head: &Head) -> PathBuf {
 }
 
 /// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
-fn file_name(name: &str) -> String {
+pub(crate) fn file_name(name: &str) -> String {
     let mut safe = String::with_capacity(name.len());
     for (i, byte) in name.bytes().enumerate() {
         match byte {

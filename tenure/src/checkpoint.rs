@@ -12,6 +12,10 @@ use crate::tenure::Tenure;
 use crate::work::ended;
 use jiff::Timestamp;
 use serde::Serialize;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 
 /// What a rewind did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +41,56 @@ pub struct Discarded {
     pub messages: Vec<Said>,
 }
 
+type WatchFn = dyn Fn(Head, Label, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+
+/// What is called after a checkpoint.
+#[derive(Clone)]
+pub(crate) struct Watch(Arc<WatchFn>);
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
 impl Tenure {
+    /// Calls `hook` after each checkpoint that is set in a session here, with the session's card, the checkpoint's label and its record.
+    /// Who set it waits for the hook, so that a run does nothing else meanwhile; readers do not. A hook that fails is logged, and not called again.
+    pub fn on_checkpoint<F, Fut>(&self, hook: F)
+    where
+        F: Fn(Head, Label, Seq) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let mut watches = self.watches().write().unwrap_or_else(|e| e.into_inner());
+        watches.push(Watch(Arc::new(move |head, label, seq| Box::pin(hook(head, label, seq)))));
+    }
+
+    /// The last checkpoint that is set by entries after a record, if anybody wants to know.
+    pub(crate) fn watched<'a>(
+        &self,
+        base: Seq,
+        entries: impl DoubleEndedIterator<Item = &'a Entry> + ExactSizeIterator,
+    ) -> Option<(Label, Seq)> {
+        if self.watches().read().unwrap_or_else(|e| e.into_inner()).is_empty() {
+            return None;
+        }
+        let last = base + entries.len() as Seq;
+        entries.rev().zip(0..).find_map(|(entry, after)| match entry {
+            Entry::Checkpoint(c) => Some((c.label.clone(), last - after)),
+            _ => None,
+        })
+    }
+
+    /// Tells of a checkpoint that was kept.
+    pub(crate) async fn checkpointed(&self, head: &Head, (label, seq): (Label, Seq)) {
+        let watches = self.watches().read().unwrap_or_else(|e| e.into_inner()).clone();
+        for Watch(watch) in watches {
+            if let Err(why) = watch(head.clone(), label.clone(), seq).await {
+                tracing::warn!(session_id = %head.info.session_id, why, "an on_checkpoint hook failed");
+            }
+        }
+    }
+
     /// Sets a checkpoint at the end of a session. Without a label it counts as automatic and is named after its record.
     pub async fn checkpoint(&self, who: &Principal, id: &SessionId, label: Option<Label>) -> Result<Checkpoint> {
         self.write(who, id, Need::Head, |state, now| {

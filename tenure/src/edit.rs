@@ -52,6 +52,9 @@ impl Session {
             let commit = Commit { blobs, cut, ..Commit::new(Some(first.seq - 1), records, self.head().clone()) };
             tenure.commit_step(&commit).await?;
             tenure.forget(&self.key());
+            if let Some(set) = tenure.watched(first.seq - 1, commit.records.iter().map(|r| &r.entry)) {
+                tenure.checkpointed(self.head(), set).await;
+            }
         }
         self.pending.clear();
         self.cut_off.clear();

@@ -210,6 +210,7 @@ impl Tenure {
                 continue;
             }
             let draft = draft?;
+            let set = known.state.head().and_then(|h| self.watched(h.seq, draft.entries.iter()));
             match self.commit(&mut known, draft, now).await {
                 Err(Error::Conflict { .. }) => {
                     self.catch_up(&key, &mut known).await?;
@@ -220,9 +221,14 @@ impl Tenure {
                         known.state = State::Cold;
                     }
                     self.reweigh(&key, &hot, &known.state);
-                    if std::mem::take(&mut known.cut) {
-                        drop(known);
+                    let cut = std::mem::take(&mut known.cut);
+                    let head = set.as_ref().and_then(|_| known.state.head().cloned());
+                    drop(known);
+                    if cut {
                         self.let_go(who, id).await;
+                    }
+                    if let (Some(set), Some(head)) = (set, head) {
+                        self.checkpointed(&head, set).await;
                     }
                     return answer;
                 }

@@ -220,6 +220,8 @@ pub enum Order {
     /// Last active first; equal times by session id, descending.
     #[default]
     Newest,
+    /// The same, the other way round: longest idle first (without a cursor).
+    Oldest,
     /// First due first (only with `due_before`, and without a cursor).
     Due,
 }

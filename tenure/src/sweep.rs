@@ -14,6 +14,7 @@ use crate::tenure::Tenure;
 use jiff::{SignedDuration, Timestamp};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::{fmt, sync::Arc};
 
@@ -160,17 +161,37 @@ impl Tenure {
         let due = heads.into_iter().map(|head| (head.key(), self.end_due(head, now)));
         side_by_side(due, |key, done| report.note(key, done)).await;
         if self.max_sessions() > 0 {
-            let mut over = Query::new(Whose::Everyone, max);
-            over.status = vec![Status::Active, Status::Paused];
-            over.offset = self.max_sessions();
-            let heads = self.store().heads(&over).await?;
+            let heads = self.over_the_cap(max).await?;
             report.more |= heads.len() == max;
-            let over = heads.into_iter().rev().map(|head| (head.key(), self.end(head, Ending::Evicted, now)));
+            let tried = heads.len();
+            let over = heads.into_iter().map(|head| (head.key(), self.end(head, Ending::Evicted, now)));
             side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(End::Evicted)))).await;
+            match report.evicted.is_empty() {
+                true => self.stuck().fetch_add(tried, Ordering::Relaxed),
+                false => self.stuck().swap(0, Ordering::Relaxed),
+            };
         }
         report.items = self.store().expire(now, max).await?;
         report.more |= report.items == max;
         Ok(report)
+    }
+
+    /// Those that are too many, the longest idle first, at most so many. Where none of them could go, the next pass begins after them, so that
+    /// hooks that fail do not hold up others for ever.
+    async fn over_the_cap(&self, max: usize) -> Result<Vec<Head>> {
+        let counted = self.store().count().await?;
+        let live: u64 = counted.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
+        let over = usize::try_from(live).unwrap_or(usize::MAX).saturating_sub(self.max_sessions());
+        let from = self.stuck().load(Ordering::Relaxed);
+        let from = if from < over { from } else { 0 };
+        self.stuck().store(from, Ordering::Relaxed);
+        if over == 0 {
+            return Ok(Vec::new());
+        }
+        let mut oldest = Query::new(Whose::Everyone, (over - from).min(max));
+        oldest.offset = from;
+        (oldest.status, oldest.order) = (vec![Status::Active, Status::Paused], Order::Oldest);
+        self.store().heads(&oldest).await
     }
 
     async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<End>> {

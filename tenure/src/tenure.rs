@@ -2,6 +2,7 @@
 
 use crate::assistant::Assistants;
 use crate::busy::Gates;
+use crate::checkpoint::Watch;
 use crate::clock::Clock;
 use crate::embed::Embedder;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
@@ -21,6 +22,7 @@ use crate::vectors::Memories;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock, Weak};
 
 /// What can be chosen when a house is opened.
@@ -67,6 +69,9 @@ pub(crate) struct House {
     assistants: Assistants,
     hot: HotSessions,
     hooks: RwLock<Vec<Hook>>,
+    watches: RwLock<Vec<Watch>>,
+    /// So many of the longest idle could not be sent away by the last pass of the sweep.
+    stuck: AtomicUsize,
     gates: Gates,
     key_gates: Gates,
     compact_gates: Gates,
@@ -126,7 +131,7 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let (hot, memories) = (hot_sessions(options.cache_bytes), Memories::new(options.vector_bytes));
-        let (assistants, hooks, gates, key_gates, compact_gates) = Default::default();
+        let (assistants, hooks, watches, stuck, gates, key_gates, compact_gates) = Default::default();
         Self {
             house: Arc::new(House {
                 store,
@@ -134,6 +139,8 @@ impl Tenure {
                 assistants,
                 hot,
                 hooks,
+                watches,
+                stuck,
                 gates,
                 key_gates,
                 compact_gates,
@@ -189,6 +196,14 @@ impl Tenure {
 
     pub(crate) fn hooks(&self) -> &RwLock<Vec<Hook>> {
         &self.house.hooks
+    }
+
+    pub(crate) fn watches(&self) -> &RwLock<Vec<Watch>> {
+        &self.house.watches
+    }
+
+    pub(crate) fn stuck(&self) -> &AtomicUsize {
+        &self.house.stuck
     }
 
     pub(crate) fn assistants_known(&self) -> &Assistants {

@@ -45,6 +45,9 @@ pub enum Sessions {
         id: String,
         /// Where to: a number of messages, turn:N, or the label of a checkpoint
         place: String,
+        /// Its workspace goes back as well; what is in it is committed first
+        #[arg(long)]
+        workspace: bool,
     },
     /// Have a summary of the oldest turns written, which models are shown instead; the messages stay
     Compact {
@@ -150,7 +153,13 @@ impl Sessions {
             Self::Export(what) => return transfer::export(&client, &what).await,
             Self::Import(what) => return transfer::import(&client, &what, json).await,
             Self::Fork { id, at, new } => fork(&client, &id, at.as_deref(), new, json).await?,
-            Self::Rewind { id, place } => rewind(&client, &id, &place, json).await?,
+            Self::Rewind { id, place: to, workspace } => {
+                let mut body = place(&to)?;
+                if workspace {
+                    body["workspace"] = true.into();
+                }
+                rewind(&client, &id, &body, json).await?
+            }
             Self::Compact { id, keep, model } => compact(&client, &id, keep, model, json).await?,
             Self::Uncompact { id } => uncompact(&client, &id, json).await?,
             Self::Delete { ids, purge, yes } => delete(&client, &ids, purge, yes, json).await?,
@@ -306,9 +315,9 @@ pub async fn fork_at(client: &Client, id: &str, at: Option<&str>, new: Option<St
     client.post(&format!("/sessions/{id}/fork"), &body).await?.json().await
 }
 
-async fn rewind(client: &Client, given: &str, to: &str, json: bool) -> anyhow::Result<()> {
+async fn rewind(client: &Client, given: &str, body: &Value, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(given).await?;
-    let rewound: Value = client.post(&format!("/sessions/{id}/rewind"), &place(to)?).await?.json().await?;
+    let rewound: Value = client.post(&format!("/sessions/{id}/rewind"), body).await?.json().await?;
     match json {
         true => line(rewound.to_string())?,
         false => line(rewound_text(id.as_str(), &rewound))?,
@@ -319,7 +328,9 @@ async fn rewind(client: &Client, given: &str, to: &str, json: bool) -> anyhow::R
 /// What a rewind did, in words.
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
     let cut = show::count(&rewound["discarded"], "message");
-    format!("{id} goes on after message {}; what was cut off ({cut}) stays in the log", rewound["position"])
+    let commit = rewound["workspace"]["commit"].as_str();
+    let files = commit.map_or_else(String::new, |c| format!("; its workspace is as in commit {:.12}", c));
+    format!("{id} goes on after message {}; what was cut off ({cut}) stays in the log{files}", rewound["position"])
 }
 
 async fn compact(

@@ -42,6 +42,33 @@ pub struct ForkBody {
     turn: Option<usize>,
 }
 
+/// Where to go back to: exactly one place.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RewindBody {
+    /// After the newest checkpoint with this label.
+    #[serde(default)]
+    label: Option<String>,
+    /// After so many messages.
+    #[serde(default)]
+    position: Option<usize>,
+    /// After so many turns.
+    #[serde(default)]
+    turn: Option<usize>,
+    /// Whether the session's workspace goes back as well, to its newest commit at or before that place.
+    #[serde(default)]
+    workspace: Option<bool>,
+}
+
+/// What became of a workspace.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkspaceView {
+    /// The commit that it is like now.
+    commit: String,
+    /// The commit with what was there before, unless that was in one already.
+    saved: Option<String>,
+}
+
 /// What a rewind did.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RewindView {
@@ -51,6 +78,9 @@ pub struct RewindView {
     position: usize,
     /// The number of messages that were cut off.
     discarded: usize,
+    /// What became of the workspace, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workspace: Option<WorkspaceView>,
 }
 
 /// The point that is meant, if one is.
@@ -131,14 +161,15 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: N
 
 /// Go back to a place
 ///
-/// What came after it is cut off, and stays readable as discarded.
+/// What came after it is cut off, and stays readable as discarded. With `workspace: true` the session's workspace goes back too; what is in
+/// it is committed first.
 #[utoipa::path(
     post, path = "/sessions/{id}/rewind", tag = "checkpoints", operation_id = "rewind_session",
     params(
         ("id" = String, Path, description = "The session"),
         ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
     ),
-    request_body(content = PlaceBody),
+    request_body(content = RewindBody),
     responses((status = 200, description = "It is there", body = RewindView), Writing)
 )]
 pub async fn rewind(
@@ -146,14 +177,23 @@ pub async fn rewind(
     caller: Caller,
     Id(id): Id,
     if_match: IfMatch,
-    Input(body): Input<PlaceBody>,
+    Input(body): Input<RewindBody>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
-    let Some(to) = point(body)? else {
+    let RewindBody { label, position, turn, workspace } = body;
+    let Some(to) = point(PlaceBody { label, position, turn })? else {
         return Err(ApiError::invalid("body", "say where to: `label`, `position` or `turn`"));
     };
+    let way = match workspace {
+        Some(true) => Some(app.way_back(&who, &id, &to).await?),
+        _ => None,
+    };
     let done = if_match.on(&app.tenure).rewind(&who, &id, to).await.map_err(|e| if_match.error(e))?;
-    let view = RewindView { seq: done.seq, position: done.position, discarded: done.discarded };
+    let workspace = match way {
+        Some(way) => Some(way.go(done.seq).await?).map(|r| WorkspaceView { commit: r.commit, saved: r.saved }),
+        None => None,
+    };
+    let view = RewindView { seq: done.seq, position: done.position, discarded: done.discarded, workspace };
     Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
 }
 

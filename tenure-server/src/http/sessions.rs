@@ -90,6 +90,7 @@ pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiRe
         let message = format!("there is no assistant {name:?}; GET /assistants lists them");
         return Err(ApiError::not_found(message).with_param("assistant_id"));
     }
+    app.check_workspace(who, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
     let new = New {
         id: body.id.map(SessionId::new).transpose()?,
         assistant: body.assistant_id,
@@ -194,6 +195,7 @@ pub async fn patch(
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
+    app.check_workspace(&who, &metadata).await?;
     let change = InfoChange { title, tags, model, metadata, ..InfoChange::default() };
     let head = if_match.on(&app.tenure).patch(&who, &id, change, status).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
@@ -222,10 +224,12 @@ pub async fn delete(
     let purged = pairs.read("purge", "true or false")?.unwrap_or(false);
     pairs.end()?;
     let tenure = if_match.on(&app.tenure);
+    let card = app.card_to_keep(&who, &id).await;
     let end = async { if purged { tenure.purge(&who, &id).await } else { tenure.delete(&who, &id).await } };
     let done = app.transcripts.take_away(&app.tenure, &who, &id, end).await;
     match done.map_err(|e| if_match.error(e))? {
         true => {
+            app.keep_deleted(card).await;
             app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;
             let (id, session_id) = (id.to_string(), id.to_string());
             Ok(Json(SessionDeleted { id, session_id, object: "session.deleted", deleted: true, purged }))

@@ -118,6 +118,7 @@ pub async fn put(
     let (Some(one), true) = (found.pop(), found.is_empty()) else {
         return Err(ApiError::invalid("body", "there must be one session in it; POST /sessions/import takes many"));
     };
+    app.check_workspace(&who, &one.export.metadata).await?;
     let left_out = transfer::left_out(&id, &one);
     let head = if_match.on(&app.tenure).import(&who, &id, one.export).await.map_err(|e| if_match.error(e))?;
     let (session_id, seq, message_count) = (id.to_string(), head.seq, head.mark.messages);
@@ -144,12 +145,14 @@ pub struct DeletedView {
 )]
 pub async fn delete(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<DeletedView>> {
     let who = caller.writes()?;
+    let card = app.card_to_keep(&who, &id).await;
     let deleted = match app.tenure.live(&who, &id).await {
         Ok(_) => app.transcripts.take_away(&app.tenure, &who, &id, app.tenure.delete(&who, &id)).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };
     if deleted {
+        app.keep_deleted(card).await;
         app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;
     }
     Ok(Json(DeletedView { session_id: id.to_string(), deleted }))

@@ -143,6 +143,7 @@ pub async fn import(
     }
     for one in &all {
         app.tenure.check_export(&who, &one.export)?;
+        app.check_workspace(&who, &one.export.metadata).await?;
     }
     let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new() };
     for one in all {

@@ -31,3 +31,4 @@ mod transcripts;
 mod transfer;
 mod turns;
 mod upstream;
+mod workspace;

@@ -410,7 +410,9 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&due(40, 9)).await.unwrap(), &["b", "d", "a"]);
     assert_ids(&store.heads(&due(99, 2)).await.unwrap(), &["b", "d"]);
     assert_ids(&store.heads(&due(10, 9)).await.unwrap(), &[]);
-    // The usual order goes with the condition as well.
+    // The usual order goes with the condition as well, and so does its reverse.
+    assert_ids(&store.heads(&Query { order: Order::Oldest, ..due(31, 9) }).await.unwrap(), &["a", "b", "d"]);
+    assert_ids(&store.heads(&Query { order: Order::Oldest, ..due(31, 2) }).await.unwrap(), &["a", "b"]);
     assert_ids(&store.heads(&Query { order: Order::Newest, ..due(31, 9) }).await.unwrap(), &["d", "b", "a"]);
     // What is put off is not due any more.
     let mut head = store.head(&key("y", "b")).await.unwrap().unwrap();

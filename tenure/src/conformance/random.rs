@@ -153,7 +153,7 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
     }
     if rng.once_in(4) {
         query.due_before = Some(time(rng, 250));
-        query.order = *rng.pick(&[Order::Newest, Order::Due]);
+        query.order = *rng.pick(&[Order::Newest, Order::Oldest, Order::Due]);
     }
     if rng.once_in(3) && query.order == Order::Newest {
         query.cursor = Some(Cursor::of(&one));
@@ -169,6 +169,7 @@ fn answer(query: &Query, heads: &[Head]) -> Vec<Head> {
     let mut found: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
         Order::Newest => found.sort_by_key(|h| Reverse(Cursor::of(h))),
+        Order::Oldest => found.sort_by_key(Cursor::of),
         Order::Due => found.sort_by_key(|h| h.due_at),
     }
     let after = |h: &Head| query.cursor.as_ref().is_none_or(|c| Cursor::of(h) < *c);

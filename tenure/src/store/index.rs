@@ -143,6 +143,7 @@ impl Index {
         let mut found = self.candidates(query);
         match query.order {
             Order::Newest => found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
+            Order::Oldest => found.sort_by_key(|h| (h.active_at, &h.info.session_id, &h.tenant)),
             Order::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
         }
         page(&mut found.into_iter())
@@ -438,6 +439,7 @@ mod tests {
                 Query { hashes: vec![hash, other, hash], ..all.clone() },
                 Query { parent: Some("s0".try_into().unwrap()), ..all.clone() },
                 Query { lease_before: Some(at(9)), ..all.clone() },
+                Query { order: Order::Oldest, status: vec![Status::Active, Status::Paused], ..all.clone() },
                 Query { due_before: Some(at(6)), order: Order::Due, ..all },
             ]
         };
@@ -461,6 +463,7 @@ mod tests {
                 Order::Newest => {
                     want.sort_by_key(|h| Reverse((h.active_at, h.info.session_id.clone(), h.tenant.clone())))
                 }
+                Order::Oldest => want.sort_by_key(|h| (h.active_at, h.info.session_id.clone(), h.tenant.clone())),
                 Order::Due => want.sort_by_key(|h| (h.due_at, h.tenant.clone(), h.info.session_id.clone())),
             }
             assert_eq!(got, want, "{query:?}");

@@ -3,6 +3,7 @@
 use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tenure::*;
@@ -124,6 +125,103 @@ on_every_store! {
         home.tenure.restore(&who, &id("s1")).await.unwrap();
     }
 
+    /// Also when there are more than one pass takes: the longest idle go first, and those that came last stay.
+    async fn cap_in_many_passes(home: &mut Home) {
+        home.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (2, 3)).await;
+        let who = ada();
+        for n in 0..9 {
+            home.pass(SignedDuration::from_secs(1));
+            home.tenure.create(&who, named(&format!("s{n}"))).await.unwrap();
+        }
+        home.pass(SignedDuration::from_secs(1));
+        home.tenure.append(&who, &id("s0"), turn(1)).await.unwrap();
+        home.tenure.pause(&who, &id("s4"), None).await.unwrap();
+        for (want, more) in [(vec!["s1", "s2", "s3"], true), (vec!["s4", "s5", "s6"], true), (vec!["s7"], false)] {
+            let report = home.tenure.sweep().await.unwrap();
+            assert_eq!((keys(&report.evicted), report.more, report.failed.len()), (want, more, 0));
+        }
+        assert_eq!(home.tenure.sweep().await.unwrap(), Report::default());
+    }
+
+    /// Those whose hooks fail are the longest idle, and as many as a pass takes: the others go all the same.
+    async fn a_stuck_cap(home: &mut Home) {
+        home.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (1, 2)).await;
+        for n in 0..6 {
+            home.pass(SignedDuration::from_secs(1));
+            home.tenure.create(&ada(), named(&format!("s{n}"))).await.unwrap();
+        }
+        home.tenure.on_expire(|session, _| {
+            let fails = ["s0", "s1"].contains(&session.info.session_id.as_str());
+            async move { if fails { Err("gone".to_owned()) } else { Ok(()) } }
+        });
+        let mut evicted = Vec::new();
+        for _ in 0..4 {
+            home.pass(SignedDuration::from_mins(2));
+            let report = home.tenure.sweep().await.unwrap();
+            assert!(report.evicted.is_empty() != report.failed.is_empty(), "{report:?}");
+            evicted.extend(report.evicted);
+        }
+        assert_eq!(keys(&evicted), ["s2", "s3", "s4"]);
+    }
+
+    /// Many sessions, some of whose hooks are slow and some of which fail: each of the others goes in the same pass.
+    async fn many_hooks(home: &mut Home) {
+        for n in 0..60 {
+            home.tenure.create(&ada(), named(&format!("s{n}"))).await.unwrap();
+        }
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        home.tenure.on_expire(move |session, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let n: usize = session.info.session_id.as_str()[1..].parse().unwrap();
+            async move {
+                match n % 10 {
+                    0 => Err("the disk is full".to_owned()),
+                    1 => {
+                        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
+            }
+        });
+        home.pass(DAY * 8);
+        let report = home.tenure.sweep().await.unwrap();
+        assert_eq!((report.expired.len(), report.failed.len(), calls.load(Ordering::SeqCst)), (54, 6, 60));
+        assert!(report.failed.iter().all(|(key, why)| key.session.as_str().ends_with('0') && why.contains("disk is full")));
+        home.pass(SignedDuration::from_mins(2));
+        assert_eq!(home.tenure.sweep().await.unwrap().failed.len(), 6, "only those are tried again");
+        assert_eq!(calls.load(Ordering::SeqCst), 66);
+    }
+
+    /// Who watches checkpoints hears of each once it is kept, and a watcher that fails harms nobody.
+    async fn watched_checkpoints(home: &mut Home) {
+        let who = ada();
+        home.tenure.create(&who, named("x")).await.unwrap();
+        home.tenure.append(&who, &id("x"), turn(1)).await.unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (log, beside) = (heard.clone(), home.beside());
+        home.tenure.on_checkpoint(move |head, label, seq| {
+            let (log, beside) = (log.clone(), beside.clone());
+            async move {
+                let kept = beside.checkpoints(&ada(), &head.info.session_id).await.unwrap();
+                log.lock().unwrap().push((label.to_string(), seq, kept.last().unwrap().seq));
+                Err("never mind".to_owned())
+            }
+        });
+        home.tenure.append(&who, &id("x"), vec![Message::user("no answer yet")]).await.unwrap();
+        let by_hand = home.tenure.checkpoint(&who, &id("x"), Some(Label::new("mine").unwrap())).await.unwrap();
+        home.tenure.append(&who, &id("x"), turn(2)).await.unwrap();
+        let mut session = Session::load(&home.tenure, &who, &id("x")).await.unwrap();
+        let saved = session.add_checkpoint("saved", home.now()).unwrap();
+        session.push(Message::user("and more"), home.now());
+        session.save(&home.tenure).await.unwrap();
+        let all = home.tenure.checkpoints(&who, &id("x")).await.unwrap();
+        let turn = all.iter().find(|c| c.label.as_str() == "turn-2").unwrap().seq;
+        let want = [("mine", by_hand.seq), ("turn-2", turn), ("saved", saved.seq)].map(|(l, seq)| (l.to_owned(), seq, seq));
+        assert_eq!(*heard.lock().unwrap(), want);
+    }
+
     /// A pass is bounded, says that there is more, and comes to an end.
     async fn bounded_pass(home: &mut Home) {
         home.reopen_with(|o| o.limits.max_sweep = 4).await;
@@ -167,4 +265,76 @@ on_every_store! {
         assert!(s.active_at >= s.info.created_at && s.info.updated_at >= s.info.created_at);
         home.tenure.restore(&who, &id("deleted")).await.unwrap();
     }
+}
+
+/// The victim: not a test of its own, but the process that [`killed_after_the_hook`] starts. Its second hook ends it, so that for some
+/// sessions the first hook has been called and nothing is written yet.
+#[tokio::test]
+async fn victim() {
+    let Ok(url) = std::env::var("TENURE_HOOKS_URL") else { return };
+    let options = Options { clock: Clock::manual("2026-02-01T00:00:00Z".parse().unwrap()), ..Options::default() };
+    let tenure = Tenure::open_with(&url, options).await.unwrap();
+    tenure.on_expire(|session, _| {
+        println!("FIRED {}", session.info.session_id);
+        async { Ok(()) }
+    });
+    let left = AtomicUsize::new(20);
+    tenure.on_expire(move |_, _| {
+        if left.fetch_sub(1, Ordering::SeqCst) == 0 {
+            std::process::abort();
+        }
+        async { Ok(()) }
+    });
+    tenure.sweep().await.unwrap();
+}
+
+/// A process that dies between a hook and what follows it: no session goes whose hook was not called, and where it was not written down, it is called again.
+async fn killed_after_the_hook(kind: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("{kind}:{}", dir.path().join("store").display());
+    let clock = Clock::manual("2026-01-01T00:00:00Z".parse().unwrap());
+    let options = Options { clock: clock.clone(), ..Options::default() };
+    let tenure = Tenure::open_with(&url, options.clone()).await.unwrap();
+    for n in 0..40 {
+        tenure.create(&ada(), named(&format!("s{n}"))).await.unwrap();
+    }
+    drop(tenure);
+    let out = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["lifecycle::victim", "--exact", "--nocapture", "--test-threads=1"])
+        .env("TENURE_HOOKS_URL", &url)
+        .output()
+        .unwrap();
+    assert!(!out.status.success(), "it was to die");
+    let out = String::from_utf8(out.stdout).unwrap();
+    let fired: BTreeSet<&str> = out.split("FIRED ").skip(1).filter_map(|rest| rest.split_whitespace().next()).collect();
+    clock.advance(DAY * 31);
+    let tenure = Tenure::open_with(&url, options).await.unwrap();
+    let mut gone = BTreeSet::new();
+    for n in 0..40 {
+        let name = format!("s{n}");
+        if tenure.head(&ada(), &id(&name)).await.unwrap().status == Status::Expired {
+            assert!(fired.contains(name.as_str()), "{name} went without its hook");
+            gone.insert(name);
+        }
+    }
+    assert!(gone.len() < fired.len() && fired.len() < 40, "{} of {} went", gone.len(), fired.len());
+    let again = Arc::new(Mutex::new(BTreeSet::new()));
+    let log = again.clone();
+    tenure.on_expire(move |session, _| {
+        assert!(log.lock().unwrap().insert(session.info.session_id.to_string()), "once is enough");
+        async { Ok(()) }
+    });
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 40 - gone.len());
+    assert!(again.lock().unwrap().is_disjoint(&gone));
+    assert!(fired.iter().any(|name| again.lock().unwrap().contains(*name)), "what was not written down is told again");
+}
+
+#[tokio::test]
+async fn killed_after_the_hook_on_sqlite() {
+    killed_after_the_hook("sqlite").await;
+}
+
+#[tokio::test]
+async fn killed_after_the_hook_on_jsonl() {
+    killed_after_the_hook("jsonl").await;
 }

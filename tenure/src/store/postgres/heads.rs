@@ -171,6 +171,7 @@ fn build(query: &Query) -> Built {
         Order::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
         // The slot first, for the index: see the migration. It does not change the order.
         Order::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
+        Order::Oldest => " ORDER BY active_at, session",
         Order::Due => " ORDER BY due_at, session",
     });
     b.text(" LIMIT ").bind(row_limit(query.limit), Type::INT8);

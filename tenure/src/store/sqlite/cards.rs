@@ -72,6 +72,7 @@ impl Select {
         select.conditions(query);
         select.sql.push_str(match query.order {
             Order::Newest => " ORDER BY active_at DESC, session DESC, tenant DESC",
+            Order::Oldest => " ORDER BY active_at, session, tenant",
             Order::Due => " ORDER BY due_at, tenant, session",
         });
         select.sql.push_str(" LIMIT ? OFFSET ?");

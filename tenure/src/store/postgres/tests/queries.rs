@@ -12,6 +12,7 @@ fn expected(query: &Query, all: &[Head]) -> Vec<Head> {
     let mut found: Vec<Head> = all.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
         Order::Newest => found.sort_by_key(|h| std::cmp::Reverse(Cursor::of(h))),
+        Order::Oldest => found.sort_by_key(Cursor::of),
         Order::Due => found.sort_by_key(|h| (h.due_at, h.info.session_id.clone())),
     }
     found.retain(|h| query.cursor.as_ref().is_none_or(|c| Cursor::of(h) < *c));

@@ -1,0 +1,205 @@
+//! A workspace's repository: commits on a ref of ours. HEAD, branches and index are the user's, and stay as they are.
+
+use super::{Note, Trouble, tree};
+use git2::{
+    Commit, ErrorCode, ObjectType, Oid, Repository, RepositoryInitOptions, RepositoryOpenFlags, Signature, Time, Tree,
+};
+use jiff::Timestamp;
+use rustix::fs::{Mode, OFlags};
+use std::fs::{File, TryLockError};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tenure::Seq;
+
+/// So long, in steps, one waits for another who is at the same workspace.
+const WAITS: usize = 100;
+const STEP: Duration = Duration::from_millis(50);
+
+/// A repository, held.
+pub struct Repo {
+    git: Repository,
+    dir: PathBuf,
+    files: OwnedFd,
+    _held: File,
+}
+
+impl Repo {
+    /// Opens the repository of a workspace, or makes one, and waits for others who are at it. The lock is a file that no agent can reach.
+    pub fn open(dir: &Path, lock: &Path) -> Result<Self, Trouble> {
+        let held = hold(lock)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let files = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| Trouble::at(dir, e))?;
+        let inner = dir.join(".git");
+        if inner.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
+            begin(&dir.join(tree::UNFINISHED), &inner)?;
+        }
+        check(&inner)?;
+        // Bare, so that no configuration can say that the files are somewhere else.
+        let flags = RepositoryOpenFlags::NO_SEARCH | RepositoryOpenFlags::NO_DOTGIT | RepositoryOpenFlags::BARE;
+        let git = Repository::open_ext(&inner, flags, std::iter::empty::<&str>())?;
+        git.set_workdir(dir, false)?;
+        Ok(Self { git, dir: dir.to_owned(), files, _held: held })
+    }
+
+    /// The files as they are now, as a tree. What is in `also` counts even if it is ignored.
+    pub fn read(&self, limits: tree::Limits, also: Option<Oid>) -> Result<Oid, Trouble> {
+        let also = also.map(|id| self.git.find_tree(id)).transpose()?;
+        tree::read(&self.git, &self.dir, &self.files, limits, also.as_ref())
+    }
+
+    /// Makes the files, which are as one tree says, as another says.
+    pub fn write(&self, have: Oid, want: Oid) -> Result<(), Trouble> {
+        let (have, want) = (self.git.find_tree(have)?, self.git.find_tree(want)?);
+        tree::write(&self.git, &self.dir, &self.files, Some(&have), Some(&want))
+    }
+
+    /// The tree of a commit.
+    pub fn tree_of(&self, commit: Oid) -> Result<Oid, Trouble> {
+        Ok(self.git.find_commit(commit)?.tree_id())
+    }
+
+    /// Commits a tree, unless it is there already.
+    pub fn commit(&self, note: &Note, tree: Oid) -> Result<Option<Oid>, Trouble> {
+        let name = ref_name(note);
+        let tip = self.tip(&name)?;
+        // What was only put by is not found by its record: a commit that is to be found is made beside it.
+        let there = |c: &Commit<'_>| c.tree_id() == tree && (note.seq.is_none() || said(c, note).flatten().is_some());
+        if tip.as_ref().is_some_and(there) {
+            return Ok(None);
+        }
+        let parent = tip.or_else(|| self.git.head().ok()?.peel_to_commit().ok());
+        let parents: Vec<&Commit<'_>> = parent.iter().collect();
+        let now = Time::new(crate::clock::now().as_second(), 0);
+        let who = Signature::new("tenure", "tenure@localhost", &now)?;
+        let mut message = format!("{}\n\n{SESSION}{} {}\n", note.what, note.session, note.born);
+        if let Some(seq) = note.seq {
+            message.push_str(&format!("{SEQ}{seq}\n"));
+        }
+        let tree: Tree<'_> = self.git.find_tree(tree)?;
+        Ok(Some(self.git.commit(Some(&name), &who, &who, &message, &tree, &parents)?))
+    }
+
+    /// The newest commit that belongs to a record of the session, or to one before it.
+    pub fn find(&self, note: &Note) -> Result<Option<Oid>, Trouble> {
+        let mut next = self.tip(&ref_name(note))?;
+        while let Some(commit) = next {
+            match said(&commit, note) {
+                Some(Some(seq)) if Some(seq) <= note.seq => return Ok(Some(commit.id())),
+                Some(_) => {}
+                // The user's own history begins here.
+                None if !is_ours(&commit) => break,
+                None => {}
+            }
+            next = commit.parent(0).ok();
+        }
+        Ok(None)
+    }
+
+    fn tip(&self, name: &str) -> Result<Option<Commit<'_>>, Trouble> {
+        match self.git.find_reference(name) {
+            Ok(found) if found.kind() == Some(git2::ReferenceType::Direct) => Ok(Some(found.peel_to_commit()?)),
+            Ok(_) => Err(Trouble::at(&self.dir, format!("{name} is not ours any more: it points to another ref"))),
+            Err(e) if e.code() == ErrorCode::NotFound => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+const SESSION: &str = "Tenure-Session: ";
+const SEQ: &str = "Tenure-Seq: ";
+
+fn line<'a>(commit: &'a Commit<'_>, name: &str) -> Option<&'a str> {
+    commit.message().ok()?.lines().rev().find_map(|l| l.strip_prefix(name))
+}
+
+fn is_ours(commit: &Commit<'_>) -> bool {
+    line(commit, SESSION).is_some()
+}
+
+/// The record that a commit belongs to, if it is one of this session's.
+fn said(commit: &Commit<'_>, note: &Note) -> Option<Option<Seq>> {
+    let (session, born) = line(commit, SESSION)?.split_once(' ')?;
+    let ours = session == note.session.as_str() && born.parse::<Timestamp>().ok()? == note.born;
+    ours.then(|| line(commit, SEQ)?.parse().ok())
+}
+
+/// `refs/tenure/SESSION`; what a ref's name may not hold is written as `%3A`.
+fn ref_name(note: &Note) -> String {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c.to_string() } else { format!("%{:02X}", u32::from(c)) }
+    };
+    format!("refs/tenure/{}", note.session.as_str().chars().map(plain).collect::<String>())
+}
+
+/// Makes a repository, all at once: half of one would be in the way for ever.
+fn begin(unfinished: &Path, inner: &Path) -> Result<(), Trouble> {
+    let _ = std::fs::remove_file(unfinished);
+    let _ = std::fs::remove_dir_all(unfinished);
+    let mut options = RepositoryInitOptions::new();
+    options.bare(true).no_reinit(true).external_template(false).initial_head("main");
+    Repository::init_opts(unfinished, &options)?.config()?.set_bool("core.bare", false)?;
+    std::fs::rename(unfinished, inner).map_err(|e| Trouble::at(inner, e))
+}
+
+/// A repository that is only here: whoever could write to it may have made it lead elsewhere.
+fn check(inner: &Path) -> Result<(), Trouble> {
+    let elsewhere = |path: &Path| {
+        Err(Trouble::at(path, "it leads out of the workspace; only a repository that is all in it is used"))
+    };
+    match inner.symlink_metadata() {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return elsewhere(inner),
+        Err(e) => return Err(Trouble::at(inner, e)),
+    }
+    for name in ["commondir", "objects/info/alternates"] {
+        if inner.join(name).symlink_metadata().is_ok() {
+            return elsewhere(&inner.join(name));
+        }
+    }
+    let dirs = [
+        "",
+        "info",
+        "objects",
+        "objects/info",
+        "objects/pack",
+        "refs",
+        "refs/tenure",
+        "logs",
+        "logs/refs",
+        "logs/refs/tenure",
+    ];
+    for dir in dirs.map(|name| inner.join(name)) {
+        let Ok(list) = std::fs::read_dir(&dir) else { continue };
+        for path in list.filter_map(|entry| Some(entry.ok()?.path())) {
+            // A pipe would never be read to its end. Hooks are never looked at, and sockets can not be opened.
+            let plain =
+                path.symlink_metadata().map(|m| m.is_file() || m.is_dir() || m.file_type().is_socket()).unwrap_or(true);
+            if !plain && !path.ends_with("hooks") {
+                return elsewhere(&path);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Holds a workspace, against other sessions and other processes. A process that dies lets go of it.
+fn hold(path: &Path) -> Result<File, Trouble> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|e| Trouble::at(path, e))?;
+    let file = File::from(file);
+    for _ in 0..WAITS {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(STEP),
+            Err(TryLockError::Error(e)) => return Err(Trouble::at(path, e)),
+        }
+    }
+    Err(Trouble::Busy)
+}
+
+/// The kind of thing a tree's entry is.
+pub(super) fn is_tree(kind: Option<ObjectType>) -> bool {
+    kind == Some(ObjectType::Tree)
+}

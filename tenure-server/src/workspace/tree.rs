@@ -1,0 +1,249 @@
+//! Files become a tree, and a tree becomes files: byte for byte, without git's filters, from directory to directory without following a link.
+
+use super::Trouble;
+use super::repository::is_tree;
+use git2::{Oid, Repository, Tree, TreeEntry};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const DIRECTORY: i32 = 0o040000;
+const PLAIN: i32 = 0o100644;
+const PROGRAM: i32 = 0o100755;
+const LINK: i32 = 0o120000;
+
+/// Directories in directories.
+const MAX_DEPTH: usize = 100;
+
+/// Says what is ignored.
+const IGNORE: &str = ".gitignore";
+
+/// What is being written; a crash may leave one behind.
+pub const UNFINISHED: &str = ".tenure-unfinished";
+
+/// How large a workspace may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub max_files: usize,
+    pub max_bytes: u64,
+}
+
+/// Whether a name is git's own.
+pub fn is_git(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b".git")
+}
+
+/// The files below a directory as a tree, without what is ignored; but with what is in `also`.
+pub fn read(
+    git: &Repository,
+    at: &Path,
+    dir: &OwnedFd,
+    limits: Limits,
+    also: Option<&Tree<'_>>,
+) -> Result<Oid, Trouble> {
+    let mut reader = Reader { git, root: at, limits, files: 0, bytes: 0 };
+    let found = reader.directory(dir, Path::new(""), 0, also)?;
+    found.map_or_else(|| Ok(git.treebuilder(None)?.write()?), Ok)
+}
+
+struct Reader<'a> {
+    git: &'a Repository,
+    root: &'a Path,
+    limits: Limits,
+    files: usize,
+    bytes: u64,
+}
+
+impl Reader<'_> {
+    /// `None` if there is nothing in it: git has no empty directories.
+    fn directory(
+        &mut self,
+        dir: &OwnedFd,
+        at: &Path,
+        depth: usize,
+        also: Option<&Tree<'_>>,
+    ) -> Result<Option<Oid>, Trouble> {
+        if depth > MAX_DEPTH {
+            return Err(Trouble::TooLarge { limit: "depth", max: MAX_DEPTH as u64 });
+        }
+        let wrong = |path: &Path, e: Errno| Trouble::at(&self.root.join(path), e);
+        // libgit2 reads it, and would wait for a pipe for ever.
+        if fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|s| !matches!(FileType::from_raw_mode(s.st_mode), FileType::RegularFile | FileType::Directory))
+        {
+            return Err(Trouble::at(&self.root.join(at).join(IGNORE), "it is not a plain file"));
+        }
+        let mut tree = self.git.treebuilder(None)?;
+        for entry in Dir::read_from(dir).map_err(|e| wrong(at, e))? {
+            let entry = entry.map_err(|e| Trouble::at(&self.root.join(at), e))?;
+            let bytes = entry.file_name().to_bytes();
+            if [&b"."[..], b"..", UNFINISHED.as_bytes()].contains(&bytes) || is_git(bytes) {
+                continue;
+            }
+            let name = OsStr::from_bytes(bytes);
+            let path = at.join(name);
+            let stat = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(Trouble::at(&self.root.join(path), e)),
+            };
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            let also = also.and_then(|tree| tree.get_name_bytes(bytes));
+            if also.is_none() && self.is_ignored(&path, kind)? {
+                continue;
+            }
+            let (id, mode) = match kind {
+                FileType::Directory => {
+                    let inner = open_dir(dir, name).map_err(|e| Trouble::at(&self.root.join(&path), e))?;
+                    let also = also.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
+                    match self.directory(&inner, &path, depth + 1, also.as_ref())? {
+                        Some(id) => (id, DIRECTORY),
+                        None => continue,
+                    }
+                }
+                FileType::RegularFile => match self.file(dir, name, &path)? {
+                    Some(id) => (id, if stat.st_mode & 0o100 == 0 { PLAIN } else { PROGRAM }),
+                    None => continue,
+                },
+                FileType::Symlink => {
+                    let target =
+                        fs::readlinkat(dir, name, Vec::new()).map_err(|e| Trouble::at(&self.root.join(&path), e))?;
+                    self.count(target.as_bytes().len() as u64)?;
+                    (self.git.blob(target.as_bytes())?, LINK)
+                }
+                // Sockets, pipes and devices are not contents.
+                _ => continue,
+            };
+            tree.insert(name, id, mode).map_err(|e| Trouble::at(&self.root.join(&path), e.message()))?;
+        }
+        if tree.is_empty() { Ok(None) } else { Ok(Some(tree.write()?)) }
+    }
+
+    fn is_ignored(&self, path: &Path, kind: FileType) -> Result<bool, Trouble> {
+        // With a slash it is known to be a directory.
+        let path = if kind == FileType::Directory { path.join("") } else { path.to_owned() };
+        Ok(self.git.is_path_ignored(path)?)
+    }
+
+    /// `None` if it is no file any more.
+    fn file(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Oid>, Trouble> {
+        let wrong = |e: std::io::Error| Trouble::at(&self.root.join(path), e);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match fs::openat(dir, name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(wrong(e.into())),
+        };
+        if !file.metadata().map_err(wrong)?.is_file() {
+            return Ok(None);
+        }
+        let left = self.limits.max_bytes.saturating_sub(self.bytes);
+        let mut content = Vec::new();
+        file.take(left.saturating_add(1)).read_to_end(&mut content).map_err(wrong)?;
+        self.count(content.len() as u64)?;
+        Ok(Some(self.git.blob(&content)?))
+    }
+
+    fn count(&mut self, bytes: u64) -> Result<(), Trouble> {
+        let Limits { max_files, max_bytes } = self.limits;
+        (self.files, self.bytes) = (self.files + 1, self.bytes.saturating_add(bytes));
+        if self.files > max_files {
+            return Err(Trouble::TooLarge { limit: "max_files", max: max_files as u64 });
+        }
+        match self.bytes > max_bytes {
+            true => Err(Trouble::TooLarge { limit: "max_bytes", max: max_bytes }),
+            false => Ok(()),
+        }
+    }
+}
+
+fn open_dir(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    fs::openat(dir, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn subtree<'a>(git: &'a Repository, entry: Option<&TreeEntry<'_>>) -> Result<Option<Tree<'a>>, Trouble> {
+    let entry = entry.filter(|e| is_tree(e.kind()));
+    Ok(entry.map(|e| git.find_tree(e.id())).transpose()?)
+}
+
+/// Makes a directory, which is as `have` says, as `want` says. What is in neither stays.
+pub fn write(
+    git: &Repository,
+    at: &Path,
+    dir: &OwnedFd,
+    have: Option<&Tree<'_>>,
+    want: Option<&Tree<'_>>,
+) -> Result<(), Trouble> {
+    for entry in have.iter().flat_map(|tree| tree.iter()) {
+        let (name, was_dir) = (OsStr::from_bytes(entry.name_bytes()), is_tree(entry.kind()));
+        let wanted = want.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
+        if wanted.is_some_and(|w| is_tree(w.kind()) == was_dir) {
+            continue;
+        }
+        let path = at.join(name);
+        if was_dir {
+            let inner = open_dir(dir, name).map_err(|e| Trouble::at(&path, e))?;
+            write(git, &path, &inner, subtree(git, Some(&entry))?.as_ref(), None)?;
+        }
+        let flags = if was_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        match fs::unlinkat(dir, name, flags) {
+            // Something ignored is in it, and stays.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(e) => return Err(Trouble::at(&path, e)),
+        }
+    }
+    for entry in want.iter().flat_map(|tree| tree.iter()) {
+        let (bytes, path) = (entry.name_bytes(), at.join(OsStr::from_bytes(entry.name_bytes())));
+        if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
+            return Err(Trouble::at(&path, "the commit has a name that no file may have"));
+        }
+        let had = have.and_then(|tree| tree.get_name_bytes(bytes));
+        if had.as_ref().is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
+            continue;
+        }
+        let name = OsStr::from_bytes(bytes);
+        match subtree(git, Some(&entry))? {
+            Some(tree) => {
+                match fs::mkdirat(dir, name, Mode::from_raw_mode(0o777)) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(e) => return Err(Trouble::at(&path, e)),
+                }
+                let inner = open_dir(dir, name).map_err(|e| Trouble::at(&path, e))?;
+                write(git, &path, &inner, subtree(git, had.as_ref())?.as_ref(), Some(&tree))?;
+            }
+            None => match git.find_blob(entry.id()) {
+                Ok(blob) => put(dir, name, blob.content(), entry.filemode()).map_err(|e| Trouble::at(&path, e))?,
+                Err(e) => return Err(Trouble::at(&path, e.message())),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Puts a file in its place, whole.
+fn put(dir: &OwnedFd, name: &OsStr, content: &[u8], mode: i32) -> std::io::Result<()> {
+    match fs::unlinkat(dir, UNFINISHED, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let write = || -> std::io::Result<()> {
+        if mode == LINK {
+            fs::symlinkat(content, dir, UNFINISHED)?;
+        } else {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(if mode == PROGRAM { 0o777 } else { 0o666 });
+            File::from(fs::openat(dir, UNFINISHED, flags, mode)?).write_all(content)?;
+        }
+        Ok(fs::renameat(dir, UNFINISHED, dir, name)?)
+    };
+    let done = write();
+    if done.is_err() {
+        let _ = fs::unlinkat(dir, UNFINISHED, AtFlags::empty());
+    }
+    done
+}

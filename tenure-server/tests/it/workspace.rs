@@ -1,0 +1,471 @@
+//! Workspaces in git: at the end, at checkpoints, and back again. Repositories are real, and so are those who would do harm.
+
+mod back;
+
+use crate::kit::*;
+use git2::{Oid, Repository};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tenure::{Clock, Ending, New, Principal, SessionId, Status, Tenure};
+use tenure_server::config::Config;
+
+/// The directory of workspaces, and a place outside of it.
+struct Desk {
+    dir: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let desk = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(desk.path("")).unwrap();
+        fs::create_dir(desk.outside()).unwrap();
+        desk
+    }
+
+    fn root(&self) -> String {
+        self.dir.path().join("root").display().to_string()
+    }
+
+    fn outside(&self) -> PathBuf {
+        self.dir.path().join("outside")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("root/default").join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.path(name)).ok()
+    }
+
+    /// The commits of a session, newest first.
+    fn commits(&self, workspace: &str, session: &str) -> Vec<Oid> {
+        let Ok(git) = Repository::open(self.path(workspace)) else { return Vec::new() };
+        let Ok(tip) = git.refname_to_id(&format!("refs/tenure/{session}")) else { return Vec::new() };
+        let mut next = git.find_commit(tip).ok();
+        let mut all = Vec::new();
+        while let Some(commit) = next.filter(|c| c.author().name() == Ok("tenure")) {
+            all.push(commit.id());
+            next = commit.parent(0).ok();
+        }
+        all
+    }
+
+    fn message(&self, workspace: &str, commit: Oid) -> String {
+        Repository::open(self.path(workspace)).unwrap().find_commit(commit).unwrap().message().unwrap().to_owned()
+    }
+
+    /// The files of a commit.
+    fn files(&self, workspace: &str, commit: Oid) -> BTreeMap<String, String> {
+        let git = Repository::open(self.path(workspace)).unwrap();
+        let mut files = BTreeMap::new();
+        let tree = git.find_commit(commit).unwrap().tree().unwrap();
+        tree.walk(git2::TreeWalkMode::PreOrder, |dir, entry| {
+            if let Ok(blob) = git.find_blob(entry.id()) {
+                let content = String::from_utf8(blob.content().to_vec()).unwrap();
+                files.insert(format!("{dir}{}", entry.name().unwrap()), content);
+            }
+            git2::TreeWalkResult::Ok
+        })
+        .unwrap();
+        files
+    }
+
+    fn config(&self, more: &str) -> Config {
+        Config::parse(&format!(
+            "store: 'memory:'\nsessions: {{ttl: 1h}}\nworkspaces: {{root: '{}'{more}}}",
+            self.root()
+        ))
+        .unwrap()
+    }
+
+    /// A server that keeps workspaces.
+    async fn home(&self, checkpoints: bool) -> Home {
+        let home = Home::with("memory", false, |c| {
+            (c.workspaces.root, c.workspaces.checkpoints) = (self.root(), checkpoints);
+        });
+        home.await.unwrap()
+    }
+}
+
+fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()
+}
+
+/// A house whose clock can be moved.
+async fn house(config: &Config, clock: &Clock) -> Tenure {
+    let options = tenure::Options { clock: clock.clone(), ..config.options() };
+    let tenure = Tenure::open_with(&config.store, options).await.unwrap();
+    tenure_server::hooks::install(&tenure, config).unwrap();
+    tenure
+}
+
+fn start() -> Clock {
+    Clock::manual("2026-01-01T00:00:00Z".parse::<Timestamp>().unwrap())
+}
+
+async fn begin(tenure: &Tenure, id: &str, workspace: impl Into<Value>) {
+    let metadata = serde_json::Map::from_iter([("workspace".to_owned(), workspace.into())]);
+    let new = New { id: Some(SessionId::new(id).unwrap()), metadata, ..New::default() };
+    tenure.create(&Principal::default(), new).await.unwrap();
+}
+
+async fn send(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value) {
+    let method = method.parse().unwrap();
+    let request = home.client.http.request(method, format!("{}{path}", home.client.base)).json(&body);
+    let response = request.send().await.unwrap();
+    (response.status().as_u16(), serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
+}
+
+/// Whatever git would run leaves a trace.
+fn set_traps(workspace: &Path, trace: &Path) {
+    let hooks = workspace.join(".git/hooks");
+    fs::create_dir_all(&hooks).unwrap();
+    for name in
+        ["pre-commit", "post-commit", "commit-msg", "reference-transaction", "post-checkout", "post-index-change"]
+    {
+        fs::write(hooks.join(name), format!("#!/bin/sh\ntouch '{}'\n", trace.display())).unwrap();
+        fs::set_permissions(hooks.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let config = format!(
+        "[filter \"trap\"]\n\tclean = touch '{0}'\n\tsmudge = touch '{0}'\n\trequired = true\n[core]\n\tautocrlf = true\n\tfsmonitor = touch '{0}'\n",
+        trace.display()
+    );
+    let file = workspace.join(".git/config");
+    fs::write(&file, fs::read_to_string(&file).unwrap() + &config).unwrap();
+    fs::write(workspace.join(".gitattributes"), "* filter=trap\n*.txt text eol=crlf ident\n").unwrap();
+}
+
+#[tokio::test]
+async fn the_end_is_committed_beside_the_users_own_work() {
+    let (desk, clock) = (Desk::new(), start());
+    desk.write("shop/a.txt", "one\r\ntwo\n$Id$\n");
+    let git = Repository::init(desk.path("shop")).unwrap();
+    let me = git2::Signature::now("me", "me@example.com").unwrap();
+    let mut index = git.index().unwrap();
+    index.add_path(Path::new("a.txt")).unwrap();
+    index.write().unwrap();
+    let tree = git.find_tree(index.write_tree().unwrap()).unwrap();
+    let mine = git.commit(Some("HEAD"), &me, &me, "mine", &tree, &[]).unwrap();
+    set_traps(&desk.path("shop"), &desk.outside().join("ran"));
+    desk.write("shop/.gitignore", "*.log\nbuild/\n/sub/local\n");
+    for (name, text) in [
+        ("b.txt", "new"),
+        ("x.log", "ignored"),
+        ("build/out", "ignored"),
+        ("sub/c", "deep"),
+        ("sub/local", "ignored"),
+        ("sub/.gitignore", "d\n"),
+        ("sub/d", "ignored"),
+    ] {
+        desk.write(&format!("shop/{name}"), text);
+    }
+    fs::set_permissions(desk.path("shop/sub/c"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("/etc/passwd", desk.path("shop/link")).unwrap();
+    fs::create_dir(desk.path("shop/empty")).unwrap();
+    let before = fs::read(desk.path("shop/.git/index")).unwrap();
+
+    let tenure = house(&desk.config(""), &clock).await;
+    begin(&tenure, "s1", "shop").await;
+    clock.advance(SignedDuration::from_hours(2));
+    let report = tenure.sweep().await.unwrap();
+    assert_eq!((report.expired.len(), report.failed.len()), (1, 0), "{report:?}");
+
+    let commits = desk.commits("shop", "s1");
+    assert_eq!(commits.len(), 1);
+    let mut kept = desk.files("shop", commits[0]);
+    kept.retain(|name, _| !name.starts_with(".git") && !name.ends_with(".gitignore"));
+    let want = [("a.txt", "one\r\ntwo\n$Id$\n"), ("b.txt", "new"), ("link", "/etc/passwd"), ("sub/c", "deep")];
+    assert_eq!(kept, files(&want), "byte for byte, without what is ignored, and links are links");
+    let commit = git.find_commit(commits[0]).unwrap();
+    assert_eq!(commit.parent_id(0).unwrap(), mine);
+    assert_eq!(commit.tree().unwrap().get_path(Path::new("sub/c")).unwrap().filemode(), 0o100755);
+    let message = commit.message().unwrap();
+    assert_eq!(message, "the end of the session\n\nTenure-Session: s1 2026-01-01T00:00:00Z\nTenure-Seq: 1\n");
+    assert_eq!(git.head().unwrap().target(), Some(mine), "HEAD is the user's");
+    assert_eq!(fs::read(desk.path("shop/.git/index")).unwrap(), before, "so is the index");
+    assert!(!desk.outside().join("ran").exists(), "nothing was run");
+
+    // Ended once more without a change: no commit more.
+    tenure.restore(&Principal::default(), &SessionId::new("s1").unwrap()).await.unwrap();
+    clock.advance(SignedDuration::from_hours(2));
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
+    assert_eq!(desk.commits("shop", "s1"), commits);
+}
+
+#[tokio::test]
+async fn who_is_sent_away_and_who_has_no_repository_are_kept_too() {
+    let (desk, clock) = (Desk::new(), start());
+    desk.write("old/a", "1");
+    let mut config = desk.config("");
+    config.sessions.max_sessions = 1;
+    let tenure = house(&config, &clock).await;
+    begin(&tenure, "a.b:c", "old").await;
+    clock.advance(SignedDuration::from_secs(1));
+    begin(&tenure, "other", Value::Null).await;
+    assert_eq!(tenure.sweep().await.unwrap().evicted.len(), 1);
+    let commits = desk.commits("old", "a%2Eb%3Ac");
+    assert_eq!(commits.len(), 1);
+    assert_eq!(desk.files("old", commits[0]), files(&[("a", "1")]));
+    assert!(!desk.path("old/.git/hooks").join("pre-commit.sample").exists(), "no template of this machine is used");
+}
+
+/// What is wrong with one workspace is reported and tried again, and the others go.
+#[tokio::test]
+async fn a_workspace_that_fails_holds_up_nobody() {
+    let (desk, clock) = (Desk::new(), start());
+    let names = ["gone", "good", "big", "link", "file", "common", "objects", "alternates", "pipe", "ignore"];
+    for name in names {
+        desk.write(&format!("{name}/a"), "1");
+    }
+    let tenure = house(&desk.config(", max_files: 3, max_bytes: 1000"), &clock).await;
+    for name in names {
+        begin(&tenure, name, name).await;
+    }
+    // Those never were workspaces, and have nothing to keep.
+    begin(&tenure, "number", 7).await;
+    begin(&tenure, "absolute", "/etc").await;
+    fs::rename(desk.path("gone"), desk.path("moved")).unwrap();
+    (0..3).for_each(|n| desk.write(&format!("big/{n}"), "x"));
+    // Repositories that lead elsewhere.
+    let elsewhere = desk.outside().join("repository");
+    Repository::init(&elsewhere).unwrap();
+    symlink(elsewhere.join(".git"), desk.path("link/.git")).unwrap();
+    desk.write("file/.git", &format!("gitdir: {}/.git\n", elsewhere.display()));
+    for name in ["common", "objects", "alternates", "pipe"] {
+        Repository::init(desk.path(name)).unwrap();
+    }
+    desk.write("common/.git/commondir", &format!("{}/.git\n", elsewhere.display()));
+    fs::remove_dir_all(desk.path("objects/.git/objects")).unwrap();
+    symlink(elsewhere.join(".git/objects"), desk.path("objects/.git/objects")).unwrap();
+    desk.write("alternates/.git/objects/info/alternates", &format!("{}/.git/objects\n", elsewhere.display()));
+    // Pipes that nobody writes to.
+    fs::remove_file(desk.path("pipe/.git/config")).unwrap();
+    for pipe in ["pipe/.git/config", "ignore/.gitignore"] {
+        assert!(std::process::Command::new("mkfifo").arg(desk.path(pipe)).status().unwrap().success());
+    }
+    let outside = list(&desk.outside());
+
+    clock.advance(SignedDuration::from_hours(2));
+    let watch = std::time::Instant::now();
+    let report = tenure.sweep().await.unwrap();
+    let expired: Vec<&str> = report.expired.iter().map(|k| k.session.as_str()).collect();
+    assert_eq!(expired, ["absolute", "good", "number"], "{report:?}");
+    let why: BTreeMap<&str, &str> =
+        report.failed.iter().map(|(key, why)| (key.session.as_str(), why.as_str())).collect();
+    assert_eq!(why.len(), 9);
+    assert!(why["ignore"].contains("ignore/.gitignore: it is not a plain file"), "{}", why["ignore"]);
+    assert!(why["gone"].contains("no directory") && why["big"].contains("`max_files` of 3"), "{why:?}");
+    for name in ["link", "file", "common", "objects", "alternates", "pipe"] {
+        assert!(why[name].contains("leads out of the workspace"), "{}", why[name]);
+    }
+    assert_eq!(list(&desk.outside()), outside, "nothing was written elsewhere");
+
+    assert!(watch.elapsed() < Duration::from_secs(5), "nobody waits for a pipe");
+
+    // Put right, they go with the next try.
+    fs::rename(desk.path("moved"), desk.path("gone")).unwrap();
+    desk.write("big/.gitignore", "[0-9]\n");
+    for name in ["link", "file"] {
+        fs::remove_file(desk.path(name).join(".git")).unwrap();
+    }
+    clock.advance(SignedDuration::from_mins(2));
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 4);
+    assert_eq!(desk.files("big", desk.commits("big", "big")[0]), files(&[(".gitignore", "[0-9]\n"), ("a", "1")]));
+    // Too many bytes is another limit.
+    desk.write("good/large", &"x".repeat(1001));
+    let id = SessionId::new("good").unwrap();
+    tenure.restore(&Principal::default(), &id).await.unwrap();
+    clock.advance(SignedDuration::from_hours(2));
+    let report = tenure.sweep().await.unwrap();
+    assert!(
+        report.failed.iter().any(|(key, why)| key.session == id && why.contains("`max_bytes` of 1000")),
+        "{report:?}"
+    );
+}
+
+/// Everything below a directory.
+fn list(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.symlink_metadata().unwrap().is_dir() {
+            all.extend(list(&path));
+        }
+        all.push(path);
+    }
+    all.sort();
+    all
+}
+
+/// What the repository's configuration says about where its files are is not believed.
+#[tokio::test]
+async fn a_repository_can_not_say_that_its_files_are_elsewhere() {
+    let (desk, clock) = (Desk::new(), start());
+    desk.write("w/a", "mine");
+    fs::write(desk.outside().join("secret"), "theirs").unwrap();
+    let git = Repository::init(desk.path("w")).unwrap();
+    git.config().unwrap().set_str("core.worktree", desk.outside().to_str().unwrap()).unwrap();
+    let tenure = house(&desk.config(""), &clock).await;
+    begin(&tenure, "s", "w").await;
+    clock.advance(SignedDuration::from_hours(2));
+    assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
+    fs::write(desk.path("w/.git/config"), "[core]\n\trepositoryformatversion = 0\n").unwrap();
+    assert_eq!(desk.files("w", desk.commits("w", "s")[0]), files(&[("a", "mine")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_names_are_refused_wherever_metadata_is_set() {
+    let desk = Desk::new();
+    let home = desk.home(false).await;
+    desk.write("good/a", "1");
+    desk.write("a-file", "1");
+    symlink(desk.outside(), desk.path("out")).unwrap();
+    symlink(desk.path("good"), desk.path("alias")).unwrap();
+    fs::create_dir_all(desk.dir.path().join("root/other/theirs")).unwrap();
+    symlink(desk.dir.path().join("root/other/theirs"), desk.path("theirs")).unwrap();
+    assert_eq!(
+        send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "good", "x": 1}})).await.0,
+        201
+    );
+    assert_eq!(send(&home, "POST", "/sessions", json!({"metadata": {"workspace": "alias"}})).await.0, 201);
+    assert_eq!(send(&home, "POST", "/sessions", json!({"metadata": {"workspace": null}})).await.0, 201);
+    let count = home.sessions().await;
+    let outside = desk.outside().display().to_string();
+    let long = "x/".repeat(200);
+    for bad in [
+        json!(""),
+        json!("."),
+        json!(".."),
+        json!("../other/theirs"),
+        json!("good/../good"),
+        json!(outside),
+        json!("/"),
+        json!("out"),
+        json!("theirs"),
+        json!("missing"),
+        json!("a-file"),
+        json!("good/.git"),
+        json!("good/.GIT/objects"),
+        json!("a\u{0}b"),
+        json!("a\nb"),
+        json!(long),
+        json!(7),
+        json!(true),
+        json!(["good"]),
+        json!({"a": 1}),
+    ] {
+        let metadata = json!({"workspace": bad});
+        let message = json!({"role": "user", "content": "hi"});
+        for (method, path, body) in [
+            ("POST", "/sessions", json!({"metadata": metadata})),
+            ("PATCH", "/sessions/s", json!({"metadata": metadata, "title": "changed"})),
+            ("POST", "/threads/t/session", json!({"metadata": metadata})),
+            ("PUT", "/v1/sessions/put", json!({"tenure": 1, "messages": [message], "metadata": metadata})),
+            ("POST", "/sessions/import", json!({"tenure": 1, "messages": [message], "metadata": metadata})),
+        ] {
+            let (status, answer) = send(&home, method, path, body).await;
+            assert_eq!(
+                (status, &answer["error"]["param"]),
+                (400, &json!("metadata.workspace")),
+                "{method} {path} {bad}: {answer}"
+            );
+            assert!(!answer.to_string().contains(&desk.root()), "where the root is is nobody's business: {answer}");
+        }
+    }
+    assert_eq!(home.sessions().await, count, "nothing was made");
+    let session = home.session("s").await;
+    assert_eq!((session.info.title.as_deref(), &session.info.metadata["workspace"]), (None, &json!("good")));
+    assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"x": 2}})).await.0, 200);
+    assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await.0, 200);
+    // Where no workspaces are kept, the word means nothing.
+    let plain = Home::new("memory", false).await.unwrap();
+    assert_eq!(send(&plain, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "/etc"}})).await.0, 201);
+    let (status, answer) = send(&plain, "POST", "/sessions/s/rewind", json!({"position": 0, "workspace": true})).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("workspace")), "{answer}");
+}
+
+/// Two sessions, and two who hold the same workspace.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_workspace_for_many() {
+    let desk = Desk::new();
+    let (config, clock) = (desk.config(", checkpoints: true"), start());
+    desk.write("w/a", "1");
+    let houses = [house(&config, &clock).await, house(&config, &clock).await];
+    let mut tasks = Vec::new();
+    for (i, tenure) in houses.iter().enumerate() {
+        for n in 0..8 {
+            let (tenure, file) = (tenure.clone(), desk.path(&format!("w/{i}-{n}")));
+            tasks.push(tokio::spawn(async move {
+                let id = format!("s{i}-{n}");
+                begin(&tenure, &id, "w").await;
+                for round in 0..5 {
+                    fs::write(&file, round.to_string()).unwrap();
+                    tenure.checkpoint(&Principal::default(), &SessionId::new(&id).unwrap(), None).await.unwrap();
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for (i, n) in (0..2).flat_map(|i| (0..8).map(move |n| (i, n))) {
+        let commits = desk.commits("w", &format!("s{i}-{n}"));
+        assert_eq!(commits.len(), 5);
+        for (round, commit) in commits.iter().rev().enumerate() {
+            assert_eq!(desk.files("w", *commit)[&format!("{i}-{n}")], round.to_string());
+        }
+    }
+    // Held by somebody else for a while, it is waited for; for too long, it is tried again later.
+    let lock = list(&desk.dir.path().join("root/.locks")).pop().unwrap();
+    let held = fs::OpenOptions::new().write(true).open(lock).unwrap();
+    held.lock().unwrap();
+    let (who, id) = (Principal::default(), SessionId::new("s0-0").unwrap());
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        held.unlock().unwrap();
+        held
+    });
+    desk.write("w/a", "2");
+    houses[0].checkpoint(&who, &id, None).await.unwrap();
+    assert_eq!(desk.commits("w", "s0-0").len(), 6);
+    let held = release.join().unwrap();
+    held.lock().unwrap();
+    begin(&houses[0], "free", Value::Null).await;
+    clock.advance(SignedDuration::from_hours(2));
+    let report = houses[0].sweep().await.unwrap();
+    assert_eq!((report.expired.len(), report.failed.len()), (1, 8), "{report:?}");
+    assert!(report.failed.iter().all(|(_, why)| why.contains("in use by another")), "{report:?}");
+    held.unlock().unwrap();
+    clock.advance(SignedDuration::from_mins(2));
+    assert_eq!(houses[0].sweep().await.unwrap().expired.len(), 8);
+    assert_eq!(houses[0].head(&who, &id).await.unwrap().status, Status::Expired);
+}
+
+/// What comes after the commit fails, as if the process had died there: the next try finds nothing to commit, and goes on.
+#[tokio::test]
+async fn an_end_that_was_committed_already_is_not_committed_twice() {
+    let (desk, clock) = (Desk::new(), start());
+    desk.write("w/a", "1");
+    let tenure = house(&desk.config(""), &clock).await;
+    tenure.on_expire(|_, why| {
+        assert_eq!(why, Ending::Expired);
+        async { Err("it dies here".to_owned()) }
+    });
+    begin(&tenure, "s", "w").await;
+    clock.advance(SignedDuration::from_hours(2));
+    assert_eq!(tenure.sweep().await.unwrap().failed.len(), 1);
+    clock.advance(SignedDuration::from_mins(2));
+    assert_eq!(tenure.sweep().await.unwrap().failed.len(), 1);
+    assert_eq!(desk.commits("w", "s").len(), 1);
+}
