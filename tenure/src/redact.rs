@@ -192,7 +192,7 @@ impl Redaction {
                 for (name, value) in fields.iter() {
                     // The names of a message's fields stay; in other people's JSON they may be anything.
                     let name = match part {
-                        Part::Within => self.text(name, within, names).unwrap_or_else(|| Cow::Borrowed(name)),
+                        Part::Within => self.text(name, within, names).unwrap_or(Cow::Borrowed(name)),
                         _ => Cow::Borrowed(name),
                     };
                     let below = part.below(&name, value);
