@@ -171,6 +171,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let app = App::open(config).await?;
     let listener = server::bind(&app).await?;
     let address = listener.local_addr()?;
+    let (stop, first) = (server::interrupted(), server::interrupted());
     println!("listening on http://{address}");
     println!("try:  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
     println!(
@@ -178,11 +179,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     println!("all routes: http://{address}/docs");
     let at_once = async {
-        server::interrupted().await;
+        first.await;
         server::interrupted().await;
     };
     tokio::select! {
-        done = server::run(app, listener, server::interrupted()) => done,
+        done = server::run(app, listener, stop) => done,
         () = at_once => anyhow::bail!("stopped at once; what was acknowledged is safe"),
     }
 }

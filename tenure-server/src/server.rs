@@ -377,22 +377,21 @@ async fn refuse(mut stream: TcpStream, max: usize, _permit: OwnedSemaphorePermit
     let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
 }
 
-/// Ends with Ctrl-C or SIGTERM.
-pub async fn interrupted() {
-    let ctrl_c = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
+/// Ends with Ctrl-C or SIGTERM, from the moment of this call on: who is told that we listen may stop us at once.
+pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    async move {
+        let [interrupt, terminate] = signals.map(|caught| async {
+            match caught {
+                Ok(mut signal) => drop(signal.recv().await),
+                Err(_) => std::future::pending().await,
+            }
+        });
+        tokio::select! {
+            () = interrupt => {}
+            () = terminate => {}
         }
-    };
-    let terminate = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(_) => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = ctrl_c => {}
-        () = terminate => {}
     }
 }
 

@@ -7,12 +7,13 @@ use crate::id::{Principal, SessionId};
 use crate::memory::{Memory, Mind, Place, findable, is_fresh, memory, shelf};
 use crate::message::{Message, Role};
 use crate::policy::{MemoryPolicy, Scope};
+use crate::store::text::words;
 use crate::store::{Item, Owner};
 use crate::tenure::Tenure;
 use crate::vectors::Near;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 pub(crate) const RECALLS: &str = "recalls";
 /// So many of each kind are put in order.
@@ -20,7 +21,9 @@ const CANDIDATES: usize = 50;
 /// Reciprocal ranks are taken from here on: the first few are about as good as each other.
 const RANK: f64 = 60.0;
 /// A place by meaning counts so many times a place by words. Measured: docs/benchmarks.md.
-const MEANING: f64 = 3.0;
+const MEANING: f64 = 2.0;
+/// Beside what is meant, words count only where so much of the question is there: `what`, `is` and `her` are everywhere.
+const MIN_SHARE: f64 = 0.3;
 /// So many recalls are written down for each session or user.
 const RECALLS_KEPT: usize = 512;
 /// Longer questions are cut off.
@@ -96,6 +99,22 @@ fn fuse(words: &[String], meaning: &[(String, f32)]) -> Vec<(String, f64)> {
     all
 }
 
+/// The words of a question, and how much each says. Short words say little, but not numbers, nor where every letter is a word.
+fn weights(question: &str) -> HashMap<String, f64> {
+    let weight = |word: &str| {
+        let says = !word.is_ascii() || word.bytes().any(|b| b.is_ascii_digit());
+        word.chars().count().saturating_sub(if says { 0 } else { 2 }) as f64
+    };
+    words(&findable(question)).into_iter().map(|word| (weight(&word), word)).map(|(n, word)| (word, n)).collect()
+}
+
+/// How much of a question is in a text, from 0 to 1.
+fn share(weights: &HashMap<String, f64>, text: &str) -> f64 {
+    let there: HashSet<String> = words(text).into_iter().collect();
+    let found: f64 = weights.iter().filter(|(word, _)| there.contains(*word)).map(|(_, n)| n).sum();
+    found / weights.values().sum::<f64>().max(1.0)
+}
+
 impl Tenure {
     /// Memories that have to do with a question, the best first. Each counts as used.
     pub async fn recall(&self, who: &Principal, mind: &Mind, question: &str, limit: usize) -> Result<Recalled> {
@@ -122,14 +141,19 @@ impl Tenure {
             self.embed_session(at).await.unwrap_or_else(|e| tracing::debug!(error = %e, "no vectors for now"));
         }
         let many = CANDIDATES.max(limit);
-        let words = findable(question);
-        let (words, near) = tokio::join!(self.store().search(at, &words, many), self.nearest(at, question, many));
+        let sought = findable(question);
+        let (words, near) = tokio::join!(self.store().search(at, &sought, many), self.nearest(at, question, many));
         let now = self.now();
-        let words: Vec<String> = words?.into_iter().filter(|h| is_fresh(&h.item, now)).map(|h| h.item.key).collect();
         let (near, by_meaning, note) = match near? {
             Near::Found(near) => (near, true, None),
             Near::Not(why) => (Vec::new(), false, Some(format!("by words only: {why}"))),
         };
+        let weights = weights(question);
+        let counts = |item: &Item| {
+            is_fresh(item, now)
+                && (!by_meaning || share(&weights, item.text.as_deref().unwrap_or_default()) >= MIN_SHARE)
+        };
+        let words: Vec<String> = words?.into_iter().filter(|h| counts(&h.item)).map(|h| h.item.key).collect();
         let mut best = fuse(&words, &near).into_iter();
         let mut memories = Vec::new();
         // Some may have gone since they were found.
@@ -246,6 +270,17 @@ mod tests {
         assert_eq!(fused(&["a", "b", "c"], &[]), ["a", "b", "c"]);
         assert_eq!(fused(&[], &["c", "a"]), ["c", "a"]);
         assert_eq!(fused(&["x", "both"], &["y", "both"]), ["both", "y", "x"]);
+        assert_eq!(fused(&["x"], &["y"]), ["y", "x"], "what is meant counts more than how it is said");
         assert_eq!(fused(&[], &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn common_words_say_little() {
+        let of = |question: &str, text: &str| share(&weights(question), text);
+        assert!(of("What is her favourite tea?", "What is in her bag") < MIN_SHARE);
+        assert!(of("What is her favourite tea?", "favourite colour: green") > MIN_SHARE);
+        assert!(of("who has 88?", "locker 88 is hers") > MIN_SHARE);
+        assert!(of("緑茶", &findable("彼女は緑茶が好きです")) > MIN_SHARE);
+        assert_eq!(of("", "anything"), 0.0);
     }
 }

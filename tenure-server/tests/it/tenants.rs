@@ -129,6 +129,8 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/reviews/{review}/decision"),
     ("POST", "/threads/{id}/session"),
     ("DELETE", "/users/{id}"),
+    ("POST", "/sessions/{id}/compact"),
+    ("POST", "/sessions/{id}/uncompact"),
     ("GET", "/memories"),
     ("POST", "/memories"),
     ("GET", "/memories/search"),

@@ -8,7 +8,7 @@ const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
 /// The words of a text: runs of letters and digits, in lower case, without the common diacritics.
-pub(super) fn words(text: &str) -> Vec<String> {
+pub(crate) fn words(text: &str) -> Vec<String> {
     let folded: String = text.chars().filter(|c| !is_combining(*c)).flat_map(char::to_lowercase).map(plain).collect();
     // Lower-casing some letters leaves a combining mark behind (`İ`), so they are looked for again.
     let split = folded.split(|c: char| !c.is_alphanumeric() && !is_combining(c));
