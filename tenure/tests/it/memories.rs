@@ -356,7 +356,7 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice", "likes tea"]));
         assert_eq!(all(t, &ada(), &x).await.len(), 3, "the session keeps its own");
         assert!(t.dream(&admin(), &rules, false).await.unwrap().promoted.is_empty(), "once is enough");
-        assert_eq!(t.dreams(&admin()).await.unwrap(), [dream.clone()]);
+        assert_eq!(t.dreams(&admin()).await.unwrap(), vec![dream.clone()]);
         assert_eq!((t.dreams(&ada()).await.unwrap_err().code(), t.undo_dream(&ada(), &dream.id).await.unwrap_err().code()), ("invalid", "invalid"));
         assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), Some(1));
         assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), None);
@@ -516,26 +516,26 @@ mod random {
                 let who = |i: usize| Principal::new(WHO[i].0, WHO[i].1).unwrap();
                 let name = |i: usize, a: usize, s: usize| format!("{}-{}-{s}", WHO[i].1, ASSISTANTS[a]);
                 for i in 0..4 {
-                    for a in 0..4 {
+                    for (a, assistant) in ASSISTANTS.into_iter().enumerate() {
                         for s in 0..2 {
-                            begin(&t, &who(i), &name(i, a, s), ASSISTANTS[a]).await;
+                            begin(&t, &who(i), &name(i, a, s), assistant).await;
                         }
                     }
                 }
                 for (i, a, s) in &said {
                     t.remember(&who(*i), &Mind::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
                 }
-                for i in 0..4 {
-                    for a in 0..4 {
+                for (i, (tenant, user)) in WHO.into_iter().enumerate() {
+                    for (a, assistant) in ASSISTANTS.into_iter().enumerate() {
                         for s in 0..2 {
                             let found: BTreeSet<String> = recall(&t, &who(i), &Mind::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
-                            let theirs = said.iter().filter(|(j, b, r)| WHO[*j].0 == WHO[i].0 && match ASSISTANTS[a] {
+                            let theirs = said.iter().filter(|(j, b, r)| WHO[*j].0 == tenant && match assistant {
                                 "session" => (*j, *b, *r) == (i, a, s),
                                 "user" => *j == i && *b == a,
                                 _ => *b >= 2,
                             });
                             let theirs: BTreeSet<String> = theirs.map(|(j, b, r)| words(*j, *b, *r)).collect();
-                            assert!(found.is_subset(&theirs), "{:?} to {}: {found:?}", WHO[i], ASSISTANTS[a]);
+                            assert!(found.is_subset(&theirs), "{tenant} {user} to {assistant}: {found:?}");
                             assert_eq!(found.len(), theirs.len().min(10));
                         }
                     }
