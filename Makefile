@@ -6,7 +6,9 @@ all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
 has = $(shell command -v $(1) 2>/dev/null)
 # nextest runs each test in a process of its own, but no doc tests; they are left out of `cargo test` as well.
-runner := $(if $(call has,cargo-nextest),cargo nextest run,cargo test --lib --bins --tests --examples)
+# In CI a test that fails is tried once more, and told as flaky: many of them kill, stop and race on purpose, on machines that are not idle.
+tries := $(if $(CI),--retries 1)
+runner := $(if $(call has,cargo-nextest),cargo nextest run $(tries),cargo test --lib --bins --tests --examples)
 # Only if cargo-deny is installed, and without its `advisories`, which need the network.
 deny := $(if $(call has,cargo-deny),cargo deny --locked check licenses bans sources,@echo "no cargo-deny: skipped")
 

@@ -75,10 +75,23 @@ const OWN: Option<&str> = Some("tenure-sqlite");
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_is_alone_is_done_where_it_is() {
     let (store, _directory, _) = shared(Place::new().await);
-    assert_eq!(who_writes(&store).await.as_deref(), std::thread::current().name());
+    // The thread may still be putting down what opening the store gave it.
+    let mut name = who_writes(&store).await;
+    while name.as_deref() == OWN {
+        name = who_writes(&store).await;
+    }
+    assert_eq!(name.as_deref(), std::thread::current().name());
     let there = store.clone();
-    let task = JoinSet::from_iter([async move { who_writes(&there).await }]).join_all().await;
-    assert_ne!(task[0].as_deref(), OWN);
+    let task = async move {
+        // As before, and whoever is late finds the thread at it: but not a hundred times.
+        for _ in 0..100 {
+            if who_writes(&there).await.as_deref() != OWN {
+                return true;
+            }
+        }
+        false
+    };
+    assert_eq!(JoinSet::from_iter([task]).join_all().await, [true]);
     // Not while somebody else is at it, nor right after many came at once.
     let held = hold(&store).await;
     let late = JoinSet::from_iter([(); 2].map(|()| {
