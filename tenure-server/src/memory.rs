@@ -59,6 +59,9 @@ pub async fn dream_for_ever(app: &Shared) {
 
 /// Those who have keys, and the one who needs none.
 async fn tenants(app: &Shared) -> BTreeSet<Tenant> {
-    let keys = app.keys.list().await.unwrap_or_default();
+    let keys = app.keys.list().await.unwrap_or_else(|e| {
+        tracing::warn!(error = %e, "the keys can not be read: only the default tenant dreams this time");
+        Vec::new()
+    });
     keys.into_iter().map(|key| key.tenant).chain([Tenant::default()]).collect()
 }

@@ -248,7 +248,7 @@ impl Tenure {
                     Scope::None => return Err(none("session_id", format!("session {id}"))),
                     Scope::Session => Owner::Session(id.clone()),
                     Scope::User => Owner::User(head.user.clone()),
-                    Scope::Group => Owner::Group(policy.group.clone().unwrap_or_default()),
+                    Scope::Group => Owner::Group(policy.group.clone().or(head.assistant.clone()).unwrap_or_default()),
                 };
                 (owner, policy, head.assistant.clone(), Some(head))
             }
