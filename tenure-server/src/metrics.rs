@@ -4,10 +4,11 @@ use crate::clock::Stopwatch;
 use crate::server::App;
 use async_trait::async_trait;
 use axum::http::Method;
-use metrics::{counter, gauge, histogram};
+use metrics::{Counter, Histogram, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use tenure::{Answered, Model, ModelError, Pieces, Prompt, Tenure, TurnError};
 
@@ -34,11 +35,39 @@ pub fn install() {
     });
 }
 
+/// Where requests of one kind are counted and timed.
+struct Place {
+    method: &'static str,
+    status: u16,
+    count: Counter,
+    seconds: Histogram,
+}
+
+/// The places of each route: to find one anew takes longer than to count.
+static PLACES: RwLock<BTreeMap<String, Vec<Place>>> = RwLock::new(BTreeMap::new());
+
 /// A request was answered.
 pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
-    let labels = [("method", method.to_string()), ("route", route.to_owned()), ("status", status.to_string())];
-    counter!("tenure_requests_total", &labels).increment(1);
-    histogram!("tenure_request_seconds", &labels[..2]).record(took.as_secs_f64());
+    // A client may make up any other: they would be counted for ever.
+    let mut known = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"].into_iter();
+    let method = known.find(|m| method == m).unwrap_or("other");
+    let count = |place: &Place| {
+        place.count.increment(1);
+        place.seconds.record(took.as_secs_f64());
+    };
+    let here = |places: &BTreeMap<String, Vec<Place>>| {
+        let mut places = places.get(route).into_iter().flatten();
+        places.find(|p| p.method == method && p.status == status).map(count).is_some()
+    };
+    if here(&PLACES.read().unwrap_or_else(PoisonError::into_inner)) {
+        return;
+    }
+    let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
+    let (all, seconds) =
+        (counter!("tenure_requests_total", &labels), histogram!("tenure_request_seconds", &labels[..2]));
+    let place = Place { method, status, count: all, seconds };
+    count(&place);
+    PLACES.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(place);
 }
 
 /// A client is here, for as long as this lives.
@@ -94,7 +123,7 @@ pub fn turn(opened: Duration, ran: Duration, model: &Timed, outcome: &Result<Ans
     };
     let asked = Duration::from_micros(model.answered.load(Ordering::Relaxed));
     counter!("tenure_turns_total", "outcome" => word).increment(1);
-    histogram!("tenure_turn_own_seconds").record((opened + ran.saturating_sub(asked)).as_secs_f64());
+    histogram!("tenure_turn_own_seconds").record((opened + ran).saturating_sub(asked).as_secs_f64());
     histogram!("tenure_turn_model_seconds").record(asked.as_secs_f64());
 }
 

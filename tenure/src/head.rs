@@ -221,6 +221,11 @@ pub struct Head {
 }
 
 impl Head {
+    /// As it is stored.
+    pub(crate) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("cards have string keys and finite numbers only")
+    }
+
     /// Where the session is.
     pub fn key(&self) -> Key {
         Key { tenant: self.tenant.clone(), session: self.info.session_id.clone() }

@@ -11,7 +11,7 @@
 use crate::message::{Message, Role};
 use crate::policy::Window;
 use crate::session::{Said, Session, Summary};
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
 /// What a picture, sound or file is estimated to cost.
@@ -81,30 +81,34 @@ pub fn is_valid(messages: &[Message]) -> bool {
 }
 
 fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
-    struct Slot {
-        call: String,
+    /// A call, and where its result belongs.
+    struct Slot<'a> {
+        call: Cow<'a, str>,
         group: usize,
         place: usize,
     }
-    let mut shown: Vec<Message> = Vec::new();
-    let mut open: Vec<Slot> = Vec::new();
+    // Nothing: a result that is not there yet.
+    let mut shown: Vec<Option<&Message>> = Vec::new();
+    let mut open: Vec<Slot<'_>> = Vec::new();
     for message in messages {
-        if let Some(id) = message.tool_call_id() {
+        if let Some(id) = message.answers() {
             // The newest call of that id that waits; within one message, the first.
             let newest = open.iter().filter(|s| s.call == id).map(|s| s.group).max();
             if let Some(i) = newest.and_then(|g| open.iter().position(|s| s.call == id && s.group == g)) {
-                shown[open.remove(i).place] = message.clone();
+                shown[open.remove(i).place] = Some(message);
             }
             continue;
         }
-        shown.push(message.clone());
+        shown.push(Some(message));
         let group = shown.len();
-        for call in message.tool_calls() {
-            open.push(Slot { group, place: shown.len(), call: call.id.clone() });
-            shown.push(Message::tool(&call.id, NO_RESULT));
+        for call in message.call_ids() {
+            open.push(Slot { group, place: shown.len(), call });
+            shown.push(None);
         }
     }
-    shown
+    // Those that never came are open still, in the order of their places.
+    let mut missing = open.into_iter().map(|slot| Message::tool(&slot.call, NO_RESULT));
+    shown.into_iter().filter_map(|message| message.cloned().or_else(|| missing.next())).collect()
 }
 
 /// Where the newest turns that fit begin.

@@ -15,12 +15,13 @@ use crate::id::{Key, Principal, Reach, SessionId};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::session::Session;
-use crate::store::{Commit, Item, Range};
+use crate::store::{Commit, Glance, Item, Range};
 use crate::tenure::Tenure;
 use jiff::Timestamp;
 use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// What is known of a session without asking the store. It may be behind, never wrong.
@@ -30,7 +31,55 @@ pub(crate) enum State {
     Cold,
     Head(Box<Head>),
     /// Shared with those who look at it: whoever writes while somebody looks gets a copy.
-    Whole(Arc<Session>),
+    Whole(Arc<Warm>),
+}
+
+/// A whole session, and the text that was made of it, which is good for as long as nothing changes.
+#[derive(Debug)]
+pub(crate) struct Warm {
+    session: Session,
+    text: OnceLock<Arc<str>>,
+    /// Its card as JSON.
+    card: OnceLock<String>,
+}
+
+impl Warm {
+    fn new(session: Session) -> Arc<Self> {
+        Arc::new(Self { session, text: OnceLock::new(), card: OnceLock::new() })
+    }
+
+    /// The one way to change it.
+    fn change(&mut self) -> &mut Session {
+        (self.text, self.card) = Default::default();
+        &mut self.session
+    }
+
+    /// The text that was made of it.
+    pub fn text(&self) -> Option<Arc<str>> {
+        self.text.get().cloned()
+    }
+
+    /// Keeps a text that was made of it, unless there is one.
+    pub fn keep(&self, text: String) -> Arc<str> {
+        self.text.get_or_init(|| text.into()).clone()
+    }
+
+    pub fn weight(&self) -> usize {
+        self.session.weight() + self.text.get().map_or(0, |t| t.len())
+    }
+}
+
+impl Deref for Warm {
+    type Target = Session;
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Clone for Warm {
+    fn clone(&self) -> Self {
+        Self { session: self.session.clone(), text: OnceLock::new(), card: OnceLock::new() }
+    }
 }
 
 impl State {
@@ -39,6 +88,22 @@ impl State {
             State::Cold => None,
             State::Head(head) => Some(head),
             State::Whole(session) => Some(session.head()),
+        }
+    }
+
+    /// The card as JSON, if that is at hand.
+    fn card(&self) -> Option<&str> {
+        match self {
+            State::Cold => None,
+            State::Head(_) => Some(""),
+            State::Whole(session) => Some(session.card.get_or_init(|| session.head().to_json())),
+        }
+    }
+
+    fn weight(&self) -> usize {
+        match self {
+            State::Whole(session) => session.weight(),
+            _ => CARD_BYTES,
         }
     }
 }
@@ -137,6 +202,11 @@ impl Tenure {
         }
     }
 
+    /// Tells the cache that a text was made of a session.
+    pub(crate) fn weigh(&self, key: &Key, session: &Warm) {
+        self.reweigh(key, &self.hot(key), session.weight());
+    }
+
     /// Forgets what is known of a session.
     pub(crate) fn forget(&self, key: &Key) {
         self.hot_sessions().remove(key);
@@ -159,7 +229,7 @@ impl Tenure {
         admit(who, id, &known.state)?;
         self.warm(&key, &mut known.state, need).await?;
         let answer = f(&known.state);
-        self.reweigh(&key, &hot, &known.state);
+        self.reweigh(&key, &hot, known.state.weight());
         answer
     }
 
@@ -220,7 +290,7 @@ impl Tenure {
                     if answer.is_err() {
                         known.state = State::Cold;
                     }
-                    self.reweigh(&key, &hot, &known.state);
+                    self.reweigh(&key, &hot, known.state.weight());
                     let cut = std::mem::take(&mut known.cut);
                     let head = set.as_ref().and_then(|_| known.state.head().cloned());
                     drop(known);
@@ -291,7 +361,7 @@ impl Tenure {
         }
         match &mut known.state {
             State::Whole(session) => {
-                let session = Arc::make_mut(session);
+                let session = Arc::make_mut(session).change();
                 commit.records.iter().for_each(|r| drop(session.take(r)));
                 session.set_head(commit.head);
             }
@@ -304,9 +374,12 @@ impl Tenure {
     async fn catch_up(&self, key: &Key, known: &mut Known) -> Result<()> {
         let began = moment();
         // What is in use is at hand in the store too: no other thread need wake up for it.
-        let glance = known.state.head().and_then(|_| self.store().glance(key));
-        let head = match glance {
-            Some(found) => found?,
+        let head = match known.state.card().and_then(|card| self.store().glance(key, card)).transpose()? {
+            Some(Glance::Same) => {
+                known.as_of = began;
+                return Ok(());
+            }
+            Some(Glance::Now(head)) => head.map(|head| *head),
             None => self.store().head(key).await?,
         };
         let Some(head) = head else {
@@ -323,11 +396,11 @@ impl Tenure {
             {
                 if session.seq < head.seq {
                     let pages = self.own_records(&head, session.seq, head.seq).await?;
-                    let session = Arc::make_mut(&mut session);
+                    let session = Arc::make_mut(&mut session).change();
                     pages.into_iter().flatten().for_each(|record| session.take_in(record));
                 }
                 if *session.head() != head {
-                    Arc::make_mut(&mut session).set_head(head);
+                    Arc::make_mut(&mut session).change().set_head(head);
                 }
                 State::Whole(session)
             }
@@ -345,7 +418,7 @@ impl Tenure {
             State::Head(head) => (**head).clone(),
             _ => return Err(Error::NotFound { session_id: key.session.clone() }),
         };
-        *state = State::Whole(Arc::new(self.fold(head).await?));
+        *state = State::Whole(Warm::new(self.fold(head).await?));
         Ok(())
     }
 
@@ -409,12 +482,8 @@ impl Tenure {
     }
 
     /// Tells the cache when a session has grown or shrunk a good deal.
-    fn reweigh(&self, key: &Key, hot: &Arc<Hot>, state: &State) {
+    fn reweigh(&self, key: &Key, hot: &Arc<Hot>, now: usize) {
         let known = hot.weight.load(Ordering::Relaxed);
-        let now = match state {
-            State::Whole(session) => session.weight(),
-            _ => CARD_BYTES,
-        };
         if now > known + known / 8 || now < known / 2 {
             hot.weight.store(now, Ordering::Relaxed);
             self.hot_sessions().insert(key.clone(), Slot { hot: hot.clone(), weight: now });

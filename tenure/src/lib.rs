@@ -117,7 +117,7 @@ pub use id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq,
 pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
 pub use memory::{Memory, Mind, Remember, Source};
 pub use message::{MAX_DEPTH, Message, Role, ToolCall};
-pub use model::{Model, ModelError, Piece, Pieces, Prompt};
+pub use model::{First, Model, ModelError, Piece, Pieces, Prompt};
 pub use next::{Doing, Job, Question, Rules, Step, next};
 pub use policy::{
     CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, Period, Policy, ReviewRule, RunPolicy, Scope, Window,

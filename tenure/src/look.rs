@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::head::Head;
-use crate::hot::{Need, State};
-use crate::id::{Principal, SessionId};
+use crate::hot::{Need, State, Warm};
+use crate::id::{Principal, Seq, SessionId};
 use crate::session::{Point, Said, Session};
 use crate::tenure::Tenure;
 use std::sync::Arc;
@@ -22,12 +22,33 @@ impl Tenure {
         let seen = self.shared(who, id).await?;
         match seen.messages.iter().all(|m| m.message.cuts().is_empty()) {
             true => Ok(look(&seen)),
-            false => Ok(look(&self.attach((*seen).clone()).await?)),
+            false => Ok(look(&self.attach(Session::clone(&seen)).await?)),
         }
     }
 
+    /// The same for a text that is asked for again and again: it is kept until the session changes. `make` must make the same text each
+    /// time, of nothing but the session. With it comes the end of the log it was made of.
+    pub async fn text(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        make: impl FnOnce(&Session) -> String,
+    ) -> Result<(Seq, Arc<str>)> {
+        let seen = self.shared(who, id).await?;
+        if let Some(text) = seen.text() {
+            return Ok((seen.seq, text));
+        }
+        // Media are large, and seldom asked for twice.
+        if seen.messages.iter().any(|m| !m.message.cuts().is_empty()) {
+            return Ok((seen.seq, make(&self.attach(Session::clone(&seen)).await?).into()));
+        }
+        let text = seen.keep(make(&seen));
+        self.weigh(&who.key(id), &seen);
+        Ok((seen.seq, text))
+    }
+
     /// A session as it is now, its media apart. Nobody has to wait while it is looked at.
-    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<Session>> {
+    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<Warm>> {
         self.read(who, id, Need::Session, |state| match state {
             State::Whole(session) => self.check_live(session).map(|()| session.clone()),
             _ => Err(Error::NotFound { session_id: id.clone() }),

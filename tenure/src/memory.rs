@@ -16,7 +16,7 @@ use crate::vectors::Vector;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const MEMORY: &str = "memory";
 const TRACES: &str = "memory-traces";
@@ -421,6 +421,7 @@ impl Tenure {
         let _changing = self.memories().changing(id).await;
         let gone = self.store().remove(&place.shelf, id).await?;
         self.memory_changed(&place.shelf, id).await?;
+        self.store().wipe(&place.shelf.tenant, &place.shelf.owner).await?;
         Ok(gone)
     }
 
@@ -447,19 +448,24 @@ impl Tenure {
 
     /// Takes back what traces on a shelf lead to, unless it still stands.
     async fn retract_from(&self, at: &Shelf, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
-        let mut after = None::<String>;
+        let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
         loop {
             let page = self.store().items(at, after.as_deref(), 256).await?;
-            let Some(last) = page.last() else { return Ok(()) };
+            let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in page {
                 let trace: Trace = serde_json::from_str(&item.value)
                     .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
                 if self.take_back(&at.tenant, &trace, &stands).await? {
                     self.store().remove(at, &item.key).await?;
+                    emptied.insert(trace.owner);
                 }
             }
         }
+        for owner in emptied.iter().filter_map(|o| owner_of(o)) {
+            self.store().wipe(&at.tenant, &owner).await?;
+        }
+        Ok(())
     }
 
     /// Takes a source away from a memory, and the memory with its last one. Whether the trace leads nowhere now.

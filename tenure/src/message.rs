@@ -216,7 +216,7 @@ impl Message {
 
     /// The tool calls that an assistant message makes.
     pub fn tool_calls(&self) -> Vec<ToolCall> {
-        if !self.raw.contains("\"tool_calls\"") || self.role() != Role::Assistant {
+        if !self.may_call() {
             return Vec::new();
         }
         let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };
@@ -224,26 +224,44 @@ impl Message {
         calls.iter().map(CallShape::call).collect()
     }
 
+    /// The ids of those calls, for whoever needs no more.
+    pub(crate) fn call_ids(&self) -> Vec<Cow<'_, str>> {
+        if !self.may_call() {
+            return Vec::new();
+        }
+        let calls: Calls<'_> = serde_json::from_str(&self.raw).unwrap_or_default();
+        calls.tool_calls.unwrap_or_default().into_iter().map(|call| call.id.0).collect()
+    }
+
+    fn may_call(&self) -> bool {
+        self.role() == Role::Assistant && self.raw.contains("\"tool_calls\"")
+    }
+
     /// The call that a tool message answers.
     pub fn tool_call_id(&self) -> Option<String> {
+        self.answers().map(Cow::into_owned)
+    }
+
+    /// The same, not copied.
+    pub(crate) fn answers(&self) -> Option<Cow<'_, str>> {
         // As we write it. Anything else is parsed.
         if let Some(rest) = self.raw.strip_prefix(r#"{"role":"tool","tool_call_id":""#)
             && let Some(id) = rest.split('"').next()
             && !id.contains('\\')
         {
-            return Some(id.to_owned());
+            return Some(id.into());
         }
         if self.role() != Role::Tool {
             return None;
         }
-        Shape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0.into_owned())
+        Shape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0)
     }
 
     /// Whether it belongs to a tool turn: an assistant message with calls, or a result.
     pub fn is_tool_turn(&self) -> bool {
         match self.role() {
             Role::Tool => true,
-            Role::Assistant => !self.tool_calls().is_empty(),
+            Role::Assistant => !self.call_ids().is_empty(),
             _ => false,
         }
     }
@@ -252,7 +270,7 @@ impl Message {
     pub fn is_visible(&self) -> bool {
         match self.role() {
             Role::User => true,
-            Role::Assistant => self.tool_calls().is_empty(),
+            Role::Assistant => self.call_ids().is_empty(),
             _ => false,
         }
     }
@@ -374,6 +392,18 @@ struct Shape<'a> {
     refusal: Option<&'a RawValue>,
     #[serde(borrow, default)]
     audio: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct Calls<'a> {
+    #[serde(borrow, default)]
+    tool_calls: Option<Vec<CallId<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct CallId<'a> {
+    #[serde(borrow)]
+    id: Str<'a>,
 }
 
 #[derive(Deserialize)]

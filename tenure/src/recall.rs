@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::error::Result;
 use crate::history::tokens;
-use crate::id::{Principal, SessionId};
+use crate::id::{Principal, SessionId, Tenant};
 use crate::memory::{Memory, Mind, Place, findable, is_fresh, memory, shelf};
 use crate::message::{Message, Role};
 use crate::policy::{MemoryPolicy, Scope};
@@ -137,9 +137,6 @@ impl Tenure {
             return Ok(Recalled::default());
         }
         let at = &place.shelf;
-        if matches!(at.owner, Owner::Session(_)) {
-            self.embed_session(at).await.unwrap_or_else(|e| tracing::debug!(error = %e, "no vectors for now"));
-        }
         let many = CANDIDATES.max(limit);
         let sought = findable(question);
         let (words, near) = tokio::join!(self.store().search(at, &sought, many), self.nearest(at, question, many));
@@ -189,6 +186,12 @@ impl Tenure {
         Some(self.lasting(uuid::Uuid::now_v7().to_string(), value))
     }
 
+    /// Whether a model is told of what is remembered.
+    pub(crate) fn tells(&self, tenant: &Tenant, assistant: Option<&str>) -> bool {
+        let policy = self.policy(tenant, assistant).memory;
+        policy.scope != Scope::None && policy.inject
+    }
+
     /// What the model is to be told of what is remembered, if its assistant wants that. Trouble with it never stops a turn.
     pub(crate) async fn recollect(
         &self,
@@ -197,10 +200,10 @@ impl Tenure {
         assistant: Option<&str>,
         said: &[Message],
     ) -> Option<Recollection> {
-        let policy = self.policy(&who.tenant, assistant).memory;
-        if policy.scope == Scope::None || !policy.inject {
+        if !self.tells(&who.tenant, assistant) {
             return None;
         }
+        let policy = self.policy(&who.tenant, assistant).memory;
         let question = said.iter().rev().find(|m| m.role() == Role::User)?.text();
         let recalled = async {
             let place = self.mind(who, &Mind::Session(id.clone())).await?;

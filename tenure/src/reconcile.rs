@@ -57,11 +57,14 @@ pub fn reconcile(session: &Session, incoming: &[Message], mode: Mode) -> Plan {
         Way::Walk => walk(stored, rest),
     };
     plan.style = style(session, rest, &plan, mode);
+    if system.is_empty() {
+        return plan;
+    }
     // A changed system prompt takes effect from now on; the turns stay.
     let kept = &stored[..plan.keep];
     let current = &kept[lead(kept)];
     let changed = current.len() != system.len() || current.iter().zip(system).any(|(s, m)| !s.message.is_same(m));
-    if !system.is_empty() && changed {
+    if changed {
         // One that nobody has spoken under yet is replaced, not followed.
         let spoken = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
         (plan.rewound, plan.keep) = (plan.rewound + plan.keep - spoken, spoken);

@@ -1,7 +1,8 @@
 //! A turn: find the session, make the client's view and ours one, ask the model, keep what it says.
 //!
-//! What the user said is durable before the model is asked; the answer is durable before the turn is called done. A turn that fails
-//! or is stopped keeps what it has and says so (`run_ended`).
+//! What the user said is durable before anything that the model says is used: where nothing else has to be looked up, the model is asked
+//! while it is being kept. The answer is durable before the turn is called done. A turn that fails or is stopped keeps what it has and
+//! says so (`run_ended`).
 
 use crate::assistant::Assistant;
 use crate::busy::{Entered, OnBusy, Pass};
@@ -12,6 +13,7 @@ use crate::history::shown;
 use crate::hot::{Draft, Need};
 use crate::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
 use crate::message::Message;
+use crate::model::{Beside, First};
 use crate::policy::Compact;
 use crate::recall::{Recollection, Told, with_block};
 use crate::reconcile::{Mode, Plan, reconcile};
@@ -136,6 +138,8 @@ pub struct Turn {
     pub(crate) claimed_at: Timestamp,
     /// What the model is told of what is remembered.
     pub(crate) recalled: Option<Recollection>,
+    /// It is being asked already.
+    pub(crate) asking: Beside,
 }
 
 /// In the detail of a run: somebody may ask for its answer again.
@@ -156,6 +160,16 @@ struct Claim {
 impl Tenure {
     /// Begins a turn: finds the session, waits until it is free, and keeps what the client says.
     pub async fn turn(&self, who: &Principal, ask: Ask) -> Result<Begun> {
+        self.begin_turn(who, ask, None).await
+    }
+
+    /// The same, and asks the model already while what the client says is being kept. Nothing of its answer is used before that is done,
+    /// and if it can not be kept, the model is left alone. Where there is an assistant, or media, it is asked afterwards.
+    pub async fn turn_asking(&self, who: &Principal, ask: Ask, first: &First) -> Result<Begun> {
+        self.begin_turn(who, ask, Some(first)).await
+    }
+
+    async fn begin_turn(&self, who: &Principal, ask: Ask, first: Option<&First>) -> Result<Begun> {
         let (incoming, blobs) = self.detach(&ask.messages)?;
         // The same key at the same time: the second one waits until it is known what the first one is.
         let _claiming = match &ask.idempotency {
@@ -194,16 +208,18 @@ impl Tenure {
                 return Ok(Begun::Before { session_id: id, run, body });
             }
             let opening_at = self.now();
-            let opening = Opening { ask: &ask, incoming: &incoming, run: &run, redo };
+            let opening = Opening { ask: &ask, incoming: &incoming, run: &run, redo, first, beside: Beside::default() };
             if let (Some((key, body)), None) = (&ask.idempotency, &claim) {
                 self.remember_key(who, key, Claim { body: body.clone(), session: id.clone(), run: run.clone() })
                     .await?;
             }
-            let opened = match self.open_turn(who, &id, &opening, &blobs).await {
-                Err(Error::NotFound { .. }) => self.open_fresh(who, &id, &opening, &blobs).await,
-                other => other,
+            let open = async {
+                match self.open_turn(who, &id, &opening, &blobs).await {
+                    Err(Error::NotFound { .. }) => self.open_fresh(who, &id, &opening, &blobs).await,
+                    other => other,
+                }
             };
-            let opened = match opened {
+            let opened = match opening.beside.during(open).await {
                 Ok(opened) => opened,
                 // Another node is at it; if with this very request, that is waited for, never stopped or left aside.
                 Err(e @ Error::Busy { .. }) => {
@@ -238,6 +254,7 @@ impl Tenure {
                 }
                 Err(e) => return Err(e),
             };
+            let asking = opening.beside;
             pass.began(opened.before);
             let started_at = opening_at;
             let recalled = self.recollect(who, &id, opened.assistant.as_deref(), &opened.messages).await;
@@ -266,6 +283,7 @@ impl Tenure {
                 started_at,
                 claimed_at: started_at,
                 recalled,
+                asking,
             };
             return Ok(Begun::Turn(Box::new(turn)));
         }
@@ -390,6 +408,7 @@ impl Tenure {
             });
             let asked = if goes_on { 0 } else { asked };
             let opened = Opened { goes_on, ..self.opened(session, &plan, asked) };
+            self.ask_beside(who, opening, &opened);
             let mut draft = Draft::new(entries, opened);
             let used: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
@@ -455,8 +474,20 @@ impl Tenure {
             at: now,
             entry,
         });
+        let opened = self.opened(&empty, &plan, asked);
+        self.ask_beside(who, opening, &opened);
         self.begin_with(&key, &first, more.collect(), blobs.to_vec()).await?;
-        Ok(self.opened(&empty, &plan, asked))
+        Ok(opened)
+    }
+
+    /// Lets the model be asked while a turn's beginning is being kept, if what it will be shown is known.
+    fn ask_beside(&self, who: &Principal, opening: &Opening<'_>, opened: &Opened) {
+        let Some(first) = opening.first else { return };
+        let assisted = opened.assistant.is_some() || opening.ask.assistant.is_some();
+        let whole = opened.messages.iter().all(|m| m.cuts().is_empty());
+        if !assisted && whole && !opened.goes_on && !self.tells(&who.tenant, None) {
+            opening.beside.set(first.ask(opened.messages.clone()));
+        }
     }
 
     fn opened(&self, session: &Session, plan: &Plan, asked: Seq) -> Opened {
@@ -550,6 +581,9 @@ struct Opening<'a> {
     run: &'a RunId,
     /// What was done before is done again: its answer is not there any more.
     redo: bool,
+    /// Whom to ask meanwhile, and where.
+    first: Option<&'a First>,
+    beside: Beside,
 }
 
 /// A turn whose beginning is kept.

@@ -7,6 +7,7 @@ use crate::head::{Head, Status};
 use crate::hot::{Draft, Need};
 use crate::id::{Key, Principal, RunId, Seq, SessionId};
 use crate::lease::owner;
+use crate::model::Beside;
 use crate::run::{KEYED, Spliced, Turn};
 use crate::session::{Run, Session};
 use crate::store::Range;
@@ -274,6 +275,7 @@ impl Tenure {
             started_at: began,
             claimed_at: began,
             recalled: None,
+            asking: Beside::default(),
         })
     }
 
@@ -319,6 +321,7 @@ impl Tenure {
             started_at: found.started_at.saturating_add(waited).unwrap_or(found.started_at),
             claimed_at,
             recalled: None,
+            asking: Beside::default(),
         }))
     }
 

@@ -60,8 +60,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     async fn head(&self, key: &Key) -> Result<Option<Head>>;
 
     /// The same at once, if the store can tell without making its caller wait; `None`: ask [`Store::head`]. Meant for sessions in use,
-    /// whose card is at hand.
-    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>>;
+    /// whose card is at hand. `known` is the card as JSON, as the caller has it: it need not be read again if it is the same.
+    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>>;
 
     /// Tells other processes on this store that a session has changed, some time soon. It is a hint: nothing depends on it.
     fn tell(&self, key: &Key);
@@ -113,6 +113,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// the store (for PostgreSQL see `docs/storage.md`).
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
 
+    /// Sees to it that what was removed from an owner's shelves is in no file any more, as far as that can be done at once: only
+    /// [`Store::clear`] writes everything anew.
+    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
+
     /// The bytes of a blob.
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>>;
 
@@ -120,6 +124,15 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// sessions mean is not looked at. First removes those of `remove` that do belong to nobody; others stay. Gives what is found
     /// after that, at most [`MAX_FINDINGS`] of a kind.
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>>;
+}
+
+/// What a glance at a card shows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Glance {
+    /// The card that was known.
+    Same,
+    /// The card as it is now, if there is one.
+    Now(Option<Box<Head>>),
 }
 
 /// One atomic step. Which session it is for is in its head.

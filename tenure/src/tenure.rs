@@ -389,7 +389,7 @@ impl Tenure {
 
     fn whole(&self, state: &State) -> Result<Session> {
         match state {
-            State::Whole(session) => Ok((**session).clone()),
+            State::Whole(session) => Ok(Session::clone(session)),
             _ => Err(Error::unavailable("the session was not loaded")),
         }
     }

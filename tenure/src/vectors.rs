@@ -7,7 +7,7 @@
 use crate::embed::Embedder;
 use crate::error::Result;
 use crate::memory::{Kept, MEMORY, kept};
-use crate::store::{Item, Shelf};
+use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -249,6 +249,13 @@ impl Tenure {
         let slot = self.codes(shelf, embedder);
         let mut codes = slot.codes.lock().await;
         self.look(shelf, &mut codes).await?;
+        // Nobody else sees to those of a session.
+        if !codes.bare.is_empty() && matches!(shelf.owner, Owner::Session(_)) {
+            match self.embed_shelf(shelf, embedder, &mut |_| ()).await {
+                Ok(_) => self.look(shelf, &mut codes).await?,
+                Err(e) => tracing::debug!(error = %e, "no vectors for now"),
+            }
+        }
         let found = vectors.first().map(|v| codes.nearest(v, limit)).unwrap_or_default();
         let weight = codes.weight();
         drop(codes);
@@ -358,14 +365,6 @@ impl Tenure {
             done += self.embed_shelf(&shelf, embedder, &mut told).await?;
         }
         Ok(done)
-    }
-
-    /// The same for one session.
-    pub(crate) async fn embed_session(&self, shelf: &Shelf) -> Result<()> {
-        match self.embedder() {
-            Some(embedder) => self.embed_shelf(shelf, embedder, &mut |_| ()).await.map(drop),
-            None => Ok(()),
-        }
     }
 }
 

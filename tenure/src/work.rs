@@ -17,7 +17,7 @@ use crate::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
 use crate::lease::Held;
 use crate::memory_tool;
 use crate::message::{Message, Role};
-use crate::model::{ModelError, Prompt};
+use crate::model::{Beside, ModelError, Prompt};
 use crate::next::{Doing, Job, Question, Rules, Step, arguments, next_after};
 use crate::policy::{Checkpoints, RunPolicy};
 use crate::recall::{RECALLS, Recollection, with_block};
@@ -91,6 +91,8 @@ struct Work<'a> {
     /// What the model is shown first; nothing: the run was begun before, and goes on.
     first: Option<Vec<Message>>,
     goes_on: bool,
+    /// The model, if it is being asked already.
+    asking: Beside,
     /// The answer of this round, and whether it is kept.
     answer: Answer,
     kept: bool,
@@ -134,6 +136,7 @@ impl<'a> Work<'a> {
             started_at,
             claimed_at,
             recalled,
+            asking,
             ..
         } = turn;
         let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
@@ -158,6 +161,7 @@ impl<'a> Work<'a> {
             listener,
             goes_on: messages.is_empty(),
             first: (!messages.is_empty()).then_some(messages),
+            asking,
             answer: Answer::default(),
             kept: true,
             rounds: 0,
@@ -293,7 +297,10 @@ impl<'a> Work<'a> {
 
     async fn listen(&mut self, prompt: Prompt) -> Result<(), TurnError> {
         let mut sift = Sift::new(self.tools.clone());
-        let mut pieces = self.hands.model.ask(prompt).await?;
+        let mut pieces = match self.asking.take() {
+            Some(asking) => asking.said().await?,
+            None => self.hands.model.ask(prompt).await?,
+        };
         while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
             let piece = piece?;
             self.answer.take(&piece).map_err(|why| ModelError::Broken { why })?;

@@ -19,8 +19,8 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tenure::{
-    Answered, Ask, Begun, Fields, Hands, Heard, Message, Mode, Model, OnBusy, Piece, Principal, Progress, Prompt,
-    SessionId, Spliced, TurnError, User,
+    Answered, Ask, Begun, Fields, First, Hands, Heard, Message, Mode, Model, OnBusy, Piece, Principal, Progress,
+    Prompt, SessionId, Spliced, TurnError, User,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
@@ -236,7 +236,9 @@ async fn take_turn(
     let watch = Stopwatch::start();
     let Request { ask, who, model, options, stream, talk, .. } = request;
     let name = ask.model.clone().unwrap_or_default();
-    let (session_id, outcome) = match app.tenure.turn(&who, ask).await {
+    let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
+    let first = First { model: timed.clone(), options: options.clone(), stream };
+    let (session_id, outcome) = match app.tenure.turn_asking(&who, ask, &first).await {
         Err(e) => return drop(begun.send(Err(e.into()))),
         Ok(Begun::Before { session_id, run, body }) => {
             let _ = begun.send(Ok(Started { session_id: session_id.clone(), spliced: None }));
@@ -254,7 +256,6 @@ async fn take_turn(
             let _ = begun.send(Ok(started));
             let summaries = turn.compact();
             let asked = Stopwatch::start();
-            let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
             let (run, hands) = (turn.run.clone(), Hands { model: &*timed, tools: Some(&*app.tools) });
             let outcome = turn.run(hands, options, stream, stream.then_some(pieces)).await;
             metrics::turn(opened, asked.elapsed(), &timed, &outcome);

@@ -163,7 +163,11 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pair
         }
     }
     pairs.end()?;
-    let (seq, mut body) = app.tenure.view(&who, &id, |s| (s.seq, view::whole(s))).await?;
+    let (seq, whole) = app.tenure.text(&who, &id, view::whole).await?;
+    if !cache && !discarded {
+        return Ok(view::json(StatusCode::OK, Some(seq), view::shared(whole)));
+    }
+    let mut body = whole.to_string();
     if cache {
         let cached = app.tenure.cache_entries(&who, &id).await?;
         let cached: Vec<_> = cached.into_iter().map(CachedView::from).collect();

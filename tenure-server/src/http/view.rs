@@ -2,6 +2,7 @@
 
 use super::digits::{Times, put_number};
 use crate::error::ErrorBody;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use tenure::{Cached, Checkpoint, Discarded, Head, Outcome, Role, Run, Said, Seq, Session, Summary};
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
@@ -492,8 +494,20 @@ pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
     with(text(&CheckpointView::from(checkpoint)), &fields.each_ref().map(|(name, value)| (*name, value.as_str())))
 }
 
+/// A text that others send too, not copied.
+pub fn shared(text: Arc<str>) -> Bytes {
+    struct Text(Arc<str>);
+    impl AsRef<[u8]> for Text {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_bytes()
+        }
+    }
+    Bytes::from_owner(Text(text))
+}
+
 /// JSON text, with the session's `ETag` if there is one.
-pub fn json(status: StatusCode, seq: Option<Seq>, body: String) -> Response {
+pub fn json(status: StatusCode, seq: Option<Seq>, body: impl Into<Body>) -> Response {
+    let body: Body = body.into();
     let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
     if let Some(tag) = seq.and_then(|seq| HeaderValue::from_str(&format!("\"{seq}\"")).ok()) {
         response.headers_mut().insert(header::ETAG, tag);

@@ -6,10 +6,10 @@ use crate::entry::{
     ReviewOpened, Rewound, Timeout,
 };
 use crate::error::Error;
-use crate::head::{Status, Style};
+use crate::head::{Head, Status, Style};
 use crate::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
 use crate::message::Message;
-use crate::store::{Commit, Direction, MAX_PAGE_BYTES, Owner, Range};
+use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use std::slice::from_ref;
@@ -131,14 +131,20 @@ pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
     for n in 0..50 {
         log.say(&n.to_string()).save(&*store).await;
         for _ in 0..2 {
-            if let Some(seen) = store.glance(&log.key) {
-                assert_eq!(seen.unwrap(), Some(log.head()));
+            let (now, before) = (log.head().to_json(), Head { seq: 0, ..log.head() }.to_json());
+            for known in ["", &before, &now] {
+                match store.glance(&log.key, known) {
+                    Some(Ok(Glance::Same)) => assert_eq!(known, now),
+                    Some(seen) => assert_eq!(seen.unwrap(), Glance::Now(Some(Box::new(log.head())))),
+                    None => {}
+                }
             }
             assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
         }
     }
     store.purge(&log.key).await.unwrap();
-    assert!(store.glance(&log.key).is_none_or(|seen| seen.unwrap().is_none()));
+    let known = log.head().to_json();
+    assert!(store.glance(&log.key, &known).is_none_or(|seen| seen.unwrap() == Glance::Now(None)));
 }
 
 /// Entries of every kind come back as they were.

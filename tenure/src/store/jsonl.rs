@@ -28,7 +28,7 @@ mod tests;
 use self::disk::Disk;
 use self::gates::Gates;
 use self::names::Place;
-use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store};
+use super::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -125,8 +125,8 @@ impl Store for JsonlStore {
         self.card(key)
     }
 
-    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
-        Some(self.card(key))
+    fn glance(&self, key: &Key, _: &str) -> Option<Result<Glance>> {
+        Some(self.card(key).map(|card| Glance::Now(card.map(Box::new))))
     }
 
     // One process has the files.
@@ -227,6 +227,14 @@ impl Store for JsonlStore {
             disk.remove_unused_blobs(&tenant)
         })
         .await
+    }
+
+    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        let place = Place { tenant: tenant.clone(), owner: owner.clone() };
+        if !self.disk.state().has_dead_lines(&place) {
+            return Ok(());
+        }
+        self.in_turn(place, |disk, place| disk.rewrite(place)).await
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {

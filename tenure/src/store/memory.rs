@@ -2,7 +2,8 @@
 
 use super::index::Index;
 use super::{
-    Commit, Direction, Finding, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner, Query, Range, Shelf, Store,
+    Commit, Direction, Finding, Glance, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner, Query, Range, Shelf,
+    Store,
 };
 use crate::entry::{Entry, Record};
 use crate::error::Result;
@@ -65,8 +66,8 @@ impl Store for MemoryStore {
         Ok(self.state().index.head(key).cloned())
     }
 
-    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
-        Some(Ok(self.state().index.head(key).cloned()))
+    fn glance(&self, key: &Key, _: &str) -> Option<Result<Glance>> {
+        Some(Ok(Glance::Now(self.state().index.head(key).cloned().map(Box::new))))
     }
 
     // Nobody else is there.
@@ -151,6 +152,10 @@ impl Store for MemoryStore {
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         self.state().index.clear(tenant, owner);
+        Ok(())
+    }
+
+    async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
         Ok(())
     }
 

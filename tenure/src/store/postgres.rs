@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
-use crate::store::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
+use crate::store::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use link::Link;
@@ -84,7 +84,7 @@ impl Store for PostgresStore {
         heads::head(&self.link, key).await
     }
 
-    fn glance(&self, _: &Key) -> Option<Result<Option<Head>>> {
+    fn glance(&self, _: &Key, _: &str) -> Option<Result<Glance>> {
         None
     }
 
@@ -138,6 +138,11 @@ impl Store for PostgresStore {
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         items::clear(&self.link, tenant, owner).await
+    }
+
+    // No query sees a row that was deleted; its bytes are for the next VACUUM.
+    async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
+        Ok(())
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {

@@ -19,7 +19,7 @@ use self::commit::Write;
 use self::file::{File, Pool};
 use self::seat::Seat;
 use self::writer::Writer;
-use super::{Commit, Finding, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
+use super::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -138,8 +138,8 @@ impl Store for SqliteStore {
         self.peek(move |conn, file| cards::head(conn, file, &key)).await
     }
 
-    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
-        self.readers.glance(|conn, file| cards::head(conn, file, key))
+    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
+        self.readers.glance(|conn, file| cards::glance(conn, file, key, known))
     }
 
     // Other processes on this file look for themselves.
@@ -214,6 +214,10 @@ impl Store for SqliteStore {
         let (tenant, owner) = (tenant.clone(), owner.clone());
         self.writer.write(move |conn, _| items::clear(conn, &tenant, &owner)).await?;
         self.writer.alone(|conn, file| file.scrub(conn)).await
+    }
+
+    async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
+        self.writer.alone(|conn, file| file.wipe(conn)).await
     }
 
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {

@@ -208,11 +208,19 @@ pub struct Fragile {
     dies: Option<(usize, When)>,
     commits: AtomicUsize,
     dead: AtomicBool,
+    /// Each commit needs a permit.
+    pub held: Option<Arc<Semaphore>>,
 }
 
 impl Fragile {
     pub fn new(inner: &Arc<dyn Store>, dies: Option<(usize, When)>) -> Arc<Self> {
-        Arc::new(Self { inner: inner.clone(), dies, commits: AtomicUsize::new(0), dead: AtomicBool::new(false) })
+        let (commits, dead) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { inner: inner.clone(), dies, commits, dead, held: None })
+    }
+
+    pub fn held(inner: &Arc<dyn Store>, by: &Arc<Semaphore>) -> Arc<Self> {
+        let (commits, dead) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { inner: inner.clone(), dies: None, commits, dead, held: Some(by.clone()) })
     }
 
     /// How many commits there were, renewals included.
@@ -238,6 +246,9 @@ impl Store for Fragile {
     async fn commit(&self, commit: &Commit) -> Result<()> {
         let inner = self.alive()?;
         let n = self.commits.fetch_add(1, SeqCst);
+        if let Some(held) = &self.held {
+            held.acquire().await.unwrap().forget();
+        }
         match self.dies.filter(|(at, _)| *at == n) {
             None => inner.commit(commit).await,
             Some((_, when)) => {
@@ -252,9 +263,9 @@ impl Store for Fragile {
     async fn head(&self, key: &Key) -> Result<Option<Head>> {
         self.alive()?.head(key).await
     }
-    fn glance(&self, key: &Key) -> Option<Result<Option<Head>>> {
+    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
         match self.alive() {
-            Ok(store) => store.glance(key),
+            Ok(store) => store.glance(key, known),
             Err(e) => Some(Err(e)),
         }
     }
@@ -296,6 +307,9 @@ impl Store for Fragile {
     }
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         self.alive()?.clear(tenant, owner).await
+    }
+    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.alive()?.wipe(tenant, owner).await
     }
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
         self.alive()?.blob(tenant, id).await

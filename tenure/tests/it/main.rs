@@ -5,6 +5,7 @@
     reason = "tests spawn tasks, and the environment tells them things"
 )]
 
+mod asking;
 mod compact;
 mod crash;
 mod doctor;

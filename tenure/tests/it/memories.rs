@@ -328,6 +328,35 @@ on_every_store! {
         assert_eq!(recall(&t, &ada(), &Mind::Assistant("group".into()), marker).await, Vec::<String>::new());
     }
 
+    /// What was retracted, since its source was rewound or purged, or since somebody said so, is in no row and no file any more.
+    async fn retracting_leaves_no_byte(home: &mut Home) {
+        let (switch, marker) = (awake(), "plugh-memory-0043");
+        home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
+        staff(&home.tenure);
+        let t = home.tenure.clone();
+        for assistant in ["session", "user", "group"] {
+            for (how, session) in ["rewound", "purged", "told"].map(|how| (how, format!("{assistant}-{how}"))) {
+                let mind = begin(&t, &ada(), &session, assistant).await;
+                t.append(&ada(), &id(&session), turn(1)).await.unwrap();
+                let seq = last_seq(&t, &ada(), &session).await;
+                for n in 0..20 {
+                    let other = if n % 2 == 0 { "likes" } else { "drinks" };
+                    t.remember(&ada(), &mind, fact(&format!("{other} tea number {n} of {session}, at home in the city"))).await.unwrap();
+                }
+                let text = format!("{marker} {session} likes tea");
+                let told = t.remember(&ada(), &mind, Remember { messages: vec![seq], ..fact(&text) }).await.unwrap();
+                assert!(recall(&t, &ada(), &mind, &format!("which tea {session}")).await.contains(&text));
+                assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
+                match how {
+                    "rewound" => drop(t.rewind(&ada(), &id(&session), Point::Position(1)).await.unwrap()),
+                    "purged" => assert!(t.purge(&ada(), &id(&session)).await.unwrap()),
+                    _ => assert!(t.forget_memory(&ada(), &mind, &told.id).await.unwrap()),
+                }
+                assert_eq!(home.scan(marker).await, 0, "{session}");
+            }
+        }
+    }
+
     /// What is recalled often, for different questions, on different days, is promoted; nothing else.
     async fn dreams(home: &mut Home) {
         let t = &home.tenure;

@@ -344,7 +344,11 @@ impl State {
     }
 
     pub fn with_dead_lines(&self) -> Vec<Place> {
-        self.logs.keys().filter(|place| self.dead_and_live(place).0 > 0).cloned().collect()
+        self.logs.keys().filter(|place| self.has_dead_lines(place)).cloned().collect()
+    }
+
+    pub fn has_dead_lines(&self, place: &Place) -> bool {
+        self.dead_and_live(place).0 > 0
     }
 
     /// The records of a place up to one.

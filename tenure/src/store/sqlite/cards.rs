@@ -5,7 +5,7 @@ use super::file::File;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::id::{Key, Seq, SessionId, Tenant};
-use crate::store::{Order, Query, Whose};
+use crate::store::{Glance, Order, Query, Whose};
 use jiff::Timestamp;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params_from_iter};
@@ -13,7 +13,7 @@ use std::fmt::Display;
 
 /// A card as it is stored.
 pub(super) fn encode(head: &Head) -> String {
-    serde_json::to_string(head).expect("cards have string keys and finite numbers only")
+    head.to_json()
 }
 
 /// A card as it was stored.
@@ -22,11 +22,22 @@ pub(super) fn decode(file: &File, tenant: impl Display, session: impl Display, c
 }
 
 pub(super) fn head(conn: &Connection, file: &File, key: &Key) -> Done<Option<Head>> {
+    match glance(conn, file, key, "")? {
+        Glance::Now(head) => Ok(head.map(|head| *head)),
+        Glance::Same => Ok(None),
+    }
+}
+
+/// The card, unless it is the same text as the one that is known.
+pub(super) fn glance(conn: &Connection, file: &File, key: &Key, known: &str) -> Done<Glance> {
     let mut find = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
     let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
-    let Some(row) = rows.next()? else { return Ok(None) };
+    let Some(row) = rows.next()? else { return Ok(Glance::Now(None)) };
     let card = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
-    Ok(Some(decode(file, &key.tenant, &key.session, card)?))
+    if card == known && !known.is_empty() {
+        return Ok(Glance::Same);
+    }
+    Ok(Glance::Now(Some(Box::new(decode(file, &key.tenant, &key.session, card)?))))
 }
 
 /// Where a log ends.

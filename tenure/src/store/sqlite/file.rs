@@ -19,6 +19,9 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const SCRUB_TRIES: u32 = 5;
 const SCRUB_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long to wait for readers before something that can be done later.
+const WIPE_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// At most so many read at once.
 const MAX_READERS: usize = 8;
 
@@ -131,6 +134,15 @@ impl File {
         conn.execute_batch(migration)?;
         conn.pragma_update(None, "user_version", done as u32 + 1)?;
         Ok(transaction.commit()?)
+    }
+
+    /// Empties the log, which has pages as they were before something was deleted; in the file itself that is zeroed already
+    /// (`secure_delete`). If somebody reads just now, it is left for the next time.
+    pub fn wipe(&self, conn: &Connection) -> Result<()> {
+        conn.busy_timeout(WIPE_TIMEOUT).map_err(|e| self.error(&e))?;
+        let done = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        conn.busy_timeout(BUSY_TIMEOUT).map_err(|e| self.error(&e))?;
+        done.map_err(|e| self.error(&e))
     }
 
     /// Sees to it that no byte of what was deleted is left in the file or its log.

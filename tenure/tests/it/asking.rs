@@ -1,0 +1,86 @@
+//! The model is asked while what was said is being kept; nothing that it says is used before.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use std::sync::Arc;
+use tenure::store::Store;
+use tenure::*;
+use tokio::sync::Semaphore;
+
+fn plain(text: &str) -> Ask {
+    Ask { assistant: None, ..question(text) }
+}
+
+fn first(model: &Arc<Script>) -> First {
+    First { model: model.clone(), options: Fields::default(), stream: false }
+}
+
+fn node(home: &Home, store: Arc<dyn Store>) -> Tenure {
+    Tenure::on(store, Options { clock: home.clock.clone(), ..Options::default() })
+}
+
+async fn said(tenure: &Tenure) -> Vec<String> {
+    let session = tenure.load(&ada(), &id("x")).await.unwrap();
+    session.messages.iter().map(|m| m.message.text()).collect()
+}
+
+async fn answered(begun: Result<Begun>, model: &Script) -> String {
+    let Begun::Turn(turn) = begun.unwrap() else { panic!("a turn") };
+    let done = turn.run(Hands { model, tools: None }, Fields::default(), false, None).await.unwrap();
+    done.answer.message().unwrap().text()
+}
+
+on_every_store! {
+    async fn while_it_is_being_kept(home: &mut Home) {
+        for (n, words) in ["the first turn", "a later one"].into_iter().enumerate() {
+            let (gate, model) = (Arc::new(Semaphore::new(0)), Arc::new(Script::new([say("Yes.")])));
+            let (slow, question) = (node(home, Fragile::held(home.tenure.store(), &gate)), first(&model));
+            let who = ada();
+            let mut begun = Box::pin(slow.turn_asking(&who, plain(words), &question));
+            while model.asked() == 0 {
+                tokio::select! {
+                    _ = &mut begun => panic!("it is not kept yet"),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+            assert_eq!(home.tenure.head(&who, &id("x")).await.map_or(0, |h| h.mark.messages), n * 2);
+            gate.add_permits(10);
+            assert_eq!(answered(begun.await, &model).await, "Yes.");
+            assert_eq!((model.asked(), said(&home.tenure).await.len()), (1, n * 2 + 2), "asked once, and both are kept");
+        }
+    }
+
+    async fn what_can_not_be_kept_is_not_answered(home: &mut Home) {
+        for when in [When::Before, When::After] {
+            let model = Arc::new(Script::held([say("Yes.")], &Arc::new(Semaphore::new(0))));
+            let broken = node(home, Fragile::new(home.tenure.store(), Some((0, when))));
+            let lost = broken.turn_asking(&ada(), plain("Are you there?"), &first(&model)).await.unwrap_err();
+            assert_eq!(lost.code(), "unavailable");
+            assert_eq!(Arc::strong_count(&model), 1, "nobody waits for its answer");
+        }
+    }
+
+    /// What was shown is not what is there: the model is asked again, and what it says to the first question is not heard.
+    async fn somebody_else_was_first(home: &mut Home) {
+        let who = ada();
+        let (here, there) = (&home.tenure, node(home, home.tenure.store().clone()));
+        let model = Arc::new(Script::new([say("Yes.")]));
+        answered(here.turn_asking(&who, plain("one"), &first(&model)).await, &model).await;
+        there.append(&who, &id("x"), Append { messages: vec![Message::user("two"), Message::assistant("Two.")], ..Append::default() }).await.unwrap();
+        answered(here.turn_asking(&who, plain("three"), &first(&model)).await, &model).await;
+        assert_eq!(said(here).await, ["one", "Yes.", "two", "Two.", "three", "Yes."]);
+        assert_eq!(model.shown(), ["one", "Yes.", "two", "Two.", "three"]);
+        assert!(model.asked() <= 3, "{}", model.asked());
+    }
+
+    /// Instructions and media have to be looked up first.
+    async fn where_more_is_needed_it_is_asked_afterwards(home: &mut Home) {
+        home.tenure.declare(clerk(|a| a.instructions = Some("Be kind.".to_owned())));
+        let model = Arc::new(Script::new([say("Yes.")]));
+        let begun = home.tenure.turn_asking(&ada(), question("Are you there?"), &first(&model)).await;
+        assert_eq!(model.asked(), 0);
+        answered(begun, &model).await;
+        assert_eq!((model.asked(), model.shown()), (1, vec!["Be kind.".to_owned(), "Are you there?".to_owned()]));
+    }
+}
