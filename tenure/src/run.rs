@@ -164,7 +164,7 @@ impl Tenure {
     }
 
     /// The same, and asks the model already while what the client says is being kept. Nothing of its answer is used before that is done,
-    /// and if it can not be kept, the model is left alone. Where there is an assistant, or media, it is asked afterwards.
+    /// and if it can not be kept, the model is left alone. In a new session, or where there is an assistant, or media, it is asked afterwards.
     pub async fn turn_asking(&self, who: &Principal, ask: Ask, first: &First) -> Result<Begun> {
         self.begin_turn(who, ask, Some(first)).await
     }
@@ -474,10 +474,9 @@ impl Tenure {
             at: now,
             entry,
         });
-        let opened = self.opened(&empty, &plan, asked);
-        self.ask_beside(who, opening, &opened);
+        // The model is not asked meanwhile: the id may turn out to be somebody else's.
         self.begin_with(&key, &first, more.collect(), blobs.to_vec()).await?;
-        Ok(opened)
+        Ok(self.opened(&empty, &plan, asked))
     }
 
     /// Lets the model be asked while a turn's beginning is being kept, if what it will be shown is known.

@@ -25,15 +25,18 @@ fn send(home: &Home, stream: bool, body: Value, headers: &[(&str, &str)]) -> tok
 
 /// Starts a turn that the model holds half way; how to let it go on, and its answer.
 async fn half_way(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
-    let permit = held();
+    let (permit, session) = (held(), body["session_id"].as_str().map(id));
     let before = home.model.count();
     home.model.then(Act::Hold("Half", permit.clone(), " whole"));
     let answer = send(home, home.stream, body, &[]);
     home.model.asked(before + 1).await;
-    if home.stream {
-        // Its first chunk has been heard.
-        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    // It may have been asked while what was said was still being kept.
+    let (tenure, who) = (&home.app.tenure, nobody());
+    if let Some(session) = session {
+        within("the turn is on", async || tenure.head(&who, &session).await.is_ok_and(|h| h.run.is_some())).await;
     }
+    // And its first chunk has been heard.
+    tokio::time::sleep(std::time::Duration::from_millis(if home.stream { 60 } else { 20 })).await;
     (permit, answer)
 }
 
@@ -51,8 +54,8 @@ fn busy(session: &str, text: &str, rule: &str) -> Value {
 }
 
 in_every_way! {
-    /// What the user said is durable before the model is asked, and the answer is before it is called done.
-    async fn kept_before_the_model_is_asked(home: &mut Home) {
+    /// What the user said is durable while the model answers, and the answer is before it is called done.
+    async fn kept_while_the_model_answers(home: &mut Home) {
         let (permit, answer) = half_way(home, ask("s", "Hi")).await;
         // As somebody else would find it.
         let beside = tenure::Tenure::on(home.app.tenure.store().clone(), tenure::Options::default());

@@ -20,6 +20,13 @@ fn node(home: &Home, store: Arc<dyn Store>) -> Tenure {
     Tenure::on(store, Options { clock: home.clock.clone(), ..Options::default() })
 }
 
+/// The session, without anything said.
+async fn exists(home: &Home) {
+    if home.tenure.head(&ada(), &id("x")).await.is_err() {
+        home.tenure.create(&ada(), named("x")).await.unwrap();
+    }
+}
+
 async fn said(tenure: &Tenure) -> Vec<String> {
     let session = tenure.load(&ada(), &id("x")).await.unwrap();
     session.messages.iter().map(|m| m.message.text()).collect()
@@ -33,7 +40,8 @@ async fn answered(begun: Result<Begun>, model: &Script) -> String {
 
 on_every_store! {
     async fn while_it_is_being_kept(home: &mut Home) {
-        for (n, words) in ["the first turn", "a later one"].into_iter().enumerate() {
+        for (n, words) in ["one", "another"].into_iter().enumerate() {
+            exists(home).await;
             let (gate, model) = (Arc::new(Semaphore::new(0)), Arc::new(Script::new([say("Yes.")])));
             let (slow, question) = (node(home, Fragile::held(home.tenure.store(), &gate)), first(&model));
             let who = ada();
@@ -52,6 +60,7 @@ on_every_store! {
     }
 
     async fn what_can_not_be_kept_is_not_answered(home: &mut Home) {
+        exists(home).await;
         for when in [When::Before, When::After] {
             let model = Arc::new(Script::held([say("Yes.")], &Arc::new(Semaphore::new(0))));
             let broken = node(home, Fragile::new(home.tenure.store(), Some((0, when))));
@@ -72,6 +81,14 @@ on_every_store! {
         assert_eq!(said(here).await, ["one", "Yes.", "two", "Two.", "three", "Yes."]);
         assert_eq!(model.shown(), ["one", "Yes.", "two", "Two.", "three"]);
         assert!(model.asked() <= 3, "{}", model.asked());
+    }
+
+    /// An id that is not ours is found out only when a session is made under it.
+    async fn nobody_is_asked_in_somebody_elses_session(home: &mut Home) {
+        exists(home).await;
+        let (bob, model) = (Principal::new("acme", "bob").unwrap(), Arc::new(Script::new([say("Yes.")])));
+        let refused = home.tenure.turn_asking(&bob, plain("Are you there?"), &first(&model)).await.unwrap_err();
+        assert_eq!((refused.code(), model.asked()), ("not_found", 0));
     }
 
     /// Instructions and media have to be looked up first.
