@@ -7,6 +7,48 @@ use serde_json::json;
 use tenure::*;
 
 on_every_store! {
+    /// A text that is kept is the one of the session as it is now, whoever has changed it.
+    async fn a_text_is_kept_until_something_changes(home: &mut Home) {
+        let (here, there) = (home.tenure.clone(), Tenure::on(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() }));
+        let (who, s) = (ada(), id("s"));
+        here.create(&who, named("s")).await.unwrap();
+        let made = std::sync::atomic::AtomicUsize::new(0);
+        let make = |s: &Session| {
+            made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let said: Vec<_> = s.messages.iter().map(|m| m.message.text()).collect();
+            format!("{} {:?} {said:?}", s.status.as_str(), s.info.title)
+        };
+        let one = |text: &str| Append { messages: vec![Message::user(text)], ..Append::default() };
+        let mut seen = Vec::new();
+        for step in 0..6 {
+            match step {
+                0 => {}
+                1 => drop(here.append(&who, &s, one("one")).await.unwrap()),
+                2 => drop(there.append(&who, &s, one("two")).await.unwrap()),
+                3 => drop(here.update(&who, &s, InfoChange { title: Change::Set("new".to_owned()), ..InfoChange::default() }).await.unwrap()),
+                4 => drop(there.rewind(&who, &s, Point::Position(1)).await.unwrap()),
+                _ => drop(here.pause(&who, &s, None).await.unwrap()),
+            }
+            let before = made.load(std::sync::atomic::Ordering::SeqCst);
+            for _ in 0..3 {
+                let (seq, text) = here.text(&who, &s, make).await.unwrap();
+                assert_eq!(seq, there.head(&who, &s).await.unwrap().seq);
+                seen.push(text.to_string());
+            }
+            assert_eq!(made.load(std::sync::atomic::Ordering::SeqCst) - before, 1, "step {step}");
+        }
+        seen.dedup();
+        let want = [
+            "active None []",
+            r#"active None ["one"]"#,
+            r#"active None ["one", "two"]"#,
+            r#"active Some("new") ["one", "two"]"#,
+            r#"active Some("new") ["one"]"#,
+            r#"paused Some("new") ["one"]"#,
+        ];
+        assert_eq!(seen, want);
+    }
+
     /// What goes in comes out, byte for byte, also after a restart: tool turns, pictures, odd spelling.
     async fn a_session_is_found_again(home: &mut Home) {
         let t = &home.tenure;
