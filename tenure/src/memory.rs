@@ -421,7 +421,9 @@ impl Tenure {
         let _changing = self.memories().changing(id).await;
         let gone = self.store().remove(&place.shelf, id).await?;
         self.memory_changed(&place.shelf, id).await?;
-        self.store().wipe(&place.shelf.tenant, &place.shelf.owner).await?;
+        if gone {
+            self.store().wipe(&place.shelf.tenant, &place.shelf.owner).await?;
+        }
         Ok(gone)
     }
 
