@@ -127,7 +127,7 @@ impl Tenure {
 }
 
 /// The card that follows from the log. What does not follow is taken from the one that is stored: when the sweep should look next, how long
-/// a lease lasts, and where a purge elsewhere has put the log's beginning.
+/// a lease lasts, and where a purge elsewhere has put the log's beginning. An older version may have left out what it did not know of.
 fn card(stored: &Head, replayed: &Head) -> Head {
     let mut head =
         Head { due_at: stored.due_at, first: stored.first, parent: stored.parent.clone(), ..replayed.clone() };
@@ -135,6 +135,9 @@ fn card(stored: &Head, replayed: &Head) -> Head {
         && theirs.run == lease.run
     {
         *lease = theirs.clone();
+    }
+    if stored.front.is_none() {
+        head.front = None;
     }
     head
 }

@@ -143,6 +143,31 @@ pub struct Mark {
     pub hash: VisibleHash,
 }
 
+/// Where that is in the log which a model is shown before the newest turns: with it, those can be shown without reading what lies between.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Front {
+    /// The instructions that hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lead: Option<Lead>,
+    /// The summary that holds: its record, and the last record that it covers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<(Seq, Seq)>,
+}
+
+/// Instructions, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lead {
+    /// The first record.
+    pub from: Seq,
+    /// The last one.
+    pub to: Seq,
+    /// How many messages there were with the last one.
+    pub messages: usize,
+    /// Whether they replaced those that the conversation began with.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replaced: bool,
+}
+
 /// A node's right to work on a run, until a moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
@@ -203,6 +228,9 @@ pub struct Head {
     pub seq: Seq,
     /// How much has been said.
     pub mark: Mark,
+    /// What comes before the newest turns, if that is known: not in forks, and not where a rewind has cut it off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub front: Option<Front>,
     /// How its client sends history.
     #[serde(default, skip_serializing_if = "Style::is_unknown")]
     pub style: Style,

@@ -8,6 +8,7 @@
 //!
 //! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each picture, sound or file.
 
+use crate::id::Seq;
 use crate::message::{Message, Role};
 use crate::policy::Window;
 use crate::session::{Said, Session, Summary};
@@ -38,12 +39,26 @@ pub(crate) fn shown(messages: &[&Said], summaries: &[Summary], window: &Window) 
     shown
 }
 
-/// Whether a summary covers the first of these messages, and nothing else.
+/// Whether a summary covers the first of these messages, and nothing else. What it covers may lie before all of them.
 fn holds(summary: &Summary, messages: &[&Said]) -> bool {
     let covers = |m: &&&Said| m.seq <= summary.upto;
-    let (before, after) =
-        (summary.position.checked_sub(1).and_then(|i| messages.get(i)), messages.get(summary.position));
-    before.as_ref().is_some_and(covers) && !after.as_ref().is_some_and(covers)
+    let before = summary.position.checked_sub(1).map(|i| messages.get(i));
+    let after = messages.get(summary.position);
+    before.is_none_or(|m| m.as_ref().is_some_and(covers)) && !after.as_ref().is_some_and(covers)
+}
+
+/// Whether what is shown is the same whatever was said before these messages, instructions and summaries apart. From `since` on they are all
+/// there, beginning with a user's; those before it are instructions.
+pub(crate) fn is_enough(messages: &[&Said], since: Seq, summaries: &[Summary], window: &Window) -> bool {
+    let summary = summaries.iter().rev().find(|s| holds(s, messages));
+    if summary.is_some_and(|s| s.upto >= since) {
+        return true;
+    }
+    let lead = messages[lead(messages)].iter().map(|m| &m.message).chain(summary.map(|s| &s.message));
+    let lead: usize = lead.map(tokens).sum();
+    let spoken: Vec<&Message> = messages.iter().filter(|m| m.seq >= since && !m.lead).map(|m| &m.message).collect();
+    // Turns that begin after the first of them do so whatever came before. If that one is too much, it is so with more before it.
+    window_start(&spoken, window, || lead) > 0
 }
 
 /// The messages that give a model its instructions now: the newest group that replaced the opening, or the opening itself.

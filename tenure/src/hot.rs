@@ -14,8 +14,9 @@ use crate::head::Head;
 use crate::id::{Key, Principal, Reach, SessionId};
 use crate::media::Blob;
 use crate::message::Message;
+use crate::policy::Window;
 use crate::session::Session;
-use crate::store::{Commit, Glance, Item, Range};
+use crate::store::{Commit, Glance, Item};
 use crate::tenure::Tenure;
 use jiff::Timestamp;
 use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
@@ -30,11 +31,13 @@ pub(crate) enum State {
     #[default]
     Cold,
     Head(Box<Head>),
+    /// Its newest part, enough for a run that shows a model this window ([`crate::tail`]).
+    Tail(Arc<Warm>, Window),
     /// Shared with those who look at it: whoever writes while somebody looks gets a copy.
     Whole(Arc<Warm>),
 }
 
-/// A whole session, and the text that was made of it, which is good for as long as nothing changes.
+/// A session, and the text that was made of it, which is good for as long as nothing changes.
 #[derive(Debug)]
 pub(crate) struct Warm {
     session: Session,
@@ -87,7 +90,7 @@ impl State {
         match self {
             State::Cold => None,
             State::Head(head) => Some(head),
-            State::Whole(session) => Some(session.head()),
+            State::Tail(session, _) | State::Whole(session) => Some(session.head()),
         }
     }
 
@@ -96,14 +99,24 @@ impl State {
         match self {
             State::Cold => None,
             State::Head(_) => Some(""),
-            State::Whole(session) => Some(session.card.get_or_init(|| session.head().to_json())),
+            State::Tail(session, _) | State::Whole(session) => {
+                Some(session.card.get_or_init(|| session.head().to_json()))
+            }
         }
     }
 
     fn weight(&self) -> usize {
         match self {
-            State::Whole(session) => session.weight(),
+            State::Tail(session, _) | State::Whole(session) => session.weight(),
             _ => CARD_BYTES,
+        }
+    }
+
+    /// What is folded of it, if anything is, to be changed.
+    fn folded(&mut self) -> Option<&mut Session> {
+        match self {
+            State::Tail(session, _) | State::Whole(session) => Some(Arc::make_mut(session).change()),
+            _ => None,
         }
     }
 }
@@ -159,14 +172,13 @@ pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
     Cache::with_options(options, ByBytes, Default::default(), Default::default())
 }
 
-/// A log of so many records is long.
-const LONG_LOG: u64 = 1000;
-
 /// How much of a session a step must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// The index card.
     Head,
+    /// What a run needs: what its model is shown, and the run that is on ([`crate::tail`]).
+    Run,
     /// All of it.
     Session,
 }
@@ -233,10 +245,30 @@ impl Tenure {
         answer
     }
 
+    /// Reads a session as this process knows it: with all that it has written, and perhaps without what others wrote since. For whoever
+    /// holds its lease, and would find that out with the next commit.
+    pub(crate) async fn read_known<R>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        f: impl FnOnce(&State) -> Result<R>,
+    ) -> Result<R> {
+        let hot = self.hot(&who.key(id));
+        let known = hot.known.lock().await;
+        if self.suffices(&known.state, need) {
+            self.count_found(&known.state, need);
+            admit(who, id, &known.state)?;
+            return f(&known.state);
+        }
+        drop(known);
+        self.read(who, id, need, f).await
+    }
+
     /// What is known of a session, with everything that was acknowledged before the caller came.
     async fn fresh<'a>(&self, key: &Key, hot: &'a Hot, need: Need, came: u64) -> Result<MutexGuard<'a, Known>> {
         let mut known = hot.known.lock().await;
-        count_found(&known.state, need);
+        self.count_found(&known.state, need);
         if known.as_of <= came || known.state.head().is_none() {
             self.catch_up(key, &mut known).await?;
         }
@@ -255,7 +287,7 @@ impl Tenure {
         self.know(&key.tenant).await?;
         let hot = self.hot(&key);
         let mut known = hot.known.lock().await;
-        count_found(&known.state, need);
+        self.count_found(&known.state, need);
         let mut fresh = false;
         // One round more, for looking again.
         for _ in 0..=self.limits().max_retries + 1 {
@@ -263,8 +295,7 @@ impl Tenure {
             // another node works on it, the end of its lease is not in the log: what we know of it may be old without a conflict.
             let head = known.state.head();
             let elsewhere = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
-            let unknown = head.is_none() || (need == Need::Session && !matches!(known.state, State::Whole(_)));
-            if unknown || (elsewhere && !fresh) {
+            if !self.suffices(&known.state, need) || (elsewhere && !fresh) {
                 self.catch_up(&key, &mut known).await?;
                 fresh = true;
             }
@@ -359,13 +390,12 @@ impl Tenure {
         if commit.head.parent.is_none() {
             known.as_of = began;
         }
-        match &mut known.state {
-            State::Whole(session) => {
-                let session = Arc::make_mut(session).change();
+        match known.state.folded() {
+            Some(session) => {
                 commit.records.iter().for_each(|r| drop(session.take(r)));
                 session.set_head(commit.head);
             }
-            other => *other = State::Head(Box::new(commit.head)),
+            None => known.state = State::Head(Box::new(commit.head)),
         }
         Ok(draft.reply)
     }
@@ -387,98 +417,71 @@ impl Tenure {
             self.forget(key);
             return Err(Error::NotFound { session_id: key.session.clone() });
         };
-        known.state = match std::mem::take(&mut known.state) {
-            // The same session, and not behind by more than records of its own.
-            State::Whole(mut session)
-                if session.info.created_at == head.info.created_at
-                    && session.seq <= head.seq
-                    && session.seq >= head.first =>
-            {
-                if session.seq < head.seq {
-                    let pages = self.own_records(&head, session.seq, head.seq).await?;
-                    let session = Arc::make_mut(&mut session).change();
-                    pages.into_iter().flatten().for_each(|record| session.take_in(record));
-                }
-                if *session.head() != head {
-                    Arc::make_mut(&mut session).change().set_head(head);
-                }
-                State::Whole(session)
-            }
-            _ => State::Head(Box::new(head)),
-        };
+        known.state = self.follow_up(std::mem::take(&mut known.state), head).await?;
         known.as_of = began;
         Ok(())
     }
 
+    /// What was known, with the records that came since; the new card alone, if what was known is another session, or can not be gone on from.
+    async fn follow_up(&self, mut state: State, head: Head) -> Result<State> {
+        let (State::Tail(known, _) | State::Whole(known)) = &state else { return Ok(State::Head(Box::new(head))) };
+        // Not behind by more than records of its own.
+        let same = known.info.created_at == head.info.created_at && known.seq <= head.seq && known.seq >= head.first;
+        if !same {
+            return Ok(State::Head(Box::new(head)));
+        }
+        if *known.head() == head {
+            return Ok(state);
+        }
+        let pages = match known.seq < head.seq {
+            true => self.own_records(&head, known.seq, head.seq).await?,
+            false => Vec::new(),
+        };
+        // What these are about may not be in a tail.
+        let reaches_back = |r: &Record| matches!(r.entry, Entry::Rewound(_) | Entry::Compacted { .. });
+        if matches!(state, State::Tail(..)) && pages.iter().flatten().any(reaches_back) {
+            return Ok(State::Head(Box::new(head)));
+        }
+        if let Some(session) = state.folded() {
+            pages.into_iter().flatten().for_each(|record| session.take_in(record));
+            session.set_head(head);
+        }
+        Ok(state)
+    }
+
+    /// Whether this much is known.
+    fn suffices(&self, state: &State, need: Need) -> bool {
+        match (need, state) {
+            (_, State::Cold) => false,
+            (Need::Head, _) | (_, State::Whole(_)) => true,
+            (Need::Run, State::Tail(session, window)) => *window == self.window(session.head()),
+            _ => false,
+        }
+    }
+
+    fn window(&self, head: &Head) -> Window {
+        self.policy(&head.tenant, head.assistant.as_deref()).window
+    }
+
     async fn warm(&self, key: &Key, state: &mut State, need: Need) -> Result<()> {
-        if need == Need::Head || matches!(state, State::Whole(_)) {
+        if self.suffices(state, need) {
             return Ok(());
         }
-        let head = match state {
-            State::Head(head) => (**head).clone(),
-            _ => return Err(Error::NotFound { session_id: key.session.clone() }),
+        let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
+        let window = self.window(&head);
+        // If that can not be read, the whole can not be either, and tells why.
+        let tail = if need == Need::Run { self.newest(&head, &window).await.ok().flatten() } else { None };
+        *state = match tail {
+            Some(session) => State::Tail(Warm::new(session), window),
+            None => State::Whole(Warm::new(self.fold(head).await?)),
         };
-        *state = State::Whole(Warm::new(self.fold(head).await?));
         Ok(())
     }
 
-    /// Loads a whole session, its parent's part included.
-    pub(crate) async fn fold(&self, head: Head) -> Result<Session> {
-        let log = self.log(&head).await?;
-        Ok(Session::fold(head, log.into_iter().flatten()))
-    }
-
-    /// The whole log of a session, its parent's part included, oldest first, in pages.
-    pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
-        let log = self.lineage(head).await;
-        if log.is_ok() && head.parent.is_none() {
-            return log;
-        }
-        // A purge elsewhere may have moved records from one log to another while we read: then our card has changed too.
-        match self.store().head(&head.key()).await? {
-            Some(now) if (now.first, &now.parent) != (head.first, &head.parent) => self.lineage(&now).await,
-            Some(_) => log,
-            None => Err(Error::NotFound { session_id: head.info.session_id.clone() }),
-        }
-    }
-
-    async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
-        let mut parts = Vec::new();
-        let (mut current, mut upto) = (head.clone(), head.seq);
-        loop {
-            parts.push(self.own_records(&current, current.first - 1, upto).await?);
-            let Some(parent) = &current.parent else { break };
-            let key = Key { tenant: head.tenant.clone(), session: parent.session.clone() };
-            upto = upto.min(parent.seq);
-            let missing = || Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"));
-            current = self.store().head(&key).await?.ok_or_else(missing)?;
-        }
-        Ok(parts.into_iter().rev().flatten().collect())
-    }
-
-    /// Records of a session's own log, in pages. A long one is read in two halves at once: reading is work, not waiting.
-    async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
-        if upto.saturating_sub(after) < LONG_LOG {
-            return self.part(head, after, upto).await;
-        }
-        let middle = after + (upto - after) / 2;
-        let halves = tokio::try_join!(self.part(head, after, middle), self.part(head, middle, upto));
-        halves.map(|(older, newer)| older.into_iter().chain(newer).collect())
-    }
-
-    async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
-        let key = head.key();
-        let mut pages = Vec::new();
-        let mut last = after;
-        while last < upto {
-            let page = self.store().records(&key, &Range { upto, ..Range::after(last) }).await?;
-            let Some(end) = page.last().map(|r| r.seq) else {
-                return Err(Error::corrupt(format!("session {key}, record {}", last + 1), "it is missing"));
-            };
-            last = end;
-            pages.push(page);
-        }
-        Ok(pages)
+    /// Counts whether what a step must see was at hand.
+    fn count_found(&self, state: &State, need: Need) {
+        let found = if self.suffices(state, need) { "hit" } else { "miss" };
+        metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
     }
 
     /// Tells the cache when a session has grown or shrunk a good deal.
@@ -489,17 +492,6 @@ impl Tenure {
             self.hot_sessions().insert(key.clone(), Slot { hot: hot.clone(), weight: now });
         }
     }
-}
-
-/// Counts whether what a step must see was at hand.
-fn count_found(state: &State, need: Need) {
-    let hit = match state {
-        State::Cold => false,
-        State::Head(_) => need == Need::Head,
-        State::Whole(_) => true,
-    };
-    let found = if hit { "hit" } else { "miss" };
-    metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
 }
 
 /// Somebody else's session does not exist.

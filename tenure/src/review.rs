@@ -6,7 +6,7 @@ use crate::entry::{Claim, Decision, Entry, ReviewDecided};
 use crate::error::{Error, Result};
 use crate::head::{Head, Reviewing, Status};
 use crate::hot::{Draft, Need};
-use crate::id::{Principal, ReviewId, RunId};
+use crate::id::{Principal, ReviewId, RunId, SessionId};
 use crate::lease::owner;
 use crate::session::{Review, Session};
 use crate::store::{Cursor, Order, Query, Whose};
@@ -141,8 +141,23 @@ impl Tenure {
         step: impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
-        let done = self.write(who, &session_id, Need::Session, |state, now| {
-            let session = self.whole_ref(state, &session_id)?;
+        // What is open is in the session's newest part; what was decided long ago may not be.
+        match self.step_at(who, &session_id, id, Need::Run, &step).await {
+            Err(Error::NoSuchReview { .. }) => self.step_at(who, &session_id, id, Need::Session, &step).await,
+            other => other,
+        }
+    }
+
+    async fn step_at(
+        &self,
+        who: &Principal,
+        session_id: &SessionId,
+        id: &ReviewId,
+        need: Need,
+        step: &impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
+    ) -> Result<Review> {
+        let done = self.write(who, session_id, need, |state, now| {
+            let session = self.run_ref(state, session_id)?;
             self.check_live(session)?;
             let review = find(session, id)?;
             if review.decided.is_some() || review.void {
@@ -172,8 +187,8 @@ impl Tenure {
 
     pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
         let (who, id) = (owner(head), &head.info.session_id);
-        let overdue = self.read(&who, id, Need::Session, |state| {
-            let (session, now) = (self.whole_ref(state, id)?, self.now());
+        let overdue = self.read(&who, id, Need::Run, |state| {
+            let (session, now) = (self.run_ref(state, id)?, self.now());
             let late =
                 session.open_reviews().filter_map(|r| Some((r.opened.review.clone(), r.opened.timeout.clone()?)));
             Ok(late.filter(|(_, timeout)| timeout.at <= now).collect::<Vec<_>>())

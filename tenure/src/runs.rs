@@ -249,13 +249,13 @@ impl Tenure {
             Entered::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
         };
         let (run, began) = (RunId::generate(), self.now());
-        let opened = self.write(who, id, Need::Session, |state, now| {
-            let session = self.whole_ref(state, id)?;
+        let opened = self.write(who, id, Need::Run, |state, now| {
+            let session = self.run_ref(state, id)?;
             self.check_active(session)?;
             let mut entries: Vec<Entry> = self.step_in(session, &run, on_busy, now)?.into_iter().collect();
             let claim = Some(self.claim(now));
             entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
-            Ok(Draft::new(entries, (session.messages.len(), session.assistant.clone())))
+            Ok(Draft::new(entries, (session.mark.messages, session.assistant.clone())))
         });
         let (before, assistant) = opened.await?;
         pass.began(before);
@@ -294,8 +294,8 @@ impl Tenure {
             return Ok(None);
         }
         let (found, assistant, waited) = self
-            .read(&who, id, Need::Session, |state| {
-                let session = self.whole_ref(state, id)?;
+            .read(&who, id, Need::Run, |state| {
+                let session = self.run_ref(state, id)?;
                 Ok((session.run(&run).cloned(), session.assistant.clone(), waited(session, &run)))
             })
             .await?;

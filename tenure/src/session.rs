@@ -1,7 +1,7 @@
 //! The fold: a log becomes a session. The one place that says what an entry means.
 
 use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
-use crate::head::{Head, Lease, Mark, OpenReview, SessionInfo, Status};
+use crate::head::{Front, Head, Lease, Mark, OpenReview, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
 use crate::message::{Message, Piece, Role};
 use jiff::Timestamp;
@@ -161,6 +161,8 @@ pub struct Session {
     pub(crate) pending: Vec<Record>,
     /// What those records cut off.
     pub(crate) cut_off: Vec<Message>,
+    /// So many messages are not here, because nobody needs them: those before this record.
+    pub(crate) older: (usize, Seq),
     /// Bytes of all messages, roughly: media may have been put back.
     bytes: usize,
 }
@@ -270,6 +272,7 @@ impl Session {
             uncompacted: false,
             pending: Vec::new(),
             cut_off: Vec::new(),
+            older: (0, 0),
             bytes: 0,
         }
     }
@@ -298,7 +301,7 @@ impl Session {
                 self.bytes += message.text_len();
                 self.messages.push(Said { seq, at, run, lead: post.lead, message });
             }
-            Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.messages.len())),
+            Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.older.0 + self.messages.len())),
             Entry::Rewound(r) => return self.cut(r.to),
             Entry::RunStarted { run, detail, .. } => {
                 let (ended, error, code, tools_started) = Default::default();
@@ -531,6 +534,7 @@ impl Head {
             first: record.seq,
             seq: record.seq,
             mark: Mark::default(),
+            front: None,
             style: created.style,
             parent: created.parent.clone(),
             run: None,
@@ -550,6 +554,7 @@ impl Head {
         (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
         (self.run, self.lease) = (None, None);
         self.reviews.clear();
+        self.front = c.parent.is_none().then(Front::default);
         self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
     }
 
@@ -563,11 +568,13 @@ impl Head {
             // A fork that inherited its parent's records has two beginnings; its own is the later one.
             Entry::Created(created) => self.create(created, at),
             Entry::Message(post) => {
+                self.front = self.front.take().and_then(|front| front.after(post, record.seq, self.mark.messages));
                 self.mark.advance(&post.message);
                 active = true;
             }
             Entry::Rewound(r) => {
                 self.mark = r.mark.clone();
+                self.front = self.front.take().filter(|front| front.is_before(r.to));
                 self.reviews.retain(|open| open.seq <= r.to);
             }
             Entry::Info(change) => {
@@ -607,10 +614,12 @@ impl Head {
                 self.reviews.retain(|open| d.review.seq() != Some(open.seq));
                 record_decision(&mut self.info.metadata, d, at);
             }
-            Entry::Checkpoint(_)
-            | Entry::ToolStarted { .. }
-            | Entry::ReviewClaimed { .. }
-            | Entry::Compacted { .. } => {}
+            Entry::Compacted { upto, summary } => {
+                if let Some(front) = &mut self.front {
+                    front.summary = summary.as_ref().map(|_| (record.seq, *upto));
+                }
+            }
+            Entry::Checkpoint(_) | Entry::ToolStarted { .. } | Entry::ReviewClaimed { .. } => {}
         }
         if active {
             // A clock that jumps back must not make a session look idle.

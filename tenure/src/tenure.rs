@@ -532,6 +532,14 @@ impl Tenure {
         }
     }
 
+    /// A session as far as a run needs it.
+    pub(crate) fn run_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
+        match state {
+            State::Tail(session, _) => Ok(session),
+            other => self.whole_ref(other, id),
+        }
+    }
+
     /// Changes title, tags, metadata or model.
     pub async fn update(&self, who: &Principal, id: &SessionId, change: InfoChange) -> Result<Head> {
         self.patch(who, id, change, None).await

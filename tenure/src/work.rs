@@ -221,8 +221,8 @@ impl<'a> Work<'a> {
     /// What a run that goes on has spent already.
     async fn recall(&mut self) -> Result<()> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let spent = tenure.read(&self.who, id, Need::Session, |state| {
-            let session = tenure.whole_ref(state, id)?;
+        let spent = tenure.read(&self.who, id, Need::Run, |state| {
+            let session = tenure.run_ref(state, id)?;
             let own = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
             let rounds = own.filter(|m| m.message.role() == Role::Assistant).count();
             let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
@@ -281,8 +281,8 @@ impl<'a> Work<'a> {
     /// What the model is shown in a later round.
     async fn shown(&mut self) -> Result<Vec<Message>> {
         let (tenure, id) = (&self.tenure, &self.session_id);
-        let said = tenure.read(&self.who, id, Need::Session, |state| {
-            let session = tenure.whole_ref(state, id)?;
+        let said = tenure.read_known(&self.who, id, Need::Run, |state| {
+            let session = tenure.run_ref(state, id)?;
             Ok(history(session, &tenure.policy(&session.tenant, session.assistant.as_deref()).window))
         });
         let said = said.await?;
@@ -492,8 +492,8 @@ impl<'a> Work<'a> {
     /// `last`: nothing else is under way.
     async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<Step> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write(&self.who, id, Need::Session, |state, now| {
-            let session = tenure.whole_ref(state, id)?;
+        let done = tenure.write(&self.who, id, Need::Run, |state, now| {
+            let session = tenure.run_ref(state, id)?;
             let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
             let post = |m: &Message| Entry::Message(Post { run: Some(run.clone()), lead: false, message: m.clone() });
             let mut log = Log { session, entries: Vec::new(), steps: steps(session, this) };
@@ -554,7 +554,7 @@ impl<'a> Work<'a> {
 
     /// The run, if it is still this node's to work on, and what it answers is still there.
     fn mine<'s>(&self, session: &'s Session) -> Option<&'s Run> {
-        let asked = self.asked == 0 || session.messages.binary_search_by_key(&self.asked, |m| m.seq).is_ok();
+        let asked = self.asked == 0 || session.has(self.asked);
         let ours = asked && session.status.is_live() && self.tenure.holds(session.head(), &self.run);
         session.run(&self.run).filter(|run| ours && run.ended.is_none())
     }
@@ -616,8 +616,8 @@ impl<'a> Work<'a> {
         let said: Vec<Message> = if self.kept { Vec::new() } else { self.answer.message().into_iter().collect() };
         let outcome = if matches!(why, TurnError::Stopped) { Outcome::Cancelled } else { Outcome::Failed };
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write(&self.who, id, Need::Session, |state, _| {
-            let session = tenure.whole_ref(state, id)?;
+        let done = tenure.write(&self.who, id, Need::Run, |state, _| {
+            let session = tenure.run_ref(state, id)?;
             if self.mine(session).is_none() {
                 return Ok(self.yielded::<()>(session));
             }

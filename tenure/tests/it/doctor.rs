@@ -59,6 +59,22 @@ on_every_store! {
         assert_eq!(repaired, Repaired::default());
     }
 
+    /// Older versions do not write down where the instructions are; that is no damage. What is written down must be right.
+    async fn a_card_of_an_older_version_is_in_order(home: &mut Home) {
+        furnish(home).await;
+        let right = home.tenure.head(&admin(), &id("x")).await.unwrap();
+        let front = right.front.clone().unwrap();
+        let older = Head { front: None, ..right.clone() };
+        home.tenure.store().commit(&Commit::new(Some(right.seq), Vec::new(), older)).await.unwrap();
+        assert_eq!(examined(home).await, [""; 0]);
+        let wrong = Head { front: Some(Front { summary: Some((3, 2)), ..front }), ..right.clone() };
+        home.tenure.store().commit(&Commit::new(Some(right.seq), Vec::new(), wrong)).await.unwrap();
+        let findings = home.tenure.examine(|_| ()).await.unwrap();
+        assert!(findings.len() == 1 && findings[0].what.ends_with("front"), "{findings:?}");
+        assert!(home.tenure.repair(&findings[0]).await.unwrap());
+        assert_eq!(home.tenure.head(&admin(), &id("x")).await.unwrap().front, right.front);
+    }
+
     async fn a_wrong_card_is_written_anew(home: &mut Home) {
         furnish(home).await;
         for name in ["x", "f", "heir"] {

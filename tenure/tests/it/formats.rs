@@ -69,7 +69,12 @@ async fn check(tenure: &Tenure) {
     let s = tenure.load_any(&who, &id("every.kind")).await.unwrap();
     let log = tenure.store().records(&who.key(&id("every.kind")), &tenure::store::Range::after(0)).await.unwrap();
     assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries());
-    assert_eq!(Session::replay(&who.key(&id("every.kind")), log).unwrap(), s);
+    let replayed = Session::replay(&who.key(&id("every.kind")), log).unwrap();
+    // Older versions do not write down where the front is.
+    assert!(s.head().front.is_none() || s.head().front == replayed.head().front);
+    assert_eq!(*replayed.head(), Head { front: replayed.head().front.clone(), ..s.head().clone() });
+    assert_eq!((&replayed.messages, &replayed.checkpoints), (&s.messages, &s.checkpoints));
+    assert_eq!((&replayed.runs, &replayed.reviews, replayed.summary()), (&s.runs, &s.reviews, s.summary()));
     assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "user_789");
     assert_eq!(texts(&s)[0], r#"{ "role":"user", "content":"hello \u0000 é", "x":1.10 }"#);
     assert_eq!(history(&s, &Window::default()).len(), 3, "instructions, summary, and what came after it");

@@ -207,6 +207,8 @@ pub struct Fragile {
     inner: Arc<dyn Store>,
     dies: Option<(usize, When)>,
     commits: AtomicUsize,
+    /// How many records were read.
+    pub read: AtomicUsize,
     dead: AtomicBool,
     /// Each commit needs a permit.
     pub held: Option<Arc<Semaphore>>,
@@ -214,13 +216,16 @@ pub struct Fragile {
 
 impl Fragile {
     pub fn new(inner: &Arc<dyn Store>, dies: Option<(usize, When)>) -> Arc<Self> {
-        let (commits, dead) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Self { inner: inner.clone(), dies, commits, dead, held: None })
+        Arc::new(Self::on(inner, dies, None))
     }
 
     pub fn held(inner: &Arc<dyn Store>, by: &Arc<Semaphore>) -> Arc<Self> {
-        let (commits, dead) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Self { inner: inner.clone(), dies: None, commits, dead, held: Some(by.clone()) })
+        Arc::new(Self::on(inner, None, Some(by.clone())))
+    }
+
+    fn on(inner: &Arc<dyn Store>, dies: Option<(usize, When)>, held: Option<Arc<Semaphore>>) -> Self {
+        let (commits, read, dead) = Default::default();
+        Self { inner: inner.clone(), dies, commits, read, dead, held }
     }
 
     /// How many commits there were, renewals included.
@@ -282,7 +287,9 @@ impl Store for Fragile {
         self.alive()?.count().await
     }
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
-        self.alive()?.records(key, range).await
+        let records = self.alive()?.records(key, range).await?;
+        self.read.fetch_add(records.len(), SeqCst);
+        Ok(records)
     }
     async fn purge(&self, key: &Key) -> Result<()> {
         self.alive()?.purge(key).await

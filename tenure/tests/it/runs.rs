@@ -77,6 +77,20 @@ async fn a_round_is_two_commits() {
     assert_eq!((opened, store.commits() - opened), (1, 2 * 2 + 1));
 }
 
+/// What a process knows of a session is for speed: a run needs none of it, also when it is gone after every step.
+#[tokio::test]
+async fn a_run_needs_no_cache() {
+    let store = Home::new("memory").await.unwrap().tenure.store().clone();
+    let tenure = Tenure::on(store, Options { cache_bytes: 0, ..Options::default() });
+    tenure.declare(clerk(|_| ()));
+    let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
+    let look = |id| calls(&[(id, "look", json!({}))]);
+    let model = Script::new([look("c1"), look("c2"), say("Done.")]);
+    turn_of(&tenure, question("Look twice"), &model, &tools).await.unwrap();
+    assert_eq!(model.prompts.lock().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!(talk(&x(&tenure).await).len(), 6);
+}
+
 async fn ends_with(home: &Home, model: Script, tools: Workshop, code: &str) -> Session {
     let error = turn_of(&home.tenure, question("Do it"), &model, &tools).await.unwrap_err();
     assert_eq!(error.code(), code, "{error}");

@@ -2,11 +2,13 @@
 //! it over comes to the same end, and nothing with an effect is done twice.
 
 use crate::hands::*;
+use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use tenure::store::Store;
 use tenure::*;
 
@@ -23,6 +25,8 @@ struct World {
     store: Arc<dyn Store>,
     clock: Clock,
     policy: &'static str,
+    /// How many turns the model is shown.
+    window: usize,
     tools: Workshop,
     model: Script,
     /// Calls that somebody was asked about: was it done?
@@ -46,7 +50,8 @@ fn script() -> Script {
 }
 
 impl World {
-    async fn new(kind: &str, policy: &'static str) -> Self {
+    /// A session in which there was much talk before, if the model is shown little of it.
+    async fn new(kind: &str, policy: &'static str, window: usize) -> Self {
         let home = Home::new(kind).await.unwrap();
         let tools = Workshop::new([
             (read_only("look"), Does::Says("seen")),
@@ -56,8 +61,14 @@ impl World {
         ]);
         let Home { tenure, clock, dir, .. } = home;
         let store = tenure.store().clone();
-        let world = Self { store, clock, policy, tools, model: script(), lost: 0, _dir: dir };
-        world.node(&world.store).create(&ada(), New { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        let world = Self { store, clock, policy, window, tools, model: script(), lost: 0, _dir: dir };
+        let node = world.node(&world.store);
+        node.create(&ada(), New { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        if window < 50 {
+            let talk = (0..150).flat_map(|n| [Message::user(&format!("{n}?")), Message::assistant(&format!("{n}!"))]);
+            let said = [Message::system("Be brief.")].into_iter().chain(talk);
+            node.append(&ada(), &id("x"), said.collect::<Vec<_>>()).await.unwrap();
+        }
         world
     }
 
@@ -65,14 +76,19 @@ impl World {
     fn node(&self, store: &Arc<dyn Store>) -> Tenure {
         let tenure = Tenure::on(store.clone(), Options { clock: self.clock.clone(), ..Options::default() });
         let checkpoints = Some(Checkpoints::try_from(self.policy.to_owned()).unwrap());
-        tenure.declare(clerk(|a| (a.review, a.checkpoints) = (vec![reviewed("mail")], checkpoints)));
+        tenure.declare(clerk(|a| {
+            (a.review, a.checkpoints) = (vec![reviewed("mail")], checkpoints);
+            a.short_term.max_history_turns = Some(self.window);
+        }));
         tenure
     }
 
     /// A process that lives until it dies: asks if nobody has, takes over what is left, decides what is open. Whether the run has ended.
     async fn live(&mut self, tenure: &Tenure) -> Result<bool, TurnError> {
+        // It is looked at from elsewhere, so that this process knows no more than it needs.
+        let elsewhere = self.node(&self.store);
         for _ in 0..20 {
-            let s = tenure.load(&ada(), &id("x")).await?;
+            let s = elsewhere.load(&ada(), &id("x")).await?;
             if s.runs.last().is_some_and(|r| r.ended.is_some()) {
                 return Ok(true);
             }
@@ -156,9 +172,9 @@ fn compare(at: &str, mut got: Story, want: &Story, lost: usize) {
     assert_eq!(got, *want, "{at}");
 }
 
-async fn dies_everywhere(kind: &str, policies: &[&'static str], twice: bool) {
+async fn dies_everywhere(kind: &str, policies: &[&'static str], window: usize, twice: bool) {
     for policy in policies {
-        let mut world = World::new(kind, policy).await;
+        let mut world = World::new(kind, policy, window).await;
         let counted = Fragile::new(&world.store, None);
         let node = world.node(&(counted.clone() as Arc<dyn Store>));
         assert!(world.live(&node).await.unwrap());
@@ -171,20 +187,24 @@ async fn dies_everywhere(kind: &str, policies: &[&'static str], twice: bool) {
             for when in [When::Before, When::After] {
                 let seconds = if twice { 0..commits } else { 0..1 };
                 for second in seconds {
-                    let mut world = World::new(kind, policy).await;
+                    let mut world = World::new(kind, policy, window).await;
                     let point =
                         format!("{kind}, {policy}: dies at commit {at}, {when:?}; and again at {second} ({twice})");
                     let mut deaths = vec![Some((at, when))];
                     deaths.extend(twice.then_some(Some((second, when))));
                     deaths.push(None);
                     let mut ended = false;
-                    for dies in deaths {
+                    for (n, dies) in deaths.into_iter().enumerate() {
                         let store = Fragile::new(&world.store, dies);
                         let node = world.node(&(store.clone() as Arc<dyn Store>));
                         match world.live(&node).await {
                             Ok(done) => ended = done,
                             Err(e) => assert!(store.is_dead(), "{point}: {e}"),
                         }
+                        // Whoever goes on reads what the model is shown, and not what was said before.
+                        let read = store.read.load(SeqCst);
+                        let asks = n == 0 || (at == 0 && when == When::Before);
+                        assert!(asks || window == 50 || read < 150, "{point}: {read} records were read");
                         world.clock.advance(SignedDuration::from_secs(31));
                     }
                     assert!(ended, "{point}: the run never ended");
@@ -199,15 +219,119 @@ async fn dies_everywhere(kind: &str, policies: &[&'static str], twice: bool) {
 
 #[tokio::test]
 async fn a_run_that_dies_anywhere_ends_the_same_in_memory() {
-    dies_everywhere("memory", &["tool", "step", "60s", "manual"], false).await;
+    dies_everywhere("memory", &["tool", "step", "60s", "manual"], 50, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_dies_anywhere_ends_the_same_on_sqlite() {
-    dies_everywhere("sqlite", &["tool", "step", "60s", "manual"], false).await;
+    dies_everywhere("sqlite", &["tool", "step", "60s", "manual"], 50, false).await;
 }
 
 #[tokio::test]
 async fn a_run_that_dies_twice_ends_the_same() {
-    dies_everywhere("memory", &["tool"], true).await;
+    dies_everywhere("memory", &["tool"], 50, true).await;
+}
+
+/// The same in a long session, of which whoever goes on reads the newest part.
+#[tokio::test]
+async fn a_run_that_dies_anywhere_in_a_long_session_ends_the_same() {
+    dies_everywhere("memory", &["tool", "step", "60s", "manual"], 2, false).await;
+    dies_everywhere("memory", &["tool"], 2, true).await;
+}
+
+on_every_store! {
+    /// Going on costs what the model is shown, however much was said before; and it is shown what it would be otherwise.
+    async fn a_run_in_a_long_session_goes_on_with_its_newest_part(home: &mut Home) {
+        let tools = Workshop::new([(tool("mail"), Does::Says("sent"))]);
+        let model = Script::new([calls(&[("c1", "mail", json!({}))]), say("Done.")]);
+        let declared = || clerk(|a| {
+            a.review = vec![reviewed("mail")];
+            a.short_term.max_history_turns = Some(3);
+        });
+        let node = |store: &Arc<dyn Store>| {
+            let tenure = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
+            tenure.declare(declared());
+            tenure
+        };
+        let (store, window) = (home.tenure.store().clone(), Window { max_turns: Some(3), max_tokens: None });
+        let first = node(&store);
+        first.create(&ada(), New { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        first.append(&ada(), &id("x"), vec![Message::system("Be brief.")]).await.unwrap();
+        for n in 0..200 {
+            let said = vec![Message::user(&format!("{n}?")), Message::assistant(&format!("{n}!"))];
+            first.append(&ada(), &id("x"), said).await.unwrap();
+        }
+        drop(begin(&first, question("Mail it")).await.unwrap());
+        home.pass(SignedDuration::from_secs(31));
+
+        let counting = || Fragile::new(&store, None);
+        let few = |counted: &Fragile, what| {
+            let read = counted.read.load(SeqCst);
+            assert!(read > 0 && read < 150, "{what}: {read} records were read");
+        };
+        // A node that knows nothing takes it over, and a person is asked.
+        let second = counting();
+        let done = take_over(&node(&(second.clone() as Arc<dyn Store>)), &model, &tools).await;
+        assert!(done[0].as_ref().unwrap().waiting);
+        few(&second, "taking over");
+        let s = x(&first).await;
+        assert!(s.seq > 600);
+        assert_eq!(model.shown(), ["Be brief.", "198?", "198!", "199?", "199!", "Mail it"]);
+
+        // Another one is told what was decided, and one more goes on.
+        let third = counting();
+        let review = open(&s).pop().unwrap();
+        let asked = node(&(third.clone() as Arc<dyn Store>));
+        asked.decide(&ada(), &review, &verdict(Decision::Approved)).await.unwrap();
+        few(&third, "deciding");
+        let again = asked.decide(&ada(), &review, &verdict(Decision::Rejected)).await;
+        assert!(matches!(again, Err(Error::Decided { .. })), "{again:?}");
+        let fourth = counting();
+        let done = take_over(&node(&(fourth.clone() as Arc<dyn Store>)), &model, &tools).await;
+        assert!(!done[0].as_ref().unwrap().waiting);
+        few(&fourth, "going on");
+        let s = x(&first).await;
+        let last: Vec<Message> = model.prompts.lock().unwrap().last().unwrap().clone();
+        let mut then = history(&s, &window);
+        assert_eq!(then.pop().map(|m| m.text()), Some("Done.".to_owned()));
+        assert_eq!(last, then);
+        assert_eq!((ending(&s), tools.done("mail").len()), ((Some(Outcome::Completed), None), 1));
+        assert_eq!(x(&asked).await, s, "who knew a part of it finds all of it");
+
+        // So does a run of its own that goes on from where the session stands.
+        first.append(&ada(), &id("x"), vec![Message::user("And now?")]).await.unwrap();
+        let fifth = counting();
+        let fresh = node(&(fifth.clone() as Arc<dyn Store>));
+        let turn = fresh.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap();
+        work(turn, &Script::new([say("Nothing.")]), &tools).await.unwrap();
+        few(&fifth, "a run of its own");
+
+        // When the model is to be shown more, more is read.
+        fresh.declare(clerk(|a| a.short_term.max_history_turns = Some(150)));
+        fresh.append(&ada(), &id("x"), vec![Message::user("All of it?")]).await.unwrap();
+        let turn = fresh.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap();
+        let curious = Script::new([say("Yes.")]);
+        work(turn, &curious, &tools).await.unwrap();
+        assert_eq!(curious.shown().iter().filter(|said| said.ends_with('?')).count(), 149, "and one without");
+
+        // A review that was decided long ago is still known as decided.
+        let talk_on = (0..100).flat_map(|_| [Message::user("on"), Message::assistant("and on")]);
+        first.append(&ada(), &id("x"), talk_on.collect::<Vec<_>>()).await.unwrap();
+        let late = node(&store).decide(&ada(), &review, &verdict(Decision::Rejected)).await;
+        assert!(matches!(late, Err(Error::Decided { .. })), "{late:?}");
+
+        // What is cut off elsewhere is not shown by whoever knew a part of it.
+        let knowing = node(&store);
+        drop(begin(&first, question("Once more")).await.unwrap());
+        home.pass(SignedDuration::from_secs(31));
+        let head = knowing.abandoned(1).await.unwrap().pop().unwrap();
+        let turn = knowing.take_over(&head).await.unwrap().unwrap();
+        first.rewind(&ada(), &id("x"), Point::Position(4)).await.unwrap();
+        let model = Script::new([say("Again 1.")]);
+        work(turn, &model, &tools).await.unwrap();
+        assert_eq!(model.shown(), ["Be brief.", "0?", "0!", "1?"]);
+        let s = x(&knowing).await;
+        assert_eq!(s, x(&first).await);
+        assert_eq!(talk(&s)[1..], ["user: 0?", "assistant: 0!", "user: 1?", "assistant: Again 1."]);
+    }
 }
