@@ -8,7 +8,7 @@ use crate::entry::{Outcome, Post};
 use crate::head::{Style, VisibleHash};
 use crate::history::{lead, opening};
 use crate::message::{Message, Role};
-use crate::review::NOTICE;
+use crate::review::is_notice;
 use crate::session::{Said, Session};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -96,7 +96,6 @@ pub fn prefix_hashes(incoming: &[Message]) -> Vec<VisibleHash> {
 /// A client that sends everything back also sends what it was told while a person had to decide. In its place stands the answer that came
 /// later, if there is one by now.
 fn without_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
-    let is_notice = |m: &Message| m.role() == Role::Assistant && m.text().starts_with(NOTICE);
     if session.reviews.is_empty() || !incoming.iter().any(is_notice) {
         return Cow::Borrowed(incoming);
     }

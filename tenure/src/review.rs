@@ -8,6 +8,7 @@ use crate::head::{Head, Reviewing, Status};
 use crate::hot::{Draft, Need};
 use crate::id::{Principal, ReviewId, RunId, SessionId};
 use crate::lease::owner;
+use crate::message::{Message, Role};
 use crate::session::{Review, Session};
 use crate::store::{Cursor, Order, Query, Whose};
 use crate::tenure::Tenure;
@@ -271,4 +272,17 @@ impl Session {
 }
 
 /// How a notice begins. Clients that send everything back send it too; it is not taken for something that was said.
-pub(crate) const NOTICE: &str = "A person has to decide before this can go on:";
+const NOTICE: &str = "A person has to decide before this can go on:";
+
+/// Whether a message is a notice that comes back.
+pub(crate) fn is_notice(message: &Message) -> bool {
+    let may_be = message.role() == Role::Assistant && message.as_str().contains(NOTICE);
+    may_be && message.text().starts_with(NOTICE)
+}
+
+/// The session that a notice is about.
+pub(crate) fn noticed(message: &Message) -> Option<SessionId> {
+    let text = is_notice(message).then(|| message.text())?;
+    let id = text.split_once("(review ")?.1.split([',', ')']).next()?;
+    ReviewId::new(id).ok()?.session()
+}

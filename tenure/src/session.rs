@@ -66,6 +66,13 @@ impl PartialEq for Memo {
 
 /// In the detail of a `tool_started`: nothing was called.
 pub(crate) const CACHED: &str = "cached";
+/// In the detail of a `tool_started` and in the state of a run's checkpoint: how many tokens it has used.
+pub(crate) const TOKENS: &str = "tokens";
+
+/// How many tokens a run had used when this was written.
+pub(crate) fn spent(state: &Map<String, Value>) -> u64 {
+    state.get(TOKENS).and_then(Value::as_u64).unwrap_or(0)
+}
 
 /// One turn of work.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +106,8 @@ pub struct Started {
     pub tool: String,
     /// Whether its result was in the cache, so that nothing was called.
     pub cached: bool,
+    /// How many tokens the run had used by then.
+    pub tokens: u64,
 }
 
 /// A question to a person, and the answer.
@@ -311,7 +320,8 @@ impl Session {
             Entry::ToolStarted { run, call, tool, detail } => {
                 if let Some(run) = self.run_mut(run) {
                     let cached = detail.get(CACHED) == Some(&Value::Bool(true));
-                    run.tools_started.push(Started { seq, call: call.clone(), tool: tool.clone(), cached });
+                    let (call, tool, tokens) = (call.clone(), tool.clone(), spent(detail));
+                    run.tools_started.push(Started { seq, call, tool, cached, tokens });
                 }
             }
             Entry::RunEnded { run, outcome, error, code } => {

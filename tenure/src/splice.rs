@@ -7,6 +7,7 @@ use crate::hot::{Draft, Need};
 use crate::id::{Principal, SessionId};
 use crate::message::Message;
 use crate::reconcile::{Mode, Plan, prefix_hashes, reconcile};
+use crate::review::noticed;
 use crate::store::{Query, Whose};
 use crate::tenure::Tenure;
 
@@ -22,6 +23,10 @@ impl Tenure {
             return Ok(None);
         }
         self.know(&who.tenant).await?;
+        // What it was told instead of an answer is in no session, but says in which it was.
+        if let Some(id) = messages.iter().rev().find_map(noticed) {
+            return Ok(self.is_continued(who, &id, messages).await?.then_some(id));
+        }
         let mut heads = self.having(who, hashes.clone()).await?;
         if heads.len() == MATCHES {
             // So many that the longest may not be among them: ask for one length after the other.
@@ -47,6 +52,15 @@ impl Tenure {
             }
         }
         Ok(None)
+    }
+
+    /// Whether these messages go on with a session of the principal's own, notices apart.
+    async fn is_continued(&self, who: &Principal, id: &SessionId, messages: &[Message]) -> Result<bool> {
+        let head = self.store().head(&who.key(id)).await?;
+        match head.filter(|h| h.user == who.user && self.status_of(h).is_live()) {
+            Some(head) => Ok(reconcile(&self.fold(head).await?, messages, Mode::Full).rewound == 0),
+            None => Ok(false),
+        }
     }
 
     /// The principal's own sessions with one of these conversations, newest first.

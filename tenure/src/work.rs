@@ -22,7 +22,7 @@ use crate::next::{Doing, Job, Question, Rules, Step, arguments, next_after};
 use crate::policy::{Checkpoints, RunPolicy};
 use crate::recall::{RECALLS, Recollection, with_block};
 use crate::run::{ANSWERS, Turn};
-use crate::session::{CACHED, Run, Session};
+use crate::session::{CACHED, Run, Session, TOKENS, spent};
 use crate::sift::Sift;
 use crate::store::Item;
 use crate::tenure::Tenure;
@@ -226,7 +226,8 @@ impl<'a> Work<'a> {
             let own = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
             let rounds = own.filter(|m| m.message.role() == Role::Assistant).count();
             let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
-            Ok((rounds, last.and_then(|c| c.state.get("tokens")?.as_u64()).unwrap_or(0)))
+            let called = session.run(run).and_then(|r| r.tools_started.last()).map_or(0, |s| s.tokens);
+            Ok((rounds, last.map_or(0, |c| spent(&c.state)).max(called)))
         });
         (self.rounds, self.tokens) = spent.await?;
         Ok(())
@@ -578,7 +579,7 @@ impl<'a> Work<'a> {
     fn state(&self) -> Map<String, Value> {
         match self.tokens {
             0 => Map::new(),
-            tokens => Map::from_iter([("tokens".to_owned(), json!(tokens))]),
+            tokens => Map::from_iter([(TOKENS.to_owned(), json!(tokens))]),
         }
     }
 
@@ -586,7 +587,7 @@ impl<'a> Work<'a> {
         if matches!(job.doing, Doing::Say(_)) {
             return None;
         }
-        let mut detail = Map::new();
+        let mut detail = self.state();
         if self.hits.contains_key(&job.call.id) {
             detail.insert(CACHED.to_owned(), json!(true));
         }

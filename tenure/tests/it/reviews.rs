@@ -325,10 +325,23 @@ async fn a_notice_that_comes_back() {
     let s = x(&home.tenure).await;
     assert_eq!(s.notice(), None);
     let sent = vec![Message::user("Go"), Message::assistant(&notice), Message::user("And?")];
+    // It is found by the notice, by whom it belongs to, and only if the rest is what was said.
+    let t = &home.tenure;
+    assert_eq!(t.find(&ada(), &sent).await.unwrap(), Some(id("x")));
+    assert_eq!(t.find(&Principal::new("acme", "bob").unwrap(), &sent).await.unwrap(), None);
+    let other = vec![Message::user("Stop"), sent[1].clone(), sent[2].clone()];
+    assert_eq!(t.find(&ada(), &other).await.unwrap(), None);
+    let unknown = Message::assistant(&notice.replace("_x", "_nowhere"));
+    assert_eq!(t.find(&ada(), &[sent[0].clone(), unknown, sent[2].clone()]).await.unwrap(), None);
     let plan = reconcile(&s, &sent, Mode::Auto);
     assert_eq!((plan.keep, plan.rewound, plan.append.len()), (s.messages.len(), 0, 1));
     assert_eq!(plan.append[0].message.text(), "And?");
     let model = Script::new([say("Yes.")]);
-    turn_of(&home.tenure, Ask { messages: sent, mode: Mode::Auto, ..question("") }, &model, &tools).await.unwrap();
-    assert_eq!(talk(&x(&home.tenure).await)[6..], ["user: And?", "assistant: Yes."][..]);
+    let ask = |messages| Ask { messages, mode: Mode::Auto, session: None, content_matching: true, ..question("") };
+    turn_of(t, ask(sent.clone()), &model, &tools).await.unwrap();
+    assert_eq!(talk(&x(t).await)[6..], ["user: And?", "assistant: Yes."][..]);
+    // And ever after: the notice stays in what it sends.
+    let sent = [sent, vec![Message::assistant("Yes."), Message::user("Bye")]].concat();
+    turn_of(t, ask(sent), &model, &tools).await.unwrap();
+    assert_eq!(talk(&x(t).await)[8..], ["user: Bye", "assistant: Yes."][..]);
 }

@@ -185,6 +185,32 @@ async fn limits_outlive_a_pause() {
     assert_eq!(ending(&x(&h.tenure).await), (Some(Outcome::Failed), Some("out_of_tokens".to_owned())));
 }
 
+/// What was used before a crash counts, whether or not there was a checkpoint since.
+#[tokio::test]
+async fn tokens_that_were_used_before_a_crash_count() {
+    for policy in ["tool", "manual"] {
+        let h = home(|_| ()).await;
+        let node = |store: &Arc<dyn store::Store>| {
+            let tenure = Tenure::on(store.clone(), Options { clock: h.clock.clone(), ..Options::default() });
+            tenure.declare(clerk(|a| {
+                a.runs.max_tokens = Some(10);
+                a.checkpoints = Some(Checkpoints::try_from(policy.to_owned()).unwrap());
+            }));
+            tenure
+        };
+        let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
+        let model = Script::new([calls(&[("c1", "look", json!({}))]), say("Done.")]);
+        // The question, the answer with the call, and its result, which is lost.
+        let dying = Fragile::new(h.tenure.store(), Some((2, When::Before)));
+        assert!(turn_of(&node(&(dying.clone() as _)), question("Look"), &model, &tools).await.is_err());
+        assert!(dying.is_dead());
+        h.pass(jiff::SignedDuration::from_secs(31));
+        let done = take_over(&node(h.tenure.store()), &model, &tools).await;
+        assert_eq!(done[0].as_ref().unwrap_err().code(), "out_of_tokens", "{policy}");
+        assert_eq!(model.asked(), 1, "{policy}: it is not asked once more than it may be");
+    }
+}
+
 /// When checkpoints are set, and what they are called.
 #[tokio::test]
 async fn checkpoints_as_the_policy_says() {
