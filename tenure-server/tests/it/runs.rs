@@ -363,6 +363,14 @@ async fn a_person_decides(kind: &str, stream: bool) {
     assert_eq!(last.report()[2], 0, "nothing is rewound: {last:?}");
     let said: Vec<String> = home.model.shown().iter().filter_map(|m| Some(m["content"].as_str()?.to_owned())).collect();
     assert_eq!(said, ["Money back", "refund 3", "You get 3.", "Thanks"]);
+
+    // Nor does it need the session's id: the notice says which one it was.
+    home.model.then(Act::Say("Still here."));
+    let talk = json!([user("Money back"), assistant(&notice), user("Thanks"), assistant("Good bye."), user("Hello?")]);
+    let later = home.client.chat(stream, json!({"model": "agent", "messages": talk}), &[]).await;
+    assert_eq!((later.status, later.said()), (200, "Still here."), "{later:?}");
+    let session = home.client.send("GET", "/sessions/s", Value::Null).await;
+    assert_eq!(session.body["messages"].as_array().unwrap().len(), 8, "{session:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
