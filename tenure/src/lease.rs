@@ -29,11 +29,14 @@ fn place() -> Option<String> {
     Some(format!("{}-{digits}", boot.trim()))
 }
 
-/// When a process began; ids are used again.
+/// When a process began that lives; ids are used again.
 fn start_of(process: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name in parentheses may hold anything; the 22nd field is the 20th after it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19).map(str::to_owned)
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // One that is dead stays in the list until its parent has looked.
+    fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    fields.nth(18).map(str::to_owned)
 }
 
 /// Whether the process of a node is known to have ended.
@@ -174,5 +177,24 @@ mod tests {
             assert!(!is_gone(&format!("elsewhere/{}/1/x", std::process::id())));
         }
         assert!(!is_gone("just-a-name"));
+    }
+
+    /// A process that was killed stays in the list until somebody asks how it ended, which may take its time.
+    #[test]
+    fn a_node_whose_process_is_dead_and_not_buried_is_gone() {
+        use std::process::{Command, Stdio};
+        let Some(place) = place() else { return };
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let start = start_of(child.id()).unwrap();
+        let node = format!("{place}/{}/{start}/x", child.id());
+        assert!(!is_gone(&node));
+        drop(child.stdin.take());
+        let waited = (0..500).find(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            is_gone(&node)
+        });
+        let listed = fs::exists(format!("/proc/{}/stat", child.id())).unwrap();
+        child.wait().unwrap();
+        assert!(waited.is_some() && listed, "{waited:?} {listed}");
     }
 }
