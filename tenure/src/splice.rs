@@ -24,8 +24,10 @@ impl Tenure {
         }
         self.know(&who.tenant).await?;
         // What it was told instead of an answer is in no session, but says in which it was.
-        if let Some(id) = messages.iter().rev().find_map(noticed) {
-            return Ok(self.is_continued(who, &id, messages).await?.then_some(id));
+        if let Some(id) = messages.iter().rev().find_map(noticed)
+            && self.is_continued(who, &id, messages).await?
+        {
+            return Ok(Some(id));
         }
         let mut heads = self.having(who, hashes.clone()).await?;
         if heads.len() == MATCHES {
