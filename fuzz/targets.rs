@@ -4,7 +4,8 @@ use axum::body::Body;
 use axum::http::Request;
 use std::sync::OnceLock;
 use tenure::{
-    Entry, Key, Message, Mode, Record, Session, SessionId, Tenant, Window, history, is_valid, reconcile as plan,
+    Entry, HistoryMode, Incoming, Key, Message, Record, Session, SessionId, Tenant, Window, history, is_valid,
+    reconcile as plan,
 };
 use tenure_server::config::Config;
 use tenure_server::server::{App, in_process};
@@ -52,18 +53,19 @@ pub fn reconcile(data: &[u8]) {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
     let records: Vec<Record> = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry }).collect();
     let incoming = messages(incoming);
-    for mode in [Mode::Auto, Mode::Full, Mode::Append] {
+    for history_mode in [HistoryMode::Auto, HistoryMode::Full, HistoryMode::Append] {
         let mut session = Session::replay(&key, records.clone()).unwrap();
         assert!(is_valid(&history(&session, &Window::default())));
-        let plan = plan(&session, &incoming, mode);
+        let request = Incoming { messages: &incoming, history: history_mode, ..Incoming::default() };
+        let plan = plan(&session, &request);
         assert!(plan.keep <= session.messages.len() && plan.append.len() <= incoming.len());
-        assert_eq!(plan.rewound, session.messages.len() - plan.keep);
         session.messages.truncate(plan.keep);
-        for (seq, post) in (records.len() as u64 + 1..).zip(plan.append) {
+        let first = records.len() as u64 + 1;
+        for (seq, post) in (first..).zip(plan.posts(first)) {
             session.apply(&Record { seq, at, entry: Entry::Message(post) });
         }
         for max_turns in [None, Some(1)] {
-            assert!(is_valid(&history(&session, &Window { max_turns, max_tokens: None })));
+            assert!(is_valid(&plan.overlay.shown(&session, &Window { max_turns, max_tokens: None })));
         }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use subtle::ConstantTimeEq;
 use tenure::store::{Item, Owner, Shelf};
-use tenure::{Principal, Reach, Tenant, Tenure, User};
+use tenure::{HistoryMode, Principal, Reach, Tenant, Tenure, User};
 
 /// The tenant whose shelf holds the keys of all others. Nobody can have a key for it.
 pub const SYSTEM: &str = "tenure:system";
@@ -56,6 +56,9 @@ pub struct Key {
     pub rights: Vec<Right>,
     /// When it was made.
     pub created_at: Timestamp,
+    /// How the messages of its requests are read, if neither they nor the assistant say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<HistoryMode>,
 }
 
 /// The keys of a house.
@@ -85,6 +88,7 @@ impl Keys {
         user: Option<User>,
         rights: Vec<Right>,
         name: Option<String>,
+        history: Option<HistoryMode>,
     ) -> tenure::Result<(Key, String)> {
         if tenant.as_str() == SYSTEM {
             return Err(tenure::Error::invalid("tenant", format!("{SYSTEM} is not for anybody; choose another name")));
@@ -94,7 +98,7 @@ impl Keys {
         let secret = format!("tnr_{}", URL_SAFE_NO_PAD.encode(random));
         let hash = blake3::hash(secret.as_bytes()).to_hex().to_string();
         let (id, created_at) = (hash[..12].to_owned(), self.tenure.now());
-        let key = Key { id: id.clone(), hash, name, tenant, user, rights, created_at };
+        let key = Key { id: id.clone(), hash, name, tenant, user, rights, created_at, history };
         let value = serde_json::to_string(&key).map_err(tenure::Error::unavailable)?;
         let (text, used_at, uses, expires_at) = (None, created_at, 0, None);
         let item = Item { key: id, value, text, created_at, used_at, uses, expires_at };
@@ -173,6 +177,7 @@ pub struct Caller {
     user: Option<User>,
     fixed: bool,
     rights: Vec<Right>,
+    history: Option<HistoryMode>,
 }
 
 const USER_HEADER: &str = "x-tenure-user";
@@ -196,7 +201,7 @@ impl FromRequestParts<Shared> for Caller {
         };
         if let Some(tenant) = tenant {
             let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
-            return Ok(Self { tenant, user: named, fixed: false, rights });
+            return Ok(Self { tenant, user: named, fixed: false, rights, history: None });
         }
         let given = header_text(&parts.headers, header::AUTHORIZATION.as_str());
         let secret = given.and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer "))).map(str::trim);
@@ -217,7 +222,8 @@ impl FromRequestParts<Shared> for Caller {
             return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
         }
         let fixed = key.user.is_some();
-        Ok(Self { tenant: key.tenant, user: key.user.or(named), fixed, rights: key.rights })
+        let (tenant, user, rights) = (key.tenant, key.user.or(named), key.rights);
+        Ok(Self { tenant, user, fixed, rights, history: key.history })
     }
 }
 
@@ -240,6 +246,11 @@ impl Caller {
         let everyone = user.is_none() && self.rights.contains(&Right::Admin);
         let reach = if everyone { Reach::Tenant } else { Reach::Own };
         Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach }
+    }
+
+    /// How the messages of its requests are read, if the key says.
+    pub fn history(&self) -> Option<HistoryMode> {
+        self.history
     }
 
     /// The principal, if it may read.

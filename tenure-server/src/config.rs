@@ -10,7 +10,10 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-use tenure::{Assistant, CachePolicy, Compact, OnBusy, OnExpired, Options, Period, Policy, Redaction, Window};
+use tenure::{
+    Assistant, CachePolicy, Compact, HistoryMode, OnBusy, OnDisconnect, OnExpired, Options, Period, Policy, Redaction,
+    Window,
+};
 
 /// The file that is read if there is one and no other is named.
 pub const DEFAULT_FILE: &str = "tenure.yaml";
@@ -140,6 +143,9 @@ pub struct ModelConfig {
     /// How often a request is repeated that failed before anything was answered.
     #[serde(default = "two")]
     pub retries: u32,
+    /// Whether requests for models that are not configured are passed on to this server, under their own names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pass_unknown: bool,
 }
 
 fn ten_seconds() -> Period {
@@ -166,10 +172,16 @@ pub struct Sessions {
     pub max_sessions: usize,
     /// Whether a request without `session_id` is matched by its content.
     pub content_matching: bool,
+    /// Request headers that name the session besides `X-Session-Id`, for clients that can not set a body field.
+    pub id_headers: Vec<String>,
+    /// How the messages of requests are read: `auto`, `full` or `append`.
+    pub history: HistoryMode,
     /// What a request does whose session is busy: `queue`, `reject`, `interrupt` or `branch`.
     pub on_busy: OnBusy,
     /// What a request does whose session has expired: `restore`, `fresh` or `reject`.
     pub on_expired: OnExpired,
+    /// What becomes of a run when the client that waits for it goes away: `finish` or `cancel`.
+    pub on_disconnect: OnDisconnect,
 }
 
 /// What models are shown. The log keeps everything.
@@ -319,8 +331,11 @@ impl Default for Sessions {
             retention: period(retention),
             max_sessions: 0,
             content_matching: true,
+            id_headers: Vec::new(),
+            history: HistoryMode::default(),
             on_busy: OnBusy::default(),
             on_expired: OnExpired::default(),
+            on_disconnect: OnDisconnect::default(),
         }
     }
 }
@@ -418,6 +433,17 @@ impl Config {
         for (i, model) in self.models.iter().enumerate() {
             http_url(&format!("models[{i}].base_url"), &model.base_url)?;
         }
+        let mut passing = self.models.iter().enumerate().filter(|(_, m)| m.pass_unknown);
+        if let (Some((first, _)), Some((second, _))) = (passing.next(), passing.next()) {
+            bail!(
+                "models[{second}].pass_unknown: models[{first}] has it already; unknown names can go to one server only"
+            );
+        }
+        for (i, name) in self.sessions.id_headers.iter().enumerate() {
+            if axum::http::HeaderName::from_bytes(name.as_bytes()).is_err() {
+                bail!("sessions.id_headers[{i}]: {name:?} is not the name of a header");
+            }
+        }
         for (i, hook) in self.on_expire.webhooks.iter().enumerate() {
             http_url(&format!("on_expire.webhooks[{i}].url"), &hook.url)?;
             if hook.timeout.duration().is_none() {
@@ -468,7 +494,7 @@ impl Config {
     }
 
     fn has_model(&self, name: &str) -> bool {
-        name == crate::rehearsal::NAME || self.models.iter().any(|m| m.name == name)
+        name == crate::rehearsal::NAME || self.models.iter().any(|m| m.name == name || m.pass_unknown)
     }
 
     /// What the library is opened with.

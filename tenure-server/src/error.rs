@@ -121,6 +121,7 @@ impl From<Error> for ApiError {
             Error::Gone { .. } => StatusCode::GONE,
             Error::Paused { .. }
             | Error::Busy { .. }
+            | Error::OtherAssistant { .. }
             | Error::Superseded { .. }
             | Error::Decided { .. }
             | Error::Claimed { .. }
@@ -177,7 +178,7 @@ impl From<TurnError> for ApiError {
         match e {
             TurnError::Store(e) => e.into(),
             TurnError::Model(e) => e.into(),
-            TurnError::Stopped => Self::new(StatusCode::CONFLICT, "interrupted", e.to_string()),
+            TurnError::Stopped | TurnError::Cancelled => Self::new(StatusCode::CONFLICT, e.code(), e.to_string()),
             TurnError::Limit { code: code @ ("out_of_time" | "tool_timeout"), .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, code, e.to_string())
             }

@@ -118,7 +118,7 @@ impl Model for Timed {
 pub fn turn(opened: Duration, ran: Duration, model: &Timed, outcome: &Result<Answered, TurnError>) {
     let word = match outcome {
         Ok(_) => "completed",
-        Err(TurnError::Stopped) => "cancelled",
+        Err(TurnError::Stopped | TurnError::Cancelled) => "cancelled",
         Err(_) => "failed",
     };
     let asked = Duration::from_micros(model.answered.load(Ordering::Relaxed));

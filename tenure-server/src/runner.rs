@@ -75,7 +75,7 @@ pub async fn told(app: &App, who: &Principal, id: &SessionId, run: &RunId, outco
     }
     let (status, error) = match outcome {
         Ok(_) => (Outcome::Completed, None),
-        Err(e @ TurnError::Stopped) => (Outcome::Cancelled, Some(e)),
+        Err(e @ (TurnError::Stopped | TurnError::Cancelled)) => (Outcome::Cancelled, Some(e)),
         Err(e) => (Outcome::Failed, Some(e)),
     };
     let error = error.map(|e| json!({"code": e.code(), "message": e.to_string()}));

@@ -15,7 +15,9 @@ use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tenure::store::{Item, Owner, Shelf};
-use tenure::{Ask, Begun, Fields, Message, Mode, OnBusy, OnExpired, Principal, Reach, RunId, SessionId, Tenant, User};
+use tenure::{
+    Ask, Begun, Fields, HistoryMode, Message, OnBusy, OnExpired, Principal, Reach, RunId, SessionId, Tenant, User,
+};
 
 /// Older than this, what is due is missed.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
@@ -293,7 +295,7 @@ impl Plan {
         let ask = Ask {
             session: Some(session),
             messages: vec![Message::user(&said)],
-            mode: Mode::Append,
+            history: Some(HistoryMode::Append),
             assistant: Some(assistant.clone()),
             detail: runner::detail(&model, &Fields::default()),
             model: Some(model),

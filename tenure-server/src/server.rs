@@ -116,15 +116,24 @@ impl App {
 pub struct Models {
     order: Vec<String>,
     by_name: BTreeMap<String, Arc<Upstream>>,
+    /// The server that gets requests for any other name.
+    pass_unknown: Option<Arc<Upstream>>,
 }
+
+/// The name under which the first model can always be asked for: the built-in one, if none is configured.
+const DEFAULT_MODEL: &str = "default";
 
 impl Models {
     fn new(config: &Config) -> anyhow::Result<Self> {
-        let mut by_name = BTreeMap::new();
+        let (mut by_name, mut pass_unknown) = (BTreeMap::new(), None);
         for model in &config.models {
-            by_name.insert(model.name.clone(), Arc::new(Upstream::new(model)?));
+            let upstream = Arc::new(Upstream::new(model)?);
+            if model.pass_unknown {
+                pass_unknown = Some(upstream.clone());
+            }
+            by_name.insert(model.name.clone(), upstream);
         }
-        Ok(Self { order: config.models.iter().map(|m| m.name.clone()).collect(), by_name })
+        Ok(Self { order: config.models.iter().map(|m| m.name.clone()).collect(), by_name, pass_unknown })
     }
 
     /// The names, in the order of the configuration; the built-in model last.
@@ -132,14 +141,25 @@ impl Models {
         self.order.iter().map(String::as_str).chain([crate::rehearsal::NAME])
     }
 
+    /// Why a request for a model of this name is refused.
+    pub fn unknown(&self, name: &str) -> crate::error::ApiError {
+        let known: Vec<_> = self.names().collect();
+        let message = format!(
+            "there is no model or assistant {:?}; it can be one of: {} (GET /v1/models lists the assistants too)",
+            name.chars().take(100).collect::<String>(),
+            known.join(", ")
+        );
+        crate::error::ApiError::new(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
+    }
+
     /// The model that is meant if none is named.
     pub fn default_name(&self) -> &str {
         self.order.first().map_or(crate::rehearsal::NAME, String::as_str)
     }
 
-    /// A model by name. With one model server only, it gets requests for any name: it knows its own models.
+    /// A model by name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
-        if name == crate::rehearsal::NAME || self.order.is_empty() {
+        if name == crate::rehearsal::NAME || (self.order.is_empty() && name == DEFAULT_MODEL) {
             return Some(Arc::new(Rehearsal));
         }
         self.upstream(name).map(|u| u as Arc<dyn Model>)
@@ -147,11 +167,7 @@ impl Models {
 
     /// A model server by the name of its model.
     pub fn upstream(&self, name: &str) -> Option<Arc<Upstream>> {
-        match (self.by_name.get(name), &self.order[..]) {
-            (Some(upstream), _) => Some(upstream.clone()),
-            (None, [only]) => self.by_name.get(only).cloned(),
-            _ => None,
-        }
+        self.by_name.get(name).or(self.pass_unknown.as_ref()).cloned()
     }
 }
 

@@ -85,8 +85,7 @@ impl Tenure {
                 if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
                     return Err(Error::Conflict { session_id: id.clone(), expected });
                 }
-                let post =
-                    |m: &Message| Entry::Message(Post { run: append.run.clone(), lead: false, message: m.clone() });
+                let post = |m: &Message| Entry::Message(Post { run: append.run.clone(), ..Post::from(m.clone()) });
                 let mut entries: Vec<Entry> = stored.iter().map(post).collect();
                 let position = head.mark.messages;
                 if append.checkpoint == AutoCheckpoint::Turn {

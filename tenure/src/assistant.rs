@@ -4,7 +4,8 @@
 
 use crate::error::{Error, Result};
 use crate::id::{Principal, Reach, Tenant, check_text};
-use crate::policy::{Checkpoints, Compact, MemoryPolicy, Period, Policy, ReviewRule, Scope};
+use crate::policy::{Checkpoints, Compact, MemoryPolicy, OnDisconnect, Period, Policy, ReviewRule, Scope};
+use crate::reconcile::HistoryMode;
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::tool_source::ToolSource;
@@ -84,7 +85,7 @@ pub struct RunLimits {
     pub parallel: Option<usize>,
 }
 
-/// How long an assistant's sessions last.
+/// How an assistant's sessions are kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lifetime {
@@ -94,6 +95,12 @@ pub struct Lifetime {
     /// Expired or deleted for longer, it is purged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Period>,
+    /// How the messages of requests are read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<HistoryMode>,
+    /// What becomes of a run when its client goes away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_disconnect: Option<OnDisconnect>,
 }
 
 /// What an assistant's model is shown.
@@ -190,6 +197,7 @@ impl Assistant {
         if let Some(retention) = self.sessions.retention {
             policy.retention = retention.duration();
         }
+        policy.history = self.sessions.history;
         if let Some(turns) = self.short_term.max_history_turns {
             policy.window.max_turns = (turns > 0).then_some(turns);
         }

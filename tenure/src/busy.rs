@@ -4,7 +4,7 @@
 //! write is ordered by the commits themselves.
 
 use crate::error::{Error, Result};
-use crate::id::Key;
+use crate::id::{Key, RunId};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,11 +32,22 @@ pub(crate) struct Gates(Arc<Mutex<HashMap<Key, Gate>>>);
 #[derive(Debug)]
 struct Gate {
     turn: Arc<Semaphore>,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Option<Stop>>,
     /// Messages before the turn that is on.
     before: Option<usize>,
+    /// The run of that turn.
+    run: Option<RunId>,
     /// How many hold it or wait for it.
     interested: usize,
+}
+
+/// Why a turn is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// By a request that does not wait for it.
+    Interrupted,
+    /// By whoever cancelled its run.
+    Cancelled,
 }
 
 /// The right to take a turn in a session. Dropping it lets the next one in.
@@ -44,7 +55,8 @@ struct Gate {
 pub(crate) struct Pass {
     gates: Gates,
     key: Key,
-    stop: watch::Receiver<bool>,
+    stop: watch::Receiver<Option<Stop>>,
+    has_waited: bool,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -83,28 +95,38 @@ impl Gates {
         }
     }
 
-    /// Stops the turn that is on.
-    pub fn stop(&self, key: &Key) {
-        if let Some(gate) = self.lock().get(key) {
-            gate.stop.send_replace(true);
-        }
+    /// Whether a turn is on in a session, or others wait for it.
+    pub fn is_busy(&self, key: &Key) -> bool {
+        self.lock().contains_key(key)
+    }
+
+    /// Stops the turn that is on if this is its run; whether it is.
+    pub fn cancel(&self, key: &Key, run: &RunId) -> bool {
+        let all = self.lock();
+        let gate = all.get(key).filter(|gate| gate.run.as_ref() == Some(run));
+        gate.is_some_and(|gate| {
+            gate.stop.send_replace(Some(Stop::Cancelled));
+            true
+        })
     }
 
     /// Waits for the right to take a turn. At most `max` wait.
     pub async fn enter(&self, key: &Key, busy: OnBusy, max: usize) -> Result<Entered> {
-        let (turn, stop) = {
+        let (turn, stop, has_waited) = {
             let mut all = self.lock();
             let gate = all.entry(key.clone()).or_insert_with(|| Gate {
                 turn: Arc::new(Semaphore::new(1)),
-                stop: watch::channel(false).0,
+                stop: watch::channel(None).0,
                 before: None,
+                run: None,
                 interested: 0,
             });
-            if gate.interested > 0 {
+            let has_waited = gate.interested > 0;
+            if has_waited {
                 match (busy, gate.before) {
                     (OnBusy::Reject, _) => return Err(Error::Busy { session_id: key.session.clone() }),
                     (OnBusy::Branch, Some(before)) => return Ok(Entered::Branch(before)),
-                    (OnBusy::Interrupt, _) => drop(gate.stop.send_replace(true)),
+                    (OnBusy::Interrupt, _) => drop(gate.stop.send_replace(Some(Stop::Interrupted))),
                     _ => {}
                 }
                 if gate.interested > max {
@@ -113,31 +135,45 @@ impl Gates {
                 }
             }
             gate.interested += 1;
-            (gate.turn.clone(), gate.stop.subscribe())
+            (gate.turn.clone(), gate.stop.subscribe(), has_waited)
         };
         let mut waiting = Waiting(Some((self, key)));
         let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the gate was closed"))?;
         waiting.0 = None;
         if let Some(gate) = self.lock().get_mut(key) {
-            gate.before = None;
-            gate.stop.send_replace(false);
+            (gate.before, gate.run) = (None, None);
+            gate.stop.send_replace(None);
         }
-        Ok(Entered::Pass(Pass { gates: self.clone(), key: key.clone(), stop, _turn: permit }))
+        Ok(Entered::Pass(Pass { gates: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
     }
 }
 
 impl Pass {
-    /// Says how many messages there were before this turn, for those who want to branch off.
-    pub fn began(&self, before: usize) {
+    /// Says how many messages there were before this turn, for those who want to branch off, and which run it is.
+    pub fn began(&self, before: usize, run: &RunId) {
         if let Some(gate) = self.gates.lock().get_mut(&self.key) {
-            gate.before = Some(before);
+            (gate.before, gate.run) = (Some(before), Some(run.clone()));
         }
     }
 
+    /// Says which run this turn goes on with.
+    pub fn works_on(&self, run: &RunId) {
+        if let Some(gate) = self.gates.lock().get_mut(&self.key) {
+            gate.run = Some(run.clone());
+        }
+    }
+
+    /// Whether others had the session when this request came.
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
     /// Ends when somebody wants this turn to stop.
-    pub async fn stopped(&mut self) {
-        if self.stop.wait_for(|stop| *stop).await.is_err() {
-            std::future::pending::<()>().await;
+    pub async fn stopped(&mut self) -> Stop {
+        let reason = self.stop.wait_for(Option::is_some).await.ok().and_then(|stop| *stop);
+        match reason {
+            Some(reason) => reason,
+            None => std::future::pending().await,
         }
     }
 }

@@ -217,7 +217,6 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Ti
         title: info.title,
         tags: info.tags,
         metadata: info.metadata,
-        style: source.style,
         parent: Some(parent),
     };
     Record { seq: place.seq + 1, at, entry: Entry::created(created) }

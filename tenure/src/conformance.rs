@@ -75,6 +75,7 @@ macro_rules! conformance {
                 titles_are_found_whatever_their_case
                 forks_are_found_by_their_parent
                 conversations_are_found_by_their_hash
+                sessions_are_found_by_their_last_turn
                 the_first_due_come_first
                 leases_that_ended_are_found
                 leases_are_found_by_their_last_word

@@ -4,7 +4,7 @@
 //! is [`Error::Conflict`] and changes nothing.
 
 use crate::checkpoint::{fork_record, place};
-use crate::entry::{Checkpointed, Entry, Post, Record, Rewound};
+use crate::entry::{Checkpointed, Entry, Record, Rewound};
 use crate::error::{Error, Result};
 use crate::head::Head;
 use crate::id::{Key, Label, Principal, SessionId};
@@ -75,7 +75,7 @@ impl Session {
 
     /// Adds a message at its end.
     pub fn push(&mut self, message: Message, at: Timestamp) {
-        self.add(Entry::Message(Post { run: None, lead: false, message }), at);
+        self.add(Entry::message(message), at);
     }
 
     /// Sets a checkpoint at its end.

@@ -4,7 +4,7 @@
 //! fields may come; what is here stays readable for ever.
 
 use crate::error::{Error, Result};
-use crate::head::{Mark, Status, Style};
+use crate::head::{Mark, Status};
 use crate::id::{Label, ReviewId, RunId, Seq, SessionId, User};
 use crate::media::Cut;
 use crate::message::{Message, Text};
@@ -128,9 +128,6 @@ pub struct Created {
     /// Anything else the application wants to know of it.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-    /// How its client sends history.
-    #[serde(default, skip_serializing_if = "Style::is_unknown")]
-    pub style: Style,
     /// What it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
@@ -154,8 +151,26 @@ pub struct Post {
     pub run: Option<RunId>,
     /// A system message that replaces the one the conversation began with, from now on.
     pub lead: bool,
+    /// An answer that was cut off before its end: its run was cancelled or failed.
+    pub partial: bool,
+    /// The record of the assistant message that this user message followed in its own request. `None` if it was sent without
+    /// one: then nothing tells how much of the session its sender had seen.
+    pub replies_to: Option<Seq>,
     /// The message.
     pub message: Message,
+}
+
+impl From<Message> for Post {
+    fn from(message: Message) -> Self {
+        Self { run: None, lead: false, partial: false, replies_to: None, message }
+    }
+}
+
+impl Post {
+    /// A message that a run produced.
+    pub fn by(run: &RunId, message: Message) -> Self {
+        Self { run: Some(run.clone()), ..Self::from(message) }
+    }
 }
 
 /// A checkpoint in the log.
@@ -253,9 +268,6 @@ pub struct InfoChange {
     /// A JSON merge patch (RFC 7396): `null` removes a key.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-    /// How the client sends history.
-    #[serde(default, skip_serializing_if = "Change::is_keep")]
-    pub style: Change<Style>,
 }
 
 /// A node's right to work on a run.
@@ -374,7 +386,7 @@ const PLAIN_MESSAGE: &str = r#"{"message":{"body":"#;
 impl Entry {
     /// A message, as anybody may add one.
     pub fn message(message: Message) -> Self {
-        Entry::Message(Post { run: None, lead: false, message })
+        Entry::Message(message.into())
     }
 
     /// The beginning of a session. Boxed, like all large kinds: logs are mostly messages, and those are small.
@@ -410,6 +422,12 @@ impl Entry {
         if post.lead {
             text.push_str(r#""lead":true,"#);
         }
+        if post.partial {
+            text.push_str(r#""partial":true,"#);
+        }
+        if let Some(seq) = post.replies_to {
+            text.push_str(&format!(r#""replies_to":{seq},"#));
+        }
         if !post.message.cuts().is_empty() {
             let cuts = serde_json::to_string(post.message.cuts()).expect("cuts are plain data");
             text.push_str(&format!(r#""cuts":{cuts},"#));
@@ -433,8 +451,9 @@ impl Entry {
         if text.starts_with(MESSAGE) {
             let line: MessageLine<'_> = serde_json::from_str(text).map_err(unreadable)?;
             let m = line.message;
-            let message = Message::trusted(keep(m.body.get()), m.cuts);
-            return Ok(Entry::Message(Post { run: m.run, lead: m.lead, message }));
+            let message = Message::trusted(keep(m.body.get()), m.cuts.clone());
+            let PostLine { run, lead, partial, replies_to, .. } = m;
+            return Ok(Entry::Message(Post { run, lead, partial, replies_to, message }));
         }
         serde_json::from_str(text).map_err(unreadable)
     }
@@ -457,6 +476,10 @@ struct PostLine<'a> {
     run: Option<RunId>,
     #[serde(default)]
     lead: bool,
+    #[serde(default)]
+    partial: bool,
+    #[serde(default)]
+    replies_to: Option<Seq>,
     #[serde(default)]
     cuts: Vec<Cut>,
     #[serde(borrow)]

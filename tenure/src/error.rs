@@ -39,6 +39,21 @@ pub enum Error {
         session_id: SessionId,
     },
 
+    /// The session belongs to another assistant, or to none.
+    #[error(
+        "session {session_id} belongs to {}, and a session keeps its assistant; leave out the assistant to go on with it, \
+         or use another session id for {asked:?}",
+        own.as_ref().map_or_else(|| "no assistant".to_owned(), |name| format!("assistant {name:?}"))
+    )]
+    OtherAssistant {
+        /// The session.
+        session_id: SessionId,
+        /// The assistant that was asked for.
+        asked: String,
+        /// The session's own.
+        own: Option<String>,
+    },
+
     /// While an answer was made, what it answers was taken back.
     #[error("session {session_id} was rewound, replaced or ended while this turn was on; its answer was not kept")]
     Superseded {
@@ -183,6 +198,7 @@ impl Error {
             Error::Gone { .. } => "gone",
             Error::Paused { .. } => "paused",
             Error::Busy { .. } => "busy",
+            Error::OtherAssistant { .. } => "other_assistant",
             Error::Superseded { .. } => "superseded",
             Error::NoSuchRun { .. } => "no_such_run",
             Error::NoSuchReview { .. } => "no_such_review",

@@ -4,7 +4,9 @@ use crate::answer::Answer;
 use crate::error::Error;
 use crate::id::Seq;
 use crate::model::{Model, ModelError, Piece};
+use crate::run::Spliced;
 use crate::tools::{ToolError, Tools};
+use serde::{Deserialize, Serialize};
 
 /// Who does the work.
 #[derive(Clone, Copy)]
@@ -22,7 +24,8 @@ impl std::fmt::Debug for Hands<'_> {
 }
 
 /// What can be heard of a run while it goes on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Heard {
     /// A part of the model's answer.
     Piece(Piece),
@@ -31,7 +34,7 @@ pub enum Heard {
 }
 
 /// A tool call of a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// In which round of the run, from 1.
     pub round: usize,
@@ -52,6 +55,8 @@ pub struct Progress {
 pub struct Answered {
     /// The model's last answer.
     pub answer: Answer,
+    /// The same as one `chat.completion`.
+    pub body: String,
     /// The end of the log after it.
     pub seq: Seq,
     /// Whether whoever listened took every piece of it; one that takes nothing for too long (`max_stall`) gets no more.
@@ -60,6 +65,22 @@ pub struct Answered {
     pub calls: Vec<Progress>,
     /// Whether a person must decide before it can go on.
     pub waiting: bool,
+}
+
+/// The response to a request with an idempotency key, as it was given the first time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Replay {
+    /// The answer as one `chat.completion`.
+    pub body: String,
+    /// What was made of the request's messages.
+    #[serde(default)]
+    pub spliced: Spliced,
+    /// The tool calls that were made here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<Progress>,
+    /// What was streamed, if it was. Long streams are not kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stream: Vec<Heard>,
 }
 
 /// Why a turn has no answer.
@@ -74,6 +95,9 @@ pub enum TurnError {
     /// Another request stopped the turn.
     #[error("another request interrupted this turn; what was said until then is kept")]
     Stopped,
+    /// Its run was cancelled.
+    #[error("the run was cancelled; what was said until then is kept")]
+    Cancelled,
     /// It was over a limit.
     #[error("{message}")]
     Limit {
@@ -94,6 +118,7 @@ impl TurnError {
             TurnError::Store(e) => e.code(),
             TurnError::Model(e) => e.code(),
             TurnError::Stopped => "interrupted",
+            TurnError::Cancelled => "cancelled",
             TurnError::Limit { code, .. } => code,
             TurnError::Tools(_) => "tools_unavailable",
         }

@@ -78,25 +78,6 @@ impl fmt::Display for Status {
     }
 }
 
-/// How a session's client sends history, as seen so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Style {
-    /// Not seen yet.
-    #[default]
-    Unknown,
-    /// It has sent our answers back: it sends everything each time.
-    Full,
-    /// It sends only what is new.
-    Append,
-}
-
-impl Style {
-    pub(crate) fn is_unknown(&self) -> bool {
-        *self == Style::Unknown
-    }
-}
-
 /// A running hash over the visible messages of a session (128 bits of BLAKE3): equal hashes, equal conversations.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -141,7 +122,37 @@ pub struct Mark {
     pub last: Option<Role>,
     /// The hash over the visible messages.
     pub hash: VisibleHash,
+    /// The hash of the last user message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question: Option<VisibleHash>,
+    /// The hash of the last answer together with its question: what a client that sends the newest turns only is found by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<VisibleHash>,
+    /// The ids of the tool calls of the last turn, at most [`MAX_MARK_CALLS`], the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<String>,
 }
+
+impl Mark {
+    /// What a session is looked up by besides its whole conversation: its last exchange, and the tool calls of its last turn.
+    pub fn match_keys(&self) -> Vec<VisibleHash> {
+        self.exchange.into_iter().chain(self.calls.iter().map(|id| VisibleHash::of_call(id))).collect()
+    }
+}
+
+impl VisibleHash {
+    /// What a tool call is looked up by.
+    pub(crate) fn of_call(id: &str) -> Self {
+        let mut hash = blake3::Hasher::new();
+        hash.update(b"tool call\0").update(id.as_bytes());
+        let mut first = [0; 16];
+        first.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+        Self(first)
+    }
+}
+
+/// A session can be found by so many tool calls of its last turn.
+pub const MAX_MARK_CALLS: usize = 32;
 
 /// Where that is in the log which a model is shown before the newest turns: with it, those can be shown without reading what lies between.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,9 +242,6 @@ pub struct Head {
     /// What comes before the newest turns, if that is known: not in forks, and not where a rewind has cut it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<Front>,
-    /// How its client sends history.
-    #[serde(default, skip_serializing_if = "Style::is_unknown")]
-    pub style: Style,
     /// What it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,

@@ -11,6 +11,7 @@
 use crate::id::Seq;
 use crate::message::{Message, Role};
 use crate::policy::Window;
+use crate::reconcile::Overlay;
 use crate::session::{Said, Session, Summary};
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
@@ -23,8 +24,23 @@ pub const NO_RESULT: &str = "[no result: this call was interrupted before it fin
 
 /// The history of a session as a model may see it, within a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
-    let messages: Vec<&Said> = session.messages.iter().collect();
-    shown(&messages, &session.summaries, window)
+    shown_with(session.messages.iter(), &session.summaries, window, &Overlay::default())
+}
+
+/// The same for a list of messages, with what is shown in place of some of them.
+pub(crate) fn shown_with<'a>(
+    messages: impl Iterator<Item = &'a Said>,
+    summaries: &[Summary],
+    window: &Window,
+    overlay: &Overlay,
+) -> Vec<Message> {
+    if overlay.is_empty() {
+        return shown(&messages.collect::<Vec<_>>(), summaries, window);
+    }
+    let messages = overlay.apply(messages);
+    let messages: Vec<&Said> = messages.iter().map(|m| &**m).collect();
+    let summaries = if overlay.hides_the_beginning() { &[] } else { summaries };
+    shown(&messages, summaries, window)
 }
 
 /// The same for a list of messages. Costs what the window shows, however long the list is.

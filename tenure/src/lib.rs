@@ -61,9 +61,12 @@ mod head;
 mod history;
 mod hot;
 mod id;
+mod idempotency;
 mod lease;
 mod load;
 mod look;
+mod mark;
+mod matching;
 mod media;
 mod memory;
 mod memory_tool;
@@ -112,8 +115,10 @@ pub use entry::{
 };
 pub use error::{Error, Result};
 pub use fields::Fields;
-pub use hands::{Answered, Hands, Heard, Progress, TurnError};
-pub use head::{Front, Head, Lead, Lease, Mark, OpenReview, Reviewing, SessionInfo, Status, Style, VisibleHash};
+pub use hands::{Answered, Hands, Heard, Progress, Replay, TurnError};
+pub use head::{
+    Front, Head, Lead, Lease, MAX_MARK_CALLS, Mark, OpenReview, Reviewing, SessionInfo, Status, VisibleHash,
+};
 pub use history::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
 pub use id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
 pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
@@ -122,11 +127,11 @@ pub use message::{MAX_DEPTH, Message, Role, ToolCall};
 pub use model::{First, Model, ModelError, Piece, Pieces, Prompt};
 pub use next::{Doing, Job, Question, Rules, Step, next};
 pub use policy::{
-    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, Period, Policy, ReviewRule, RunPolicy, Scope, Window,
-    matches_pattern,
+    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, OnDisconnect, Period, Policy, ReviewRule, RunPolicy,
+    Scope, Window, matches_pattern,
 };
 pub use recall::{Recall, Recalled, Told};
-pub use reconcile::{Mode, Plan, prefix_hashes, reconcile};
+pub use reconcile::{HistoryMode, Incoming, NewMessage, Overlay, Plan, ReplyTo, reconcile};
 pub use redact::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
 pub use review::{ReviewPage, Reviews, Verdict};
 pub use run::{Ask, Begun, OnExpired, Spliced, Turn};

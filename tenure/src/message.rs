@@ -1,8 +1,10 @@
 //! A message in OpenAI's shape. The text we were given is the text we keep: unknown fields, key order and number spelling
 //! included. Only what somebody asks for is ever parsed.
 
+pub(crate) mod meaning;
+
 use crate::error::{Error, Result};
-use crate::media::{self, BlobId, Cut};
+use crate::media::{self, Cut};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -142,19 +144,6 @@ impl PartialEq for Text {
 
 impl Eq for Text {}
 
-/// What two messages are compared by: texts, and media by the hash of their bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Meaning {
-    pub texts: Vec<Piece>,
-    pub media: Vec<BlobId>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
-    Text(String),
-    Other(BlobId),
-}
-
 impl Message {
     /// Checks a message's JSON text and keeps it as it is. Line breaks between tokens become spaces, so that a message is
     /// always one line.
@@ -249,9 +238,10 @@ impl Message {
 
     /// The plain text of the content, text parts joined by line breaks.
     pub fn text(&self) -> String {
-        let texts = self.meaning().texts.into_iter();
-        let texts = texts.filter_map(|p| if let Piece::Text(t) = p { Some(t) } else { None });
-        texts.collect::<Vec<_>>().join("\n")
+        let Ok(shape) = Shape::read(&self.raw) else { return String::new() };
+        let parts = shape.parts().unwrap_or_default().into_iter();
+        let texts = parts.filter_map(|p| if let PartShape::Text(t) = p { Some(t) } else { None });
+        texts.filter(|t| !t.is_empty()).collect::<Vec<_>>().join("\n")
     }
 
     /// The tool calls that an assistant message makes.
@@ -297,6 +287,24 @@ impl Message {
         Shape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0)
     }
 
+    /// The same result for another call. Every other byte stays.
+    pub(crate) fn answering(&self, call_id: &str) -> Message {
+        #[derive(Deserialize)]
+        struct Line<'a> {
+            #[serde(borrow)]
+            tool_call_id: &'a RawValue,
+        }
+        let Ok(line) = serde_json::from_str::<Line<'_>>(&self.raw) else { return self.clone() };
+        let (old, new) = (line.tool_call_id.get(), serde_json::Value::from(call_id).to_string());
+        let at = old.as_ptr() as usize - self.raw.as_ptr() as usize;
+        let raw = [&self.raw[..at], &new, &self.raw[at + old.len()..]].concat();
+        let moved = |cut: &Cut| match cut.at > at {
+            true => Cut { at: cut.at + new.len() - old.len(), ..cut.clone() },
+            false => cut.clone(),
+        };
+        Self::trusted(raw, self.cuts().iter().map(moved).collect())
+    }
+
     /// Whether it belongs to a tool turn: an assistant message with calls, or a result.
     pub fn is_tool_turn(&self) -> bool {
         match self.role() {
@@ -313,48 +321,6 @@ impl Message {
             Role::Assistant => self.call_ids().is_empty(),
             _ => false,
         }
-    }
-
-    /// What the message says, apart from how it is written.
-    pub(crate) fn meaning(&self) -> Meaning {
-        let mut meaning = Meaning::default();
-        let Ok(shape) = Shape::read(&self.raw) else { return meaning };
-        let mut cuts = self.cuts().iter();
-        for part in shape.parts().unwrap_or_default() {
-            match part {
-                PartShape::Text(t) if t.is_empty() => {}
-                PartShape::Text(t) => meaning.texts.push(Piece::Text(t.into_owned())),
-                PartShape::Other(raw) => meaning.texts.push(Piece::Other(media::canonical_hash(raw))),
-                PartShape::Media(data) => {
-                    let id = media::content_id(&data, || cuts.next().map(|c| c.id));
-                    meaning.media.push(id);
-                }
-            }
-        }
-        meaning
-    }
-
-    /// Whether `incoming` is the same message as this stored one: role and meaning are equal. Tool turns are matched by
-    /// their call ids; pictures that the client left out do not count.
-    pub fn is_same(&self, incoming: &Message) -> bool {
-        if self.raw == incoming.raw && self.cuts == incoming.cuts {
-            return true;
-        }
-        if self.role() != incoming.role() {
-            return false;
-        }
-        if self.role() == Role::Tool {
-            return self.tool_call_id() == incoming.tool_call_id();
-        }
-        let ids = |m: &Message| m.tool_calls().into_iter().map(|c| c.id).collect::<Vec<_>>();
-        let (mut ours, mut theirs) = (ids(self), ids(incoming));
-        if !ours.is_empty() || !theirs.is_empty() {
-            ours.sort();
-            theirs.sort();
-            return ours == theirs;
-        }
-        let (ours, theirs) = (self.meaning(), incoming.meaning());
-        ours.texts == theirs.texts && (theirs.media.is_empty() || ours.media == theirs.media)
     }
 
     /// Base64 media with their place in the text: what can be kept apart as blobs.

@@ -4,6 +4,7 @@ use crate::fields::Fields;
 use crate::message::Message;
 use async_trait::async_trait;
 use futures_core::Stream;
+use serde::{Deserialize, Serialize};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -20,7 +21,8 @@ pub struct Prompt {
 }
 
 /// A part of an answer, as the model's server wrote it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Piece {
     /// One chunk of a stream (`chat.completion.chunk`).
     Chunk(String),

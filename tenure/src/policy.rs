@@ -2,6 +2,7 @@
 
 use crate::entry::Decision;
 use crate::error::{Error, Result};
+use crate::reconcile::HistoryMode;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -70,6 +71,17 @@ impl TryFrom<String> for Period {
     fn try_from(s: String) -> Result<Self> {
         s.parse()
     }
+}
+
+/// What becomes of a run when the client that waits for it goes away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDisconnect {
+    /// It goes on to its end.
+    #[default]
+    Finish,
+    /// It is cancelled; what was said until then is kept.
+    Cancel,
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -328,6 +340,8 @@ pub struct Policy {
     pub ttl: Option<Duration>,
     /// An expired or deleted session is purged after so long. `None`: never.
     pub retention: Option<Duration>,
+    /// How to read the messages of a request that does not say so.
+    pub history: Option<HistoryMode>,
     /// What a model is shown.
     pub window: Window,
     /// Who writes a summary of what would be left out.
@@ -345,6 +359,7 @@ impl Default for Policy {
         Self {
             ttl: Some(7 * DAY),
             retention: Some(30 * DAY),
+            history: None,
             window: Window { max_turns: Some(50), max_tokens: None },
             compact: Compact::Off,
             cache: CachePolicy::default(),

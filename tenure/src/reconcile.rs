@@ -1,163 +1,551 @@
-//! A client's view of a conversation and ours become one.
+//! Reconciliation: what to store and what to show when a client sends messages to a session that has some already.
 //!
-//! Clients send the whole history, only what is new, an edited turn, a turn again, or bare tool results; most never saw the
-//! tool turns that we hold. The plan says what of ours stays, and what of theirs is new. Nothing is lost: what is cut off stays
-//! in the log.
+//! Clients send the whole history, only what is new, a sliding window, the local list of a tool loop, an edited turn, or a
+//! turn again. One rule serves all of them: **the last assistant message of a request tells what its sender has seen**. It is
+//! the *anchor*; what follows it is new. The rows of the table in `docs/clients.md` are the branches of [`Rows::decide`].
+//!
+//! An inference about the client's intent costs at most the last answer, and what is rewound stays readable in the log.
+
+mod align;
+mod full;
+mod overlay;
 
 use crate::entry::{Outcome, Post};
-use crate::head::{Style, VisibleHash};
-use crate::history::{lead, opening};
+use crate::history::lead;
+use crate::id::Seq;
 use crate::message::{Message, Role};
-use crate::review::is_notice;
+use crate::review::notice_answer;
 use crate::session::{Said, Session};
+use align::Alignment;
+pub use overlay::Overlay;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// How to read what a client sends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Find out from the messages, and from how this client did it before.
+/// How to read the messages of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HistoryMode {
+    /// Infer it from the messages.
     #[default]
     Auto,
-    /// It is the whole history.
+    /// They are the whole history: what is stored and differs is rewound.
     Full,
-    /// It is only what is new.
+    /// As `Auto`, but nothing is ever rewound.
     Append,
 }
 
+/// The messages of a request, and what is known about it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Incoming<'a> {
+    /// The messages, system messages included.
+    pub messages: &'a [Message],
+    /// How to read them.
+    pub history: HistoryMode,
+    /// The client's SDK says that it sends this request again.
+    pub is_retry: bool,
+    /// The session was busy when the request arrived: its sender has not seen the turns that ended since.
+    pub has_waited: bool,
+}
+
 /// What to do with a request's messages.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// So many stored messages stay; the others are rewound.
     pub keep: usize,
     /// The new messages, in order.
-    pub append: Vec<Post>,
-    /// How this client sends history, as known now.
-    pub style: Style,
-    /// How many incoming messages are ones we have.
+    pub append: Vec<NewMessage>,
+    /// So many of them, the first, are the system prompt.
+    pub prompt: usize,
+    /// How many incoming messages are stored already.
     pub matched: usize,
-    /// How many stored messages of tool turns stay although the client did not send them.
+    /// How many stored messages the request leaves out after the first that it repeats.
     pub spliced: usize,
-    /// How many stored messages are cut off.
+    /// How many stored messages are rewound, system messages apart.
     pub rewound: usize,
-    /// Tool results that answer no call we know of. They are not appended.
+    /// How many incoming messages are shown to the model and not stored.
+    pub ephemeral: usize,
+    /// Tool results that answer no known call. They are dropped.
     pub orphans: Vec<String>,
+    /// What the model is shown in place of stored messages.
+    pub overlay: Overlay,
+}
+
+/// A message that a plan appends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewMessage {
+    /// A system message that replaces the one the conversation began with.
+    pub lead: bool,
+    /// The assistant message that a user message follows in the request.
+    pub replies_to: Option<ReplyTo>,
+    /// The message.
+    pub message: Message,
+}
+
+/// The assistant message that a user message follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyTo {
+    /// A stored one, by its record.
+    Stored(Seq),
+    /// One that is appended with it, by its place among the new messages.
+    New(usize),
+}
+
+impl Plan {
+    fn keeping(stored: &[Said], keep: usize) -> Self {
+        Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
+    }
+
+    /// The new messages as they are written to the log, the first of them at record `first`.
+    pub fn posts(&self, first: Seq) -> Vec<Post> {
+        let seq = |reply: ReplyTo| match reply {
+            ReplyTo::Stored(seq) => seq,
+            ReplyTo::New(i) => first + i as Seq,
+        };
+        let post =
+            |m: &NewMessage| Post { lead: m.lead, replies_to: m.replies_to.map(seq), ..Post::from(m.message.clone()) };
+        self.append.iter().map(post).collect()
+    }
+
+    /// How many new messages there are, the system prompt apart.
+    pub fn appended(&self) -> usize {
+        self.append.len() - self.prompt
+    }
+}
+
+/// How many messages are not part of the system prompt.
+fn count(messages: &[Said]) -> usize {
+    messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
 }
 
 /// Compares a session with the messages of a request.
-pub fn reconcile(session: &Session, incoming: &[Message], mode: Mode) -> Plan {
-    let incoming = &*without_notices(session, incoming);
+pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
+    let messages = with_answers_for_notices(session, incoming.messages);
+    let split = messages.iter().take_while(|m| m.role().instructs()).count();
+    let (system, rest) = messages.split_at(split);
     let stored = &session.messages[..];
-    let split = incoming.iter().take_while(|m| m.role().instructs()).count();
-    let (system, rest) = incoming.split_at(split);
-    let mut plan = match choose(session, rest, mode) {
-        Way::Fresh | Way::Add => Plan::adding(stored, rest),
-        Way::Tools => tools(stored, rest),
-        Way::Again(keep) => Plan { matched: rest.len(), ..Plan::keeping(stored, keep, &[]) },
-        Way::Walk => walk(stored, rest),
+    let spoken = stored.iter().any(|m| !m.message.role().instructs());
+    let rows = Rows { session, stored, rest, may_rewind: true, is_retry: incoming.is_retry };
+    let plan = match incoming.history {
+        _ if rest.is_empty() || !spoken => rows.append_all(0),
+        // Bare tool results are never a whole history.
+        HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(stored, rest),
+        HistoryMode::Full => rows.decide(),
+        HistoryMode::Auto if !incoming.has_waited || incoming.is_retry => rows.decide(),
+        HistoryMode::Auto | HistoryMode::Append => Rows { may_rewind: false, ..rows }.decide(),
     };
-    plan.style = style(session, rest, &plan, mode);
+    with_system_prompt(plan, stored, system)
+}
+
+/// Adds a system prompt that differs from the one in force. It takes effect from now on; the turns stay, and no count changes.
+fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Plan {
     if system.is_empty() {
         return plan;
     }
-    // A changed system prompt takes effect from now on; the turns stay.
     let kept = &stored[..plan.keep];
     let current = &kept[lead(kept)];
-    let changed = current.len() != system.len() || current.iter().zip(system).any(|(s, m)| !s.message.is_same(m));
-    if changed {
-        // One that nobody has spoken under yet is replaced, not followed.
-        let spoken = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
-        (plan.rewound, plan.keep) = (plan.rewound + plan.keep - spoken, spoken);
-        let kept = &stored[..plan.keep];
-        let posts = system.iter().map(|m| Post { run: None, lead: !kept.is_empty(), message: m.clone() });
-        plan.append.splice(0..0, posts);
-    } else {
-        plan.matched += system.len();
+    let same = current.len() == system.len() && current.iter().zip(system).all(|(s, m)| s.message.is_same(m));
+    if same {
+        return plan;
     }
+    // One that nobody has spoken under yet is replaced, not followed.
+    plan.keep = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
+    let lead = plan.keep > 0;
+    for message in &mut plan.append {
+        if let Some(ReplyTo::New(i)) = &mut message.replies_to {
+            *i += system.len();
+        }
+    }
+    let prompt = system.iter().map(|m| NewMessage { lead, replies_to: None, message: m.clone() });
+    plan.append.splice(0..0, prompt);
+    plan.prompt = system.len();
     plan
 }
 
-/// The hashes of all prefixes of a request's visible messages that could be a session's whole conversation, longest first. At
-/// least one answer must be in it: a lone question says too little about which conversation is meant.
-pub fn prefix_hashes(incoming: &[Message]) -> Vec<VisibleHash> {
-    let mut mark = crate::head::Mark::default();
-    let (mut hashes, mut answered) = (Vec::new(), false);
-    for message in incoming {
-        mark.advance(message);
-        answered |= message.role() == Role::Assistant && message.is_visible();
-        if answered && message.is_visible() {
-            hashes.push(mark.hash);
-        }
-    }
-    hashes.reverse();
-    hashes
-}
-
-/// A client that sends everything back also sends what it was told while a person had to decide. In its place stands the answer that came
-/// later, if there is one by now.
-fn without_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
-    if session.reviews.is_empty() || !incoming.iter().any(is_notice) {
+/// A client that sends everything back also sends the notice that it was given while a person had to decide. The message that
+/// the run has said in its place stands for it; without one it is left out.
+fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
+    if session.reviews.is_empty() || !incoming.iter().any(crate::review::is_notice) {
         return Cow::Borrowed(incoming);
     }
-    let mut visible = session.messages.iter().map(|m| &m.message).filter(|m| m.is_visible());
-    let mut meant = Vec::with_capacity(incoming.len());
-    for message in incoming {
-        let ours = if message.is_visible() { visible.next() } else { None };
-        match is_notice(message) {
-            true => meant.extend(ours.filter(|m| m.role() == Role::Assistant).cloned()),
-            false => meant.push(message.clone()),
+    let answers = incoming.iter().filter_map(|message| match crate::review::is_notice(message) {
+        true => notice_answer(session, message).cloned(),
+        false => Some(message.clone()),
+    });
+    Cow::Owned(answers.collect())
+}
+
+/// The rows of the reconciliation table.
+struct Rows<'a> {
+    session: &'a Session,
+    stored: &'a [Said],
+    /// The request without its system prompt.
+    rest: &'a [Message],
+    may_rewind: bool,
+    is_retry: bool,
+}
+
+impl<'a> Rows<'a> {
+    fn decide(&self) -> Plan {
+        let rest = self.rest;
+        if self.continues_last_answer() {
+            let alignment = Alignment::new(self.stored, rest, rest.len() - 1, self.stored.len() - 1);
+            return self.with_alignment(Plan::keeping(self.stored, self.stored.len()), &alignment);
+        }
+        // An assistant message at the very end is the beginning of an answer: it belongs to what is new.
+        let before_last = &rest[..rest.len() - 1];
+        let Some(end) = before_last.iter().rposition(|m| m.role() == Role::Assistant) else {
+            return self.without_anchor();
+        };
+        let after = end + 1;
+        if let Some(plan) = self.retry(after) {
+            return plan;
+        }
+        let located = align::locate(self.stored, rest, end);
+        let alignment = located.map(|l| Alignment::new(self.stored, rest, end, l.position));
+        if let (Some(located), Some(alignment)) = (located, &alignment) {
+            if rest[after..].iter().all(|m| m.role() == Role::Tool) {
+                return self.with_alignment(self.tool_results(after, Some(alignment)), alignment);
+            }
+            return self.after_anchor(after, located, alignment);
+        }
+        if let Some(plan) = self.clients_version_of_last_answer(end) {
+            return plan;
+        }
+        // The last assistant message that is stored is the anchor, and everything after it is new.
+        let earlier = rest[..end].iter().enumerate().rev().filter(|(_, m)| m.role() == Role::Assistant);
+        for (end, _) in earlier {
+            if let Some(located) = align::locate(self.stored, rest, end) {
+                let alignment = Alignment::new(self.stored, rest, end, located.position);
+                return self.after_anchor(end + 1, located, &alignment);
+            }
+        }
+        self.append_all(0)
+    }
+
+    /// Whether the request ends with the last answer, to have it continued.
+    fn continues_last_answer(&self) -> bool {
+        let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
+        let ours_asked = self.stored.iter().rev().map(|m| &m.message).find(|m| m.role() == Role::User);
+        let theirs_asked = self.rest.iter().rev().find(|m| m.role() == Role::User);
+        theirs.role() == Role::Assistant
+            && ours.message.is_same(theirs)
+            && match (ours_asked, theirs_asked) {
+                (Some(ours), Some(theirs)) => ours.is_same(theirs),
+                _ => false,
+            }
+    }
+
+    /// Row 1: the new messages are, or begin with, the user messages that the session ends with, still unanswered. Older
+    /// questions without an answer may stand before them.
+    fn retry(&self, after: usize) -> Option<Plan> {
+        self.retry_from(after).or_else(|| match self.failed_questions(after, self.stored.len()) {
+            0 => None,
+            older => self.retry_from(after + older),
+        })
+    }
+
+    fn retry_from(&self, after: usize) -> Option<Plan> {
+        let new = &self.rest[after..];
+        let question = last_question(self.stored)?;
+        let end = self.end_of_unanswered();
+        if question.end > end || (end < self.stored.len() && !self.may_rewind) {
+            return None;
+        }
+        let sent = |range: Range<usize>| {
+            let stored = self.stored[range].iter();
+            stored.zip(new).all(|(s, m)| s.run.is_none() && s.message.is_same(m))
+        };
+        let aligned = |plan, first| {
+            let alignment = Alignment::new(self.stored, self.rest, after, first);
+            self.with_alignment(plan, &alignment)
+        };
+        // All of the new messages, which may end with the beginning of an answer.
+        let exact = new.len() <= end && new.first().is_some_and(|m| m.role() == Role::User);
+        if exact && sent(end - new.len()..end) {
+            let plan = Plan { matched: new.len() - 1, ..Plan::keeping(self.stored, end) };
+            return Some(aligned(plan, end - new.len()));
+        }
+        // The question that failed, and more user messages.
+        let is_answered = self.stored.last().is_some_and(|m| m.message.role() == Role::Assistant);
+        if is_answered || new.iter().any(|m| m.role() != Role::User) {
+            return None;
+        }
+        let repeats = |start: &usize| question.end - start < new.len() && sent(*start..question.end);
+        let first = question.clone().find(repeats)?;
+        let repeated = question.end - first;
+        let mut plan = Plan { matched: repeated - 1, ..Plan::keeping(self.stored, self.stored.len()) };
+        let reply = self.stored[first].replies_to.map(ReplyTo::Stored);
+        let new = new[repeated..].iter();
+        plan.append = new.map(|m| NewMessage { lead: false, replies_to: reply, message: m.clone() }).collect();
+        Some(aligned(plan, first))
+    }
+
+    /// Where the messages end that have no answer, or only the beginning of one whose run failed or was cancelled.
+    fn end_of_unanswered(&self) -> usize {
+        let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != Outcome::Completed));
+        let produced = |m: &&Said| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
+        self.stored.len() - self.stored.iter().rev().take_while(produced).count()
+    }
+
+    /// Row 2: results of tools answer their calls, wherever those are. If all were known, the turn is repeated from there.
+    fn tool_results(&self, after: usize, alignment: Option<&Alignment>) -> Plan {
+        let results = self.admit(after, alignment);
+        let mut plan = Plan::keeping(self.stored, self.stored.len());
+        let repeated = results.new.is_empty() && results.orphans.is_empty();
+        if let (true, true, Some(last)) = (repeated, self.may_rewind, results.last_known) {
+            let results = self.stored[last..].iter().take_while(|m| m.message.role() == Role::Tool).count();
+            if last >= last_turn(self.stored) {
+                plan = Plan::keeping(self.stored, last + results);
+            }
+        }
+        results.add_to(&mut plan);
+        plan
+    }
+
+    /// Row 3: the request has no assistant message. It is appended, unless it asks for the only answer, or sends a request again.
+    fn without_anchor(&self) -> Plan {
+        if let Some(plan) = self.retry(0) {
+            return plan;
+        }
+        if self.rest.iter().all(|m| m.role() == Role::Tool) {
+            return self.tool_results(0, None);
+        }
+        let question = last_question(self.stored);
+        let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == self.rest.len();
+        match question {
+            Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, self.rest) => {
+                Plan { matched: self.rest.len(), ..Plan::keeping(self.stored, q.end) }
+            }
+            _ => {
+                let repeated = self.failed_questions(0, self.stored.len());
+                let plan = self.append_all(repeated);
+                Plan { matched: plan.matched + repeated, ..plan }
+            }
         }
     }
-    Cow::Owned(meant)
+
+    /// Whether the stored messages of a range end with these.
+    fn ends_with(&self, range: &Range<usize>, messages: &[Message]) -> bool {
+        let stored = &self.stored[range.clone()];
+        let first = stored.len().checked_sub(messages.len());
+        first.is_some_and(|first| stored[first..].iter().zip(messages).all(|(s, m)| s.message.is_same(m)))
+    }
+
+    /// Rows 4, 5, 6 and 8: the anchor is stored.
+    fn after_anchor(&self, after: usize, anchor: align::Located, alignment: &Alignment) -> Plan {
+        if anchor.position < last_turn(self.stored) && self.may_rewind {
+            if let Some(plan) = self.regenerate(after, anchor.position) {
+                return self.with_alignment(plan, alignment);
+            }
+            if let Some(keep) = self.edited_question(anchor) {
+                return self.append_after(keep, after, alignment);
+            }
+        }
+        self.append_after(self.stored.len(), after, alignment)
+    }
+
+    /// Keeps so many stored messages, and appends what is new.
+    fn append_after(&self, keep: usize, after: usize, alignment: &Alignment) -> Plan {
+        let repeated = self.failed_questions(after, keep);
+        let mut plan = Plan { matched: repeated, ..Plan::keeping(self.stored, keep) };
+        self.admit_before(after + repeated, Some(alignment), keep).add_to(&mut plan);
+        self.with_alignment(plan, alignment)
+    }
+
+    /// How many of the new messages, the first, are stored questions that were never answered: a client that keeps a failed
+    /// question in its list sends it again with the next one.
+    fn failed_questions(&self, after: usize, keep: usize) -> usize {
+        let new = &self.rest[after..];
+        let is_user = |m: &Said| m.message.role() == Role::User;
+        let mut spoken = self.stored[..keep].iter().filter(|m| !m.message.role().instructs()).peekable();
+        let mut failed = Vec::new();
+        if new.len() > 1 && new[0].role() == Role::User {
+            while let Some(said) = spoken.next() {
+                let unanswered = spoken.peek().is_none_or(|next| is_user(next));
+                if is_user(said) && unanswered {
+                    failed.push(&said.message);
+                }
+            }
+        }
+        let more = &new[..new.len().saturating_sub(1)];
+        more.iter().take_while(|m| m.role() == Role::User && failed.iter().any(|f| f.is_same(m))).count()
+    }
+
+    /// Row 5: the last question again, as an answer to the anchor.
+    fn regenerate(&self, after: usize, anchor: usize) -> Option<Plan> {
+        let question = last_question(self.stored)?;
+        let new = &self.rest[after..];
+        let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().instructs());
+        let replies = self.stored[question.start].replies_to == Some(self.stored[anchor].seq);
+        let same = (follows || replies) && self.ends_with(&question, new);
+        same.then(|| Plan { matched: new.len(), ..Plan::keeping(self.stored, question.end) })
+    }
+
+    /// Row 6: where the user message is that the new ones replace. Another one was sent in reply to the same answer, by a client
+    /// that sends lists; whatever followed it was said in reply to it.
+    fn edited_question(&self, anchor: align::Located) -> Option<usize> {
+        let answer = &self.stored[anchor.position];
+        if anchor.is_tie || !anchor.question_agrees || answer.run.is_none() {
+            return None;
+        }
+        let replies = |m: &Said| m.replies_to == Some(answer.seq);
+        let sibling = self.stored.iter().rposition(replies)?;
+        let since = self.stored[sibling].seq;
+        let descends = |m: &Said| m.message.role() != Role::User || m.replies_to.is_some_and(|seq| seq > since);
+        // Consecutive user messages of one request belong together.
+        let together = |m: &&Said| replies(m) || m.message.role().instructs();
+        let rest = self.stored[sibling..].iter().skip_while(together);
+        let start = sibling - self.stored[..sibling].iter().rev().take_while(|m| replies(m)).count();
+        rest.clone().all(descends).then_some(start)
+    }
+
+    /// Row 7: the anchor is not stored, but its question is the last one. It is the client's version of the last answer.
+    fn clients_version_of_last_answer(&self, end: usize) -> Option<Plan> {
+        let asked = self.rest[..end].iter().rposition(|m| m.role() == Role::User)?;
+        let question = last_question(self.stored)?.end - 1;
+        if !self.stored[question].message.is_same(&self.rest[asked]) {
+            return None;
+        }
+        let mut alignment = Alignment::new(self.stored, self.rest, asked, question);
+        // What the client has of the last turn too.
+        let mut position = question + 1;
+        let mut new = asked + 1;
+        while new < end {
+            let found = (position..self.stored.len()).find(|p| self.stored[*p].message.is_same(&self.rest[new]));
+            let Some(found) = found else { break };
+            alignment.pair(new, found);
+            (position, new) = (found + 1, new + 1);
+        }
+        let ours = self.stored.last().filter(|m| m.message.role() == Role::Assistant);
+        let keep = self.stored.len() - usize::from(ours.is_some() && position < self.stored.len());
+        if !self.may_rewind {
+            // Ours stays; the model is shown theirs.
+            let mut plan = Plan::keeping(self.stored, self.stored.len());
+            self.admit(end + 1, Some(&alignment)).add_to(&mut plan);
+            alignment.leave_out(end - new);
+            match ours.is_some() {
+                true => alignment.replace(end, self.stored.len() - 1),
+                false => alignment.leave_out(1),
+            }
+            return Some(self.with_alignment(plan, &alignment));
+        }
+        let mut plan = Plan::keeping(self.stored, keep);
+        self.admit_before(new, Some(&alignment), keep).add_to(&mut plan);
+        Some(self.with_alignment(plan, &alignment))
+    }
+
+    /// Rows 3 and 9: everything from here on is new.
+    fn append_all(&self, after: usize) -> Plan {
+        let mut plan = Plan::keeping(self.stored, self.stored.len());
+        self.admit(after, None).add_to(&mut plan);
+        plan
+    }
+
+    /// Adds what the comparison of the older messages tells.
+    fn with_alignment(&self, mut plan: Plan, alignment: &Alignment) -> Plan {
+        let shown = alignment.overlay(self.stored, self.rest, plan.keep);
+        plan.matched += shown.matched;
+        plan.ephemeral += shown.ephemeral;
+        let inside = count(&self.stored[shown.first.min(plan.keep)..plan.keep]);
+        plan.spliced = inside.saturating_sub(plan.matched + shown.overlay.replaced());
+        plan.overlay.merge(shown.overlay);
+        plan
+    }
+
+    fn admit(&self, after: usize, alignment: Option<&Alignment>) -> Admitted {
+        self.admit_before(after, alignment, self.stored.len())
+    }
+
+    /// The messages from a place on that are to be appended after so many stored ones. A tool result needs a call: one that
+    /// is known already is not stored again, and one without a call is dropped.
+    fn admit_before(&self, after: usize, alignment: Option<&Alignment>, keep: usize) -> Admitted {
+        let mut admitted = Admitted::default();
+        let mut reply = alignment.and_then(|a| a.anchor(self.stored, keep)).map(ReplyTo::Stored);
+        let renamed =
+            alignment.map(|a| align::renamed(&self.stored[a.position].message, &self.rest[a.end])).unwrap_or_default();
+        for message in &self.rest[after..] {
+            if message.role() == Role::Tool {
+                self.admit_result(message, &renamed, alignment, keep, &mut admitted);
+                continue;
+            }
+            let replies_to = reply.filter(|_| message.role() == Role::User);
+            if message.role() == Role::Assistant {
+                reply = Some(ReplyTo::New(admitted.new.len()));
+                admitted.calls.extend(message.call_ids().into_iter().map(Cow::into_owned));
+            }
+            admitted.new.push(NewMessage { lead: false, replies_to, message: message.clone() });
+        }
+        admitted
+    }
+
+    fn admit_result(
+        &self,
+        result: &Message,
+        renamed: &HashMap<String, String>,
+        alignment: Option<&Alignment>,
+        keep: usize,
+        admitted: &mut Admitted,
+    ) {
+        let theirs = result.tool_call_id().unwrap_or_default();
+        if admitted.calls.contains(&theirs) {
+            admitted.new.push(NewMessage { lead: false, replies_to: None, message: result.clone() });
+            return;
+        }
+        let id = renamed.get(&theirs).unwrap_or(&theirs);
+        let stored = &self.stored[..keep];
+        let calls = |m: &Said| m.message.call_ids().iter().any(|call| call == id);
+        let anchor = alignment.map(|a| a.position).filter(|p| *p < keep && calls(&stored[*p]));
+        let Some(call) = anchor.or_else(|| stored.iter().rposition(calls)) else {
+            admitted.orphans.push(theirs);
+            return;
+        };
+        let known = stored[call..].iter().position(|m| m.message.answers().as_deref() == Some(id));
+        match known {
+            Some(at) => {
+                let at = call + at;
+                admitted.last_known = admitted.last_known.max(Some(at));
+                match stored[at].message.says_the_same(result) {
+                    true => admitted.known += 1,
+                    false => {
+                        admitted.changed += 1;
+                        admitted.overlay.replace(&stored[at], align::as_answer_to(&stored[at].message, result));
+                    }
+                }
+            }
+            None => {
+                let message = if *id == theirs { result.clone() } else { result.answering(id) };
+                admitted.new.push(NewMessage { lead: false, replies_to: None, message });
+            }
+        }
+    }
 }
 
-enum Way {
-    /// We have nothing: all of it is new.
-    Fresh,
-    /// All of it is new.
-    Add,
-    /// Only results of tools.
-    Tools,
-    /// The last user message again: so many messages stay.
-    Again(usize),
-    /// Side by side.
-    Walk,
+/// What of the new messages is appended, and what is not.
+#[derive(Default)]
+struct Admitted {
+    new: Vec<NewMessage>,
+    /// The ids of the tool calls among them.
+    calls: HashSet<String>,
+    /// Tool results that are stored already.
+    known: usize,
+    /// The last of them.
+    last_known: Option<usize>,
+    /// Tool results that are stored in other words, and what is shown instead.
+    changed: usize,
+    overlay: Overlay,
+    orphans: Vec<String>,
 }
 
-fn choose(session: &Session, rest: &[Message], mode: Mode) -> Way {
-    let stored = &session.messages[..];
-    let Some(first) = rest.first() else { return Way::Add };
-    let Some(ours) = stored.iter().find(|m| !m.message.role().instructs()) else { return Way::Fresh };
-    if rest.iter().all(|m| m.role() == Role::Tool) {
-        return Way::Tools;
+impl Admitted {
+    fn add_to(self, plan: &mut Plan) {
+        plan.append = self.new;
+        plan.matched += self.known;
+        plan.ephemeral += self.changed;
+        plan.orphans = self.orphans;
+        plan.overlay = self.overlay;
     }
-    if mode == Mode::Full {
-        return Way::Walk;
-    }
-    // Asked again before there was an answer: a retry, not a second question.
-    let again = |q: &Range<usize>| stored[q.clone()].iter().zip(rest).all(|(s, m)| s.message.is_same(m));
-    let question = last_question(stored).filter(|q| q.len() == rest.len()).filter(again);
-    if let Some(q) = question.as_ref().filter(|q| is_unanswered(session, q.end)) {
-        return Way::Again(q.end);
-    }
-    if mode == Mode::Append {
-        return Way::Add;
-    }
-    if rest.iter().any(|m| m.role() == Role::Assistant) {
-        return Way::Walk;
-    }
-    match session.style {
-        Style::Append => Way::Add,
-        Style::Full => Way::Walk,
-        Style::Unknown if ours.message.is_same(first) => Way::Walk,
-        Style::Unknown => question.map_or(Way::Add, |q| Way::Again(q.end)),
-    }
-}
-
-/// Whether a question that ends here has no answer, or only the beginning of one that broke off.
-fn is_unanswered(session: &Session, end: usize) -> bool {
-    let broken = session.runs.last().filter(|r| r.ended.is_some_and(|(_, outcome)| outcome != Outcome::Completed));
-    session.messages[end..].iter().all(|m| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id))
 }
 
 /// Where the user messages of the last turn are.
@@ -167,111 +555,7 @@ fn last_question(stored: &[Said]) -> Option<Range<usize>> {
     Some(start..end)
 }
 
-fn style(session: &Session, rest: &[Message], plan: &Plan, mode: Mode) -> Style {
-    let answers = rest.iter().filter(|m| m.role() == Role::Assistant).count();
-    match mode {
-        Mode::Full => Style::Full,
-        Mode::Append => Style::Append,
-        // It has sent an answer of ours back.
-        Mode::Auto if answers > 0 && plan.matched > 1 => Style::Full,
-        Mode::Auto if answers == 0 && session.style == Style::Unknown && added_to(session, rest, plan) => Style::Append,
-        Mode::Auto => session.style,
-    }
-}
-
-/// Whether the client has added to a conversation that it did not send.
-fn added_to(session: &Session, rest: &[Message], plan: &Plan) -> bool {
-    let question = rest.iter().any(|m| m.role() == Role::User);
-    let answered = session.messages.iter().any(|m| m.message.role() == Role::Assistant);
-    question && answered && plan.matched == 0 && plan.rewound == 0
-}
-
-impl Plan {
-    fn keeping(stored: &[Said], keep: usize, new: &[Message]) -> Self {
-        let append = new.iter().map(|m| Post { run: None, lead: false, message: m.clone() }).collect();
-        let rewound = stored.len() - keep;
-        Self { keep, append, style: Style::Unknown, matched: 0, spliced: 0, rewound, orphans: Vec::new() }
-    }
-
-    fn adding(stored: &[Said], new: &[Message]) -> Self {
-        Self::keeping(stored, stored.len(), new)
-    }
-}
-
-/// Results for open calls are new; results we have are matched, and the turn goes on from there.
-fn tools(stored: &[Said], rest: &[Message]) -> Plan {
-    let (mut new, mut orphans, mut known) = (Vec::new(), Vec::new(), 0);
-    for message in rest {
-        let id = message.tool_call_id().unwrap_or_default();
-        let call = stored.iter().rposition(|m| m.message.tool_calls().iter().any(|c| c.id == id));
-        let Some(call) = call else {
-            orphans.push(id);
-            continue;
-        };
-        let result = stored[call..].iter().position(|m| m.message.tool_call_id().as_deref() == Some(&id));
-        match result {
-            Some(at) => known = known.max(call + at + 1),
-            None => new.push(message.clone()),
-        }
-    }
-    let matched = rest.len() - new.len() - orphans.len();
-    let keep = if new.is_empty() && known > 0 { known } else { stored.len() };
-    Plan { matched, orphans, ..Plan::keeping(stored, keep, &new) }
-}
-
-/// Stored and incoming side by side, up to the first difference.
-fn walk(stored: &[Said], rest: &[Message]) -> Plan {
-    let opening = opening(stored);
-    let (mut i, mut j) = (0, 0);
-    let mut kept = 0; // after the last message that the client has too
-    let mut has = vec![false; stored.len()]; // which of ours the client has too
-    let keep = loop {
-        let Some(theirs) = rest.get(j) else { break kept };
-        let turn = turn_around(stored, i);
-        let find = |mut places: Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
-        // Results may come in another order than ours.
-        if theirs.role() == Role::Tool
-            && let Some(k) = find(turn.start..end_of_tools(stored, i))
-        {
-            has[k] = true;
-            kept = kept.max(k + 1);
-            j += 1;
-            continue;
-        }
-        let Some(ours) = stored.get(i) else { break i };
-        if i < opening || ours.lead || ours.message.role() == Role::Tool {
-            i += 1;
-        } else if ours.message.is_same(theirs) {
-            has[i] = true;
-            (i, j) = (i + 1, j + 1);
-            kept = kept.max(i);
-        } else if !ours.message.is_tool_turn() {
-            break i;
-        } else if theirs.is_tool_turn() && theirs.role() == Role::Assistant {
-            // A client that runs tools itself sends its calls; ours, which it never saw, come before them.
-            match find(i..turn.end) {
-                Some(k) => i = k,
-                None => break kept.max(opening),
-            }
-        } else {
-            i += 1;
-        }
-    };
-    let spliced = (0..keep).filter(|k| !has[*k] && stored[*k].message.is_tool_turn()).count();
-    Plan { matched: j, spliced, ..Plan::keeping(stored, keep, &rest[j..]) }
-}
-
-/// Where the tool turns that begin at `i` end.
-fn end_of_tools(stored: &[Said], i: usize) -> usize {
-    let others = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
-    others.map_or(stored.len(), |p| i + p)
-}
-
-/// The stored messages of the turn at `i`, from its question to the next one.
-fn turn_around(stored: &[Said], i: usize) -> Range<usize> {
-    let user = |m: &Said| m.message.role() == Role::User;
-    let i = i.min(stored.len());
-    let start = stored[..i].iter().rposition(user).map_or(0, |p| p + 1);
-    let end = stored[i..].iter().position(user).map_or(stored.len(), |p| i + p);
-    start..end
+/// Where the last turn begins.
+fn last_turn(stored: &[Said]) -> usize {
+    last_question(stored).map_or(0, |question| question.start)
 }

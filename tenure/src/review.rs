@@ -280,6 +280,15 @@ pub(crate) fn is_notice(message: &Message) -> bool {
     may_be && message.text().starts_with(NOTICE)
 }
 
+/// The message of a session that a notice stood in for: the last one that its run has said.
+pub(crate) fn notice_answer<'a>(session: &'a Session, notice: &Message) -> Option<&'a Message> {
+    let text = notice.text();
+    let named = |r: &&Review| text.contains(&format!("(review {}", r.opened.review));
+    let run = session.reviews.iter().find(named)?.opened.run.as_ref()?;
+    let said = session.messages.iter().rev().filter(|m| m.run.as_ref() == Some(run));
+    said.map(|m| &m.message).find(|m| m.role() == Role::Assistant)
+}
+
 /// The session that a notice is about.
 pub(crate) fn noticed(message: &Message) -> Option<SessionId> {
     let text = is_notice(message).then(|| message.text())?;

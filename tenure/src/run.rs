@@ -6,25 +6,28 @@
 
 use crate::assistant::Assistant;
 use crate::busy::{Entered, OnBusy, Pass};
-use crate::entry::{Change, Created, Entry, InfoChange, Outcome, Post, Record};
+use crate::entry::{Created, Entry, Outcome, Record};
 use crate::error::{Error, Result};
+use crate::hands::Replay;
 use crate::head::Head;
-use crate::history::shown;
+use crate::history::shown_with;
 use crate::hot::{Draft, Need};
 use crate::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
+use crate::idempotency::{Claim, place, same_id, same_run};
+use crate::media::Blob;
 use crate::message::Message;
 use crate::model::{Beside, First};
-use crate::policy::Compact;
+use crate::policy::{Compact, OnDisconnect, Window};
 use crate::recall::{Recollection, Told, with_block};
-use crate::reconcile::{Mode, Plan, reconcile};
+use crate::reconcile::{HistoryMode, Incoming, Overlay, Plan, reconcile};
 use crate::session::{Point, Run, Said, Session};
-use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// What a request under the id of an expired session does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,8 +49,12 @@ pub struct Ask {
     pub session: Option<SessionId>,
     /// What the client sends.
     pub messages: Vec<Message>,
-    /// How to read it.
-    pub mode: Mode,
+    /// How to read it; `None`: as the assistant says, else as `default_history` says.
+    pub history: Option<HistoryMode>,
+    /// How to read it if neither the request nor the assistant says.
+    pub default_history: HistoryMode,
+    /// The client's SDK says that it sends this request again.
+    pub is_retry: bool,
     /// The assistant that a new session belongs to.
     pub assistant: Option<String>,
     /// The model's name, for the session's card.
@@ -62,19 +69,24 @@ pub struct Ask {
     pub idempotency: Option<(String, String)>,
     /// What its run is started with. One that names its `model` can be taken over by another node.
     pub detail: Map<String, Value>,
+    /// Is told when the request has to wait because its session is busy.
+    pub queued: Option<Arc<Notify>>,
 }
 
 /// What was made of the messages of a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spliced {
-    /// How many of them we had.
+    /// How many of them were stored already.
     pub matched: usize,
-    /// How many messages of tool turns stay although the client did not send them.
+    /// How many stored messages the request leaves out after the first that it repeats, such as tool messages.
     pub spliced: usize,
-    /// How many stored messages were cut off.
+    /// How many stored messages were rewound.
     pub rewound: usize,
-    /// How many of them are new.
+    /// How many of them are new and were stored.
     pub appended: usize,
+    /// How many of them are shown to the model and not stored.
+    #[serde(default)]
+    pub ephemeral: usize,
     /// Tool results that answer no call we know of, which were left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<String>,
@@ -89,6 +101,11 @@ impl Turn {
         &self.who
     }
 
+    /// What becomes of it when its client goes away, if its assistant says.
+    pub fn on_disconnect(&self) -> Option<OnDisconnect> {
+        self.assistant.as_ref().and_then(|a| a.sessions.on_disconnect)
+    }
+
     /// Who writes a summary after it, if the history is over its budget then.
     pub fn compact(&self) -> Compact {
         self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
@@ -100,14 +117,14 @@ impl Turn {
 pub enum Begun {
     /// A turn that can be run.
     Turn(Box<Turn>),
-    /// It was done before, with this answer (a `chat.completion`).
+    /// It was done before, with this response.
     Before {
         /// The session.
         session_id: SessionId,
         /// The run that answered.
         run: RunId,
-        /// The answer.
-        body: String,
+        /// The response.
+        replay: Box<Replay>,
     },
 }
 
@@ -122,6 +139,10 @@ pub struct Turn {
     pub(crate) asked: Seq,
     /// The assistant that the session belongs to.
     pub(crate) assistant: Option<Arc<Assistant>>,
+    /// The model that answers, which becomes the session's once it has.
+    pub(crate) model: Option<String>,
+    /// What the model is shown in place of stored messages.
+    pub(crate) overlay: Overlay,
     /// The session.
     pub session_id: SessionId,
     /// The id of this turn's run.
@@ -144,18 +165,6 @@ pub struct Turn {
 
 /// In the detail of a run: somebody may ask for its answer again.
 pub(crate) const KEYED: &str = "keyed";
-const KEYS: &str = "turn-keys";
-pub(crate) const ANSWERS: &str = "turn-answers";
-/// How long an idempotency key is remembered.
-const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
-
-/// An idempotency key that was used.
-#[derive(Serialize, Deserialize)]
-struct Claim {
-    body: String,
-    session: SessionId,
-    run: RunId,
-}
 
 impl Tenure {
     /// Begins a turn: finds the session, waits until it is free, and keeps what the client says.
@@ -193,6 +202,10 @@ impl Tenure {
         let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
         while tries <= self.limits().max_retries {
             let key = who.key(&id);
+            let waits = matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt);
+            if waits && self.gates().is_busy(&key) {
+                ask.tell_queued();
+            }
             let pass = match self.gates().enter(&key, on_busy, self.limits().max_queue).await? {
                 Entered::Pass(pass) => pass,
                 Entered::Branch(before) => {
@@ -203,12 +216,14 @@ impl Tenure {
             };
             let claim = self.claimed(who, &ask).await?;
             if let Some(claim) = &claim
-                && let Some(body) = self.answer_of(who, claim).await?
+                && let Some(replay) = self.answer_of(who, claim).await?
             {
-                return Ok(Begun::Before { session_id: id, run, body });
+                return Ok(Begun::Before { session_id: id, run, replay });
             }
             let opening_at = self.now();
-            let opening = Opening { ask: &ask, incoming: &incoming, run: &run, redo, first, beside: Beside::default() };
+            let has_waited = pass.has_waited() || !waited.is_zero();
+            let beside = Beside::default();
+            let opening = Opening { ask: &ask, incoming: &incoming, has_waited, run: &run, redo, first, beside };
             if let (Some((key, body)), None) = (&ask.idempotency, &claim) {
                 self.remember_key(who, key, Claim { body: body.clone(), session: id.clone(), run: run.clone() })
                     .await?;
@@ -224,6 +239,9 @@ impl Tenure {
                 // Another node is at it; if with this very request, that is waited for, never stopped or left aside.
                 Err(e @ Error::Busy { .. }) => {
                     drop(pass);
+                    if waits {
+                        ask.tell_queued();
+                    }
                     let same = self.head(who, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
                     match on_busy {
                         OnBusy::Queue => self.wait_for(&key, &mut waited).await?,
@@ -255,7 +273,7 @@ impl Tenure {
                 Err(e) => return Err(e),
             };
             let asking = opening.beside;
-            pass.began(opened.before);
+            pass.began(opened.before, &run);
             let started_at = opening_at;
             let recalled = self.recollect(who, &id, opened.assistant.as_deref(), &opened.messages).await;
             let assistant = self.assistant_of(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
@@ -266,6 +284,7 @@ impl Tenure {
             };
             let (tenure, who, remember) = (self.clone(), who.clone(), ask.idempotency.is_some());
             let (asked, mut spliced, detail) = (opened.asked, opened.spliced, ask.detail);
+            let (model, overlay) = (ask.model, opened.overlay);
             spliced.memories = recalled.as_ref().map(|r| r.told.clone()).unwrap_or_default();
             let session_id = id;
             let turn = Turn {
@@ -275,6 +294,8 @@ impl Tenure {
                 remember,
                 asked,
                 assistant,
+                model,
+                overlay,
                 session_id,
                 run,
                 spliced,
@@ -319,10 +340,9 @@ impl Tenure {
             messages.extend(ask.messages.iter().cloned());
             return Ok(messages);
         };
-        let plan = reconcile(&session, &ask.messages, ask.mode);
-        let window = self.policy(&who.tenant, session.assistant.as_deref()).window;
-        let new = said(&plan, session.seq);
-        messages.extend(shown(&after(&session, &plan, &new), &session.summaries, &window));
+        let policy = self.policy(&who.tenant, session.assistant.as_deref());
+        let plan = reconcile(&session, &ask.incoming(&ask.messages, policy.history, false));
+        messages.extend(shown_after(&session, &plan, &policy.window));
         Ok(messages)
     }
 
@@ -377,7 +397,7 @@ impl Tenure {
         who: &Principal,
         id: &SessionId,
         opening: &Opening<'_>,
-        blobs: &[crate::media::Blob],
+        blobs: &[Blob],
     ) -> Result<Opened> {
         self.write(who, id, Need::Session, |state, now| {
             let session = self.whole_ref(state, id)?;
@@ -385,22 +405,23 @@ impl Tenure {
             if opening.is_done(session) {
                 return Err(Error::Conflict { session_id: id.clone(), expected: session.seq });
             }
-            let plan = opening.plan(session);
+            opening.check_assistant(session)?;
+            let history = self.policy(&session.tenant, session.assistant.as_deref()).history;
+            let plan = opening.plan(session, history, blobs);
             let mut entries: Vec<Entry> =
                 self.step_in(session, opening.run, opening.ask.on_busy, now)?.into_iter().collect();
             let mut cut = Vec::new();
-            if plan.rewound > 0 {
+            if plan.keep < session.messages.len() {
                 let (entry, messages) = crate::checkpoint::rewound(session, plan.keep);
                 entries.push(entry);
                 cut = messages;
             }
-            entries.extend(plan.append.iter().cloned().map(Entry::Message));
+            let first = session.seq + 1 + entries.len() as Seq;
+            entries.extend(plan.posts(first).into_iter().map(Entry::Message));
             let asked = match plan.append.is_empty() {
                 true => session.messages[..plan.keep].last().map_or(0, |m| m.seq),
                 false => session.seq + entries.len() as Seq,
             };
-            let change = opening.change(session, &plan);
-            entries.extend((change != InfoChange::default()).then(|| Entry::info(change)));
             let (goes_on, claim) = (opening.goes_on(session), self.claim(now));
             entries.push(match session.head().run.as_ref() == Some(opening.run) {
                 true => Entry::RunClaimed { run: opening.run.clone(), claim },
@@ -455,20 +476,18 @@ impl Tenure {
         who: &Principal,
         id: &SessionId,
         opening: &Opening<'_>,
-        blobs: &[crate::media::Blob],
+        blobs: &[Blob],
     ) -> Result<Opened> {
         let (key, now) = (who.key(id), self.now());
         let mut created = Created { user: who.user.clone(), ..Created::default() };
-        (created.assistant, created.model) = (opening.ask.assistant.clone(), opening.ask.model.clone());
+        created.assistant = opening.ask.assistant.clone();
         self.check_info(&created)?;
-        let mut first = Record { seq: 1, at: now, entry: Entry::created(created.clone()) };
+        let first = Record { seq: 1, at: now, entry: Entry::created(created) };
         let Some(head) = Head::begin(&key, &first) else { return Err(Error::invalid("session", "not a session")) };
         let empty = Session::empty(head);
-        let plan = opening.plan(&empty);
-        created.style = plan.style;
-        first.entry = Entry::created(created);
+        let plan = opening.plan(&empty, None, blobs);
         let asked = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
-        let posts = plan.append.iter().cloned().map(Entry::Message);
+        let posts = plan.posts(2).into_iter().map(Entry::Message);
         let more = (2..).zip(posts.chain([opening.started(self.claim(now))])).map(|(seq, entry)| Record {
             seq,
             at: now,
@@ -491,81 +510,24 @@ impl Tenure {
 
     fn opened(&self, session: &Session, plan: &Plan, asked: Seq) -> Opened {
         let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
-        let new = said(plan, session.seq);
         Opened {
             goes_on: false,
             before: plan.keep.min(session.messages.len()),
             asked,
             assistant: session.assistant.clone(),
-            messages: shown(&after(session, plan, &new), &session.summaries, &window),
+            messages: shown_after(session, plan, &window),
+            overlay: plan.overlay.clone(),
             spliced: Spliced {
                 matched: plan.matched,
                 spliced: plan.spliced,
                 rewound: plan.rewound,
-                appended: plan.append.len(),
+                appended: plan.appended(),
+                ephemeral: plan.ephemeral,
                 orphans: plan.orphans.clone(),
                 memories: Vec::new(),
             },
         }
     }
-
-    async fn claimed(&self, who: &Principal, ask: &Ask) -> Result<Option<Claim>> {
-        let Some((key, body)) = &ask.idempotency else { return Ok(None) };
-        let Some(item) = self.store().get(&keys(who), key, None).await? else { return Ok(None) };
-        if item.expires_at.is_some_and(|t| t < self.now()) {
-            return Ok(None);
-        }
-        let claim: Claim =
-            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key {key:?}"), e))?;
-        match claim.body == *body {
-            true => Ok(Some(claim)),
-            false => Err(Error::KeyReused { key: key.clone() }),
-        }
-    }
-
-    async fn remember_key(&self, who: &Principal, key: &str, claim: Claim) -> Result<()> {
-        let value = serde_json::to_string(&claim).expect("plain data");
-        self.store().put(&keys(who), &self.item(key, value), None).await
-    }
-
-    async fn answer_of(&self, who: &Principal, claim: &Claim) -> Result<Option<String>> {
-        let shelf = Shelf {
-            tenant: who.tenant.clone(),
-            owner: Owner::Session(claim.session.clone()),
-            name: ANSWERS.to_owned(),
-        };
-        Ok(self.store().get(&shelf, claim.run.as_str(), None).await?.map(|i| i.value))
-    }
-
-    pub(crate) fn item(&self, key: &str, value: String) -> Item {
-        let now = self.now();
-        let expires_at = now.checked_add(KEY_TTL).ok();
-        Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
-    }
-}
-
-/// Where those meet who have the same key.
-fn place(who: &Principal, key: &str) -> Result<Key> {
-    let hash = blake3::hash(format!("{}\0{key}", who.user).as_bytes());
-    Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
-}
-
-fn same_hash(who: &Principal, key: &str, body: &str) -> String {
-    blake3::hash(format!("{}\0{}\0{key}\0{body}", who.tenant, who.user).as_bytes()).to_hex()[..32].to_owned()
-}
-
-/// The session that a request with a key begins, if it names none.
-fn same_id(who: &Principal, key: &str, body: &str) -> SessionId {
-    SessionId::new(same_hash(who, key, body)).unwrap_or_else(|_| SessionId::generate())
-}
-
-/// The run of a request with a key.
-fn same_run(who: &Principal, key: &str, body: &str) -> RunId {
-    RunId::new(format!("run_{}", same_hash(who, key, body))).unwrap_or_else(|_| RunId::generate())
-}
-
-fn keys(who: &Principal) -> Shelf {
-    Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
 }
 
 /// What a model is told before anything else.
@@ -577,6 +539,8 @@ fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> 
 struct Opening<'a> {
     ask: &'a Ask,
     incoming: &'a [Message],
+    /// The session was busy when the request arrived.
+    has_waited: bool,
     run: &'a RunId,
     /// What was done before is done again: its answer is not there any more.
     redo: bool,
@@ -593,10 +557,36 @@ struct Opened {
     asked: Seq,
     assistant: Option<String>,
     messages: Vec<Message>,
+    overlay: Overlay,
     spliced: Spliced,
 }
 
+impl Ask {
+    fn tell_queued(&self) {
+        if let Some(queued) = &self.queued {
+            queued.notify_one();
+        }
+    }
+
+    fn incoming<'a>(&self, messages: &'a [Message], assistant: Option<HistoryMode>, has_waited: bool) -> Incoming<'a> {
+        let history = self.history.or(assistant).unwrap_or(self.default_history);
+        Incoming { messages, history, is_retry: self.is_retry, has_waited }
+    }
+}
+
 impl Opening<'_> {
+    /// A session belongs to one assistant.
+    fn check_assistant(&self, session: &Session) -> Result<()> {
+        match (&self.ask.assistant, &session.assistant) {
+            (Some(asked), own) if own.as_ref() != Some(asked) => Err(Error::OtherAssistant {
+                session_id: session.info.session_id.clone(),
+                asked: asked.clone(),
+                own: own.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether another node has done this very request meanwhile.
     fn is_done(&self, session: &Session) -> bool {
         let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == Outcome::Completed);
@@ -609,18 +599,20 @@ impl Opening<'_> {
         session.head().run.as_ref() == Some(self.run) || same.any(|r| !r.tools_started.is_empty())
     }
 
-    fn plan(&self, session: &Session) -> Plan {
-        let mut plan = reconcile(session, self.incoming, self.ask.mode);
-        let (stored, matched) = (&session.messages, self.incoming.len());
+    fn plan(&self, session: &Session, assistant: Option<HistoryMode>, blobs: &[Blob]) -> Plan {
+        let mut plan = reconcile(session, &self.ask.incoming(self.incoming, assistant, self.has_waited));
+        let stored = &session.messages;
+        let matched = self.incoming.iter().filter(|m| !m.role().instructs()).count();
         if self.goes_on(session) {
-            return Plan { keep: stored.len(), append: Vec::new(), rewound: 0, matched, ..plan };
+            return Plan { keep: stored.len(), matched, ..Plan::default() };
         }
         if session.runs.last().is_some_and(|r| r.id == *self.run) {
             // The same request came before. What it said is there, and nobody has said anything since. What was answered before it broke
             // off is no answer.
             let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
-            plan = Plan { keep, append: Vec::new(), rewound: stored.len() - keep, matched, ..plan };
+            return Plan { keep, rewound: stored.len() - keep, matched, ..Plan::default() };
         }
+        plan.overlay.attach(blobs);
         plan
     }
 
@@ -631,32 +623,13 @@ impl Opening<'_> {
         }
         Entry::RunStarted { run: self.run.clone(), claim: Some(claim), detail }
     }
-
-    fn change(&self, session: &Session, plan: &Plan) -> InfoChange {
-        let mut change = InfoChange::default();
-        if plan.style != session.style {
-            change.style = Change::Set(plan.style);
-        }
-        if let Some(model) = self.ask.model.as_ref().filter(|m| Some(*m) != session.info.model.as_ref()) {
-            change.model = Change::Set(model.clone());
-        }
-        change
-    }
 }
 
-/// The new messages as they will stand in the session.
-fn said(plan: &Plan, seq: Seq) -> Vec<Said> {
-    let new = (seq + 1..).zip(&plan.append);
-    new.map(|(seq, Post { run, lead, message })| Said {
-        seq,
-        at: jiff::Timestamp::UNIX_EPOCH,
-        run: run.clone(),
-        lead: *lead,
-        message: message.clone(),
-    })
-    .collect()
-}
-
-fn after<'a>(session: &'a Session, plan: &Plan, new: &'a [Said]) -> Vec<&'a Said> {
-    session.messages[..plan.keep].iter().chain(new).collect()
+/// What a model is shown of a session once a plan is carried out.
+fn shown_after(session: &Session, plan: &Plan, window: &Window) -> Vec<Message> {
+    let first = session.seq + 1;
+    let new = (first..).zip(plan.posts(first));
+    let new: Vec<Said> = new.map(|(seq, post)| Said::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
+    let all = session.messages[..plan.keep].iter().chain(&new);
+    shown_with(all, &session.summaries, window, &plan.overlay)
 }

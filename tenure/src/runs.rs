@@ -8,11 +8,12 @@ use crate::hot::{Draft, Need};
 use crate::id::{Key, Principal, RunId, Seq, SessionId};
 use crate::lease::owner;
 use crate::model::Beside;
+use crate::reconcile::Overlay;
 use crate::run::{KEYED, Spliced, Turn};
 use crate::session::{Run, Session};
 use crate::store::Range;
 use crate::tenure::Tenure;
-use crate::work::ended;
+use crate::work::{CANCELLED, ended};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -35,6 +36,9 @@ pub struct Followed {
 const LOOK: Duration = Duration::from_millis(250);
 /// The same, if other processes tell: they may forget to.
 const LOOK_ANYWAY: Duration = Duration::from_secs(1);
+
+/// A run that is stopped has so long to save what it has.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// So many changes wait for whoever is told of all; of those that are slower it is told that something was missed.
 const NEWS: usize = 4096;
@@ -216,6 +220,7 @@ impl Tenure {
 
     /// Stops a run. What happened is kept; whoever works on it can write no more.
     pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
+        self.stop_here(who, id, run).await?;
         let stopped = self.write(who, id, Need::Session, |state, now| {
             let session = self.whole_ref(state, id)?;
             self.check_live(session)?;
@@ -225,14 +230,30 @@ impl Tenure {
             }
             let why = "somebody stopped it".to_owned();
             found.ended = Some((now, Outcome::Cancelled));
-            (found.error, found.code) = (Some(why.clone()), Some("cancelled".to_owned()));
-            let mut entries = vec![ended(run, Outcome::Cancelled, Some(why), Some("cancelled"))];
+            (found.error, found.code) = (Some(why.clone()), Some(CANCELLED.to_owned()));
+            let mut entries = vec![ended(run, Outcome::Cancelled, Some(why), Some(CANCELLED))];
             entries.extend(unpaused(session));
             Ok(Draft::new(entries, found))
         });
-        let stopped = stopped.await?;
-        self.gates().stop(&who.key(id));
-        Ok(stopped)
+        stopped.await
+    }
+
+    /// Stops a run that this process works on, and waits a moment until it has saved what it has. A run elsewhere does that
+    /// when it notices.
+    async fn stop_here(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
+        // Whose it is is checked first: a stranger must not stop anything.
+        let mut head = self.head(who, id).await?;
+        if !self.gates().cancel(&who.key(id), run) {
+            return Ok(());
+        }
+        let saved = async {
+            while head.run.as_ref() == Some(run) {
+                self.changed(who, id, head.seq).await?;
+                head = self.head(who, id).await?;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(STOP_TIMEOUT, saved).await.unwrap_or(Ok(()))
     }
 
     /// Goes on where a session stands: with calls that were not made, or with an answer that is missing. This is a run of its own.
@@ -258,7 +279,7 @@ impl Tenure {
             Ok(Draft::new(entries, (session.mark.messages, session.assistant.clone())))
         });
         let (before, assistant) = opened.await?;
-        pass.began(before);
+        pass.began(before, &run);
         let assistant = self.assistant_of(who, assistant).await?;
         Ok(Turn {
             tenure: self.clone(),
@@ -267,6 +288,8 @@ impl Tenure {
             remember: false,
             asked: 0,
             assistant,
+            model: model_of(&detail),
+            overlay: Overlay::default(),
             session_id: id.clone(),
             run,
             spliced: Spliced::default(),
@@ -289,6 +312,7 @@ impl Tenure {
             // Somebody here is at it.
             _ => return Ok(None),
         };
+        pass.works_on(&run);
         let claimed_at = self.now();
         if !self.claim_run(head, &run).await? {
             return Ok(None);
@@ -313,6 +337,8 @@ impl Tenure {
             remember: found.detail.contains_key(KEYED),
             asked: 0,
             assistant,
+            model: model_of(&found.detail),
+            overlay: Overlay::default(),
             session_id: id.clone(),
             run,
             spliced: Spliced::default(),
@@ -334,6 +360,11 @@ impl Tenure {
         })
         .await
     }
+}
+
+/// The model that a run was started with.
+fn model_of(detail: &Map<String, Value>) -> Option<String> {
+    detail.get("model").and_then(Value::as_str).map(str::to_owned)
 }
 
 /// How long a run has waited for people. Questions that were asked at once are waited for together.

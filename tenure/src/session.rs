@@ -3,7 +3,7 @@
 use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
 use crate::head::{Front, Head, Lease, Mark, OpenReview, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
-use crate::message::{Message, Piece, Role};
+use crate::message::{Message, Role};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -23,8 +23,22 @@ pub struct Said {
     /// A system message that replaced the one the conversation began with.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lead: bool,
+    /// An answer that was cut off before its end.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+    /// The record of the assistant message that this user message followed in its own request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replies_to: Option<Seq>,
     /// What was said.
     pub message: Message,
+}
+
+impl Said {
+    /// A message of the log, at its place.
+    pub(crate) fn new(seq: Seq, at: Timestamp, post: Post) -> Self {
+        let Post { run, lead, partial, replies_to, message } = post;
+        Self { seq, at, run, lead, partial, replies_to, message }
+    }
 }
 
 /// A point to come back to. It points into the log and copies nothing.
@@ -251,9 +265,9 @@ impl Session {
     /// Takes a record into the lists, and keeps what it can of it.
     pub(crate) fn take_in(&mut self, record: Record) {
         match record.entry {
-            Entry::Message(Post { run, lead, message }) => {
-                self.bytes += message.text_len();
-                self.messages.push(Said { seq: record.seq, at: record.at, run, lead, message });
+            Entry::Message(post) => {
+                self.bytes += post.message.text_len();
+                self.messages.push(Said::new(record.seq, record.at, post));
             }
             _ => drop(self.take(&record)),
         }
@@ -306,9 +320,8 @@ impl Session {
         let (seq, at) = (record.seq, record.at);
         match &record.entry {
             Entry::Message(post) => {
-                let (run, message) = (post.run.clone(), post.message.clone());
-                self.bytes += message.text_len();
-                self.messages.push(Said { seq, at, run, lead: post.lead, message });
+                self.bytes += post.message.text_len();
+                self.messages.push(Said::new(seq, at, post.clone()));
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.older.0 + self.messages.len())),
             Entry::Rewound(r) => return self.cut(r.to),
@@ -491,34 +504,6 @@ pub(crate) fn checkpoint(c: &Checkpointed, seq: Seq, at: Timestamp, position: us
     Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: Memo::default() }
 }
 
-impl Mark {
-    /// What has been said, and this too.
-    pub fn advance(&mut self, message: &Message) {
-        let role = message.role();
-        self.messages += 1;
-        if role == Role::User && self.last != Some(Role::User) {
-            self.turns += 1;
-        }
-        if !role.instructs() {
-            self.last = Some(role);
-        }
-        if message.is_visible() {
-            self.visible += 1;
-            let mut hash = blake3::Hasher::new();
-            hash.update(&self.hash.0);
-            hash.update(&[role as u8]);
-            for piece in message.meaning().texts {
-                // A length before each text, so that two texts are not one.
-                match piece {
-                    Piece::Text(t) => hash.update(&(t.len() as u64).to_le_bytes()).update(t.as_bytes()),
-                    Piece::Other(id) => hash.update(&id.0),
-                };
-            }
-            self.hash.0.copy_from_slice(&hash.finalize().as_bytes()[..16]);
-        }
-    }
-}
-
 impl Head {
     /// The card of a log whose own first record is this one. `None` unless that is `created`.
     pub fn begin(key: &Key, record: &Record) -> Option<Head> {
@@ -545,7 +530,6 @@ impl Head {
             seq: record.seq,
             mark: Mark::default(),
             front: None,
-            style: created.style,
             parent: created.parent.clone(),
             run: None,
             lease: None,
@@ -560,7 +544,7 @@ impl Head {
         let session_id = self.info.session_id.clone();
         let (model, title, tags, metadata) = (c.model, c.title, c.tags, c.metadata);
         self.info = SessionInfo { session_id, created_at: at, updated_at: at, model, title, tags, metadata };
-        (self.user, self.assistant, self.thread, self.style) = (c.user, c.assistant, c.thread, c.style);
+        (self.user, self.assistant, self.thread) = (c.user, c.assistant, c.thread);
         (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
         (self.run, self.lease) = (None, None);
         self.reviews.clear();
@@ -594,9 +578,6 @@ impl Head {
                 change.tags.apply(&mut tags);
                 self.info.tags = tags.unwrap_or_default();
                 merge_patch(&mut self.info.metadata, &change.metadata);
-                let mut style = Some(self.style);
-                change.style.apply(&mut style);
-                self.style = style.unwrap_or_default();
             }
             Entry::Status { to, .. } => {
                 // Restored, or done waiting: its time to live begins anew.

@@ -32,7 +32,7 @@ pub use postgres::PostgresStore;
 pub use sqlite::SqliteStore;
 
 /// The newest storage format this version writes and reads; every older one opens too.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// A page of records ends after so many bytes of text, even if the limit is not reached.
 pub const MAX_PAGE_BYTES: usize = 8 << 20;
@@ -266,6 +266,8 @@ pub struct Query {
     pub parent: Option<SessionId>,
     /// With one of these conversations.
     pub hashes: Vec<VisibleHash>,
+    /// With one of these match keys ([`Mark::match_keys`](crate::Mark::match_keys)); only with [`Whose::User`].
+    pub matches: Vec<VisibleHash>,
     /// Due before.
     pub due_before: Option<Timestamp>,
     /// With a lease that ended before.
@@ -297,6 +299,7 @@ impl Query {
             reviewing: None,
             parent: None,
             hashes: Vec::new(),
+            matches: Vec::new(),
             due_before: None,
             lease_before: None,
             order: Order::Newest,
@@ -338,6 +341,7 @@ impl Query {
             && self.folded_title().is_none_or(|t| head.folded_title().contains(&t))
             && self.parent.as_ref().is_none_or(|p| head.parent.as_ref().is_some_and(|h| h.session == *p))
             && (self.hashes.is_empty() || self.hashes.contains(&head.mark.hash))
+            && (self.matches.is_empty() || head.mark.match_keys().iter().any(|key| self.matches.contains(key)))
             && self.due_before.is_none_or(|t| head.due_at.is_some_and(|d| d < t))
             && self.lease_before.is_none_or(|t| head.lease.as_ref().is_some_and(|l| l.until < t))
     }

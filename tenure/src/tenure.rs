@@ -448,10 +448,9 @@ impl Tenure {
                         upto = r.to;
                         continue 'log;
                     }
-                    Entry::Message(Post { run, lead, message }) => {
-                        let message = self.attach_message(&head.tenant, message).await?;
-                        let (seq, at, run, lead) = (record.seq, record.at, run.clone(), *lead);
-                        tail.push(Said { seq, at, run, lead, message });
+                    Entry::Message(post) => {
+                        let message = self.attach_message(&head.tenant, &post.message).await?;
+                        tail.push(Said::new(record.seq, record.at, Post { message, ..post.clone() }));
                         if tail.len() == limit {
                             break 'log;
                         }

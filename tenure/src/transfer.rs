@@ -2,7 +2,7 @@
 
 use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Post, Record, Rewound};
 use crate::error::{Error, Result};
-use crate::head::{Head, Mark, Status, Style};
+use crate::head::{Head, Mark, Status};
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, SessionId};
 use crate::media::Blob;
@@ -50,9 +50,6 @@ pub struct Export {
     /// The metadata.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-    /// How its client sends history.
-    #[serde(default, skip_serializing_if = "Style::is_unknown")]
-    pub style: Style,
     /// What was said, media included, each message as it was given.
     pub messages: Vec<Message>,
     /// Positions of system messages that replaced the ones before.
@@ -188,7 +185,6 @@ impl From<Session> for Export {
             title: info.title,
             tags: info.tags,
             metadata: info.metadata,
-            style: head.style,
             lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
             checkpoints: checkpoints.collect(),
             messages: session.messages.into_iter().map(|m| m.message).collect(),
@@ -197,8 +193,8 @@ impl From<Session> for Export {
 }
 
 fn created(who: &Principal, export: &Export) -> Created {
-    let Export { assistant, thread, model, title, tags, metadata, style, .. } = export.clone();
-    Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, style, parent: None }
+    let Export { assistant, thread, model, title, tags, metadata, .. } = export.clone();
+    Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, parent: None }
 }
 
 /// Messages and checkpoints in the order in which they happened.
@@ -219,7 +215,7 @@ fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
         }
         if let Some(message) = stored.get(position) {
             let lead = lead.contains(&position);
-            entries.push(Entry::Message(Post { run: None, lead, message: message.clone() }));
+            entries.push(Entry::Message(Post { lead, ..Post::from(message.clone()) }));
         }
     }
     Ok(entries)
@@ -232,7 +228,6 @@ fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
         title: export.title.clone().into(),
         tags: Change::Set(export.tags.clone()),
         metadata: patch_between(old, &export.metadata),
-        style: Change::Set(export.style),
     }
 }
 

@@ -5,24 +5,26 @@
 use crate::answer::Answer;
 use crate::assistant::Assistant;
 use crate::batch::Batch;
-use crate::busy::Pass;
-use crate::entry::{Checkpointed, Entry, Outcome, Post, ReviewOpened, Timeout};
+use crate::busy::{Pass, Stop};
+use crate::entry::{Change, Checkpointed, Entry, InfoChange, Outcome, Post, ReviewOpened, Timeout};
 use crate::error::{Error, Result};
 use crate::fields::Fields;
-use crate::hands::{Answered, Hands, Heard, Progress, TurnError};
+use crate::hands::{Answered, Hands, Heard, Progress, Replay, TurnError};
 use crate::head::Status;
-use crate::history::history;
+use crate::history::shown_with;
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
+use crate::idempotency::ANSWERS;
 use crate::lease::Held;
 use crate::memory_tool;
 use crate::message::{Message, Role};
-use crate::model::{Beside, ModelError, Prompt};
+use crate::model::{Beside, ModelError, Piece, Prompt};
 use crate::next::{Doing, Job, Question, Rules, Step, arguments, next_after};
 use crate::policy::{Checkpoints, RunPolicy};
 use crate::recall::{RECALLS, Recollection, with_block};
-use crate::run::{ANSWERS, Turn};
-use crate::session::{CACHED, Run, Session, TOKENS, spent};
+use crate::reconcile::Overlay;
+use crate::run::{Spliced, Turn};
+use crate::session::{CACHED, Run, Said, Session, TOKENS, spent};
 use crate::sift::Sift;
 use crate::store::Item;
 use crate::tenure::Tenure;
@@ -30,8 +32,8 @@ use crate::tools::{Call, Output, Tool, ToolError};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -51,13 +53,17 @@ impl Turn {
         let held = work.held.clone();
         let done = tokio::select! {
             done = work.go() => done,
-            () = pass.stopped() => Err(TurnError::Stopped),
+            why = pass.stopped() => Err(match why {
+                Stop::Interrupted => TurnError::Stopped,
+                Stop::Cancelled => TurnError::Cancelled,
+            }),
             lost = tenure.keep_lease(&who, &id, &run, &held) => Err(lost.into()),
             () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run took longer than its `max_time`")),
         };
         match done {
             Ok(()) => Ok(Answered {
                 heard: listened == work.listener.is_some(),
+                body: work.body(),
                 answer: work.answer,
                 seq: work.seq,
                 calls: work.calls,
@@ -80,6 +86,8 @@ struct Work<'a> {
     asked: Seq,
     remember: bool,
     assistant: Option<Arc<Assistant>>,
+    model: Option<String>,
+    overlay: Overlay,
     policy: RunPolicy,
     started_at: Timestamp,
     hands: Hands<'a>,
@@ -109,7 +117,23 @@ struct Work<'a> {
     recalled: Option<Recollection>,
     /// That it was, to be written down.
     recall: Option<Item>,
+    /// What was made of the request's messages.
+    spliced: Spliced,
+    /// What was streamed, for whoever asks the same again.
+    streamed: Option<Streamed>,
+    /// The time of the response's body.
+    answered_at: OnceLock<Timestamp>,
 }
+
+/// What was streamed, and how many bytes of it there are.
+#[derive(Default)]
+struct Streamed {
+    heard: Vec<Heard>,
+    bytes: usize,
+}
+
+/// A stream that is longer is not kept for whoever asks the same again: the answer comes as one chunk then.
+const MAX_STREAMED: usize = 4 << 20;
 
 fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
     TurnError::Limit { code, message: message.into() }
@@ -130,6 +154,8 @@ impl<'a> Work<'a> {
             remember,
             asked,
             assistant,
+            model,
+            overlay,
             session_id,
             run,
             messages,
@@ -137,12 +163,14 @@ impl<'a> Work<'a> {
             claimed_at,
             recalled,
             asking,
+            spliced,
             ..
         } = turn;
         let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
         let until = AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond());
         let held = Arc::new(Held { until, ends: AtomicBool::new(false) });
         let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
+        let remember_stream = remember && listener.is_some();
         let work = Self {
             tenure,
             who,
@@ -151,6 +179,8 @@ impl<'a> Work<'a> {
             asked,
             remember,
             assistant,
+            model,
+            overlay,
             policy,
             started_at,
             hands,
@@ -173,6 +203,9 @@ impl<'a> Work<'a> {
             held,
             recall: recalled.as_ref().map(|r| r.event.clone()),
             recalled,
+            spliced,
+            streamed: remember_stream.then(Streamed::default),
+            answered_at: OnceLock::new(),
         };
         (work, pass)
     }
@@ -284,7 +317,8 @@ impl<'a> Work<'a> {
         let (tenure, id) = (&self.tenure, &self.session_id);
         let said = tenure.read_known(&self.who, id, Need::Run, |state| {
             let session = tenure.run_ref(state, id)?;
-            Ok(history(session, &tenure.policy(&session.tenant, session.assistant.as_deref()).window))
+            let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
+            Ok(shown_with(session.messages.iter(), &session.summaries, &window, &self.overlay))
         });
         let said = said.await?;
         if self.recalled.is_none() && self.goes_on {
@@ -315,12 +349,31 @@ impl<'a> Work<'a> {
     }
 
     async fn tell(&mut self, heard: Heard) {
+        self.record(&heard);
         let stall = self.tenure.limits().max_stall;
         if let Some(to) = &self.listener
             && !matches!(tokio::time::timeout(stall, to.send(heard)).await, Ok(Ok(())))
         {
             self.listener = None;
         }
+    }
+
+    /// Keeps what is streamed for whoever asks the same again.
+    fn record(&mut self, heard: &Heard) {
+        let Some(streamed) = &mut self.streamed else { return };
+        streamed.bytes += match heard {
+            Heard::Piece(Piece::Chunk(text) | Piece::Whole(text)) => text.len(),
+            Heard::Tool(progress) => progress.arguments.len() + progress.content.as_ref().map_or(0, String::len),
+        };
+        match streamed.bytes > MAX_STREAMED {
+            true => self.streamed = None,
+            false => streamed.heard.push(heard.clone()),
+        }
+    }
+
+    /// The answer as one `chat.completion`, the same each time.
+    fn body(&self) -> String {
+        self.answer.body(self.run.as_str(), *self.answered_at.get_or_init(|| self.tenure.now()))
     }
 
     /// Finds what the cache has of the calls of an answer.
@@ -496,7 +549,7 @@ impl<'a> Work<'a> {
         let done = tenure.write(&self.who, id, Need::Run, |state, now| {
             let session = tenure.run_ref(state, id)?;
             let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
-            let post = |m: &Message| Entry::Message(Post { run: Some(run.clone()), lead: false, message: m.clone() });
+            let post = |m: &Message| Entry::Message(Post::by(run, m.clone()));
             let mut log = Log { session, entries: Vec::new(), steps: steps(session, this) };
             let results = said.iter().any(|m| m.tool_call_id().is_some());
             for message in &said {
@@ -532,6 +585,7 @@ impl<'a> Work<'a> {
                     let turn = (self.policy.checkpoints != Checkpoints::Manual)
                         .then(|| crate::checkpoint::automatic(session, &said, Some(run)));
                     log.entries.extend(turn.flatten());
+                    log.entries.extend(self.new_model(session));
                     log.entries.push(ended(run, Outcome::Completed, None, None));
                     items.extend(self.answer_item());
                 }
@@ -560,6 +614,14 @@ impl<'a> Work<'a> {
         session.run(&self.run).filter(|run| ours && run.ended.is_none())
     }
 
+    /// Whether another node has cancelled the run, and nothing was said since: then what there is of an answer can still be kept.
+    fn was_cancelled_elsewhere(&self, session: &Session) -> bool {
+        let cancelled = |run: &Run| run.code.as_deref() == Some(CANCELLED) && run.ended.is_some();
+        let last = session.runs.last().is_some_and(|run| run.id == self.run && cancelled(run));
+        let ours = |m: &Said| !m.partial && (m.run.as_ref() == Some(&self.run) || m.seq == self.asked);
+        last && session.status.is_live() && session.messages.last().is_some_and(ours)
+    }
+
     /// What is written when the run is not ours any more: that it ended, if nobody has said so yet.
     fn yielded<R>(&self, session: &Session) -> Draft<Option<R>> {
         let open = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
@@ -568,11 +630,20 @@ impl<'a> Work<'a> {
         Draft::new(if open { vec![entry] } else { Vec::new() }, None)
     }
 
+    /// The session goes on with the model that has answered.
+    fn new_model(&self, session: &Session) -> Option<Entry> {
+        let model = self.model.as_ref().filter(|m| Some(*m) != session.info.model.as_ref())?;
+        Some(Entry::info(InfoChange { model: Change::Set(model.clone()), ..InfoChange::default() }))
+    }
+
     /// The answer for whoever asks the same again.
     fn answer_item(&self) -> Option<(String, Item)> {
         (self.remember && self.answer.message().is_some()).then(|| {
-            let body = self.answer.body(self.run.as_str(), self.tenure.now());
-            (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), body))
+            let stream = self.streamed.as_ref().map(|s| s.heard.clone()).unwrap_or_default();
+            let (spliced, calls) = (self.spliced.clone(), self.calls.clone());
+            let replay = Replay { body: self.body(), spliced, calls, stream };
+            let value = serde_json::to_string(&replay).expect("replays are plain data");
+            (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), value))
         })
     }
 
@@ -615,15 +686,19 @@ impl<'a> Work<'a> {
     /// Ends the run without a whole answer, and keeps what there is of one.
     async fn give_up(&mut self, why: &TurnError) -> Result<()> {
         let said: Vec<Message> = if self.kept { Vec::new() } else { self.answer.message().into_iter().collect() };
-        let outcome = if matches!(why, TurnError::Stopped) { Outcome::Cancelled } else { Outcome::Failed };
+        let stopped = matches!(why, TurnError::Stopped | TurnError::Cancelled);
+        let outcome = if stopped { Outcome::Cancelled } else { Outcome::Failed };
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
         let done = tenure.write(&self.who, id, Need::Run, |state, _| {
             let session = tenure.run_ref(state, id)?;
+            let post = |m: &Message| Entry::Message(Post { partial: true, ..Post::by(run, m.clone()) });
+            let mut entries: Vec<Entry> = said.iter().map(post).collect();
+            if self.was_cancelled_elsewhere(session) {
+                return Ok(Draft::new(entries, None));
+            }
             if self.mine(session).is_none() {
                 return Ok(self.yielded::<()>(session));
             }
-            let post = |m: &Message| Entry::Message(Post { run: Some(run.clone()), lead: false, message: m.clone() });
-            let mut entries: Vec<Entry> = said.iter().map(post).collect();
             entries.push(ended(run, outcome, Some(why.to_string()), Some(why.code())));
             Ok(Draft::new(entries, None))
         });
@@ -636,6 +711,9 @@ impl<'a> Work<'a> {
         }
     }
 }
+
+/// The code of a run that somebody cancelled.
+pub(crate) const CANCELLED: &str = "cancelled";
 
 /// What a call came to.
 enum Made {

@@ -163,7 +163,8 @@ impl Talk {
 
     /// One answer, shown as it comes. `None` if it was stopped.
     async fn answer(&mut self, messages: &[String]) -> anyhow::Result<Option<Value>> {
-        let mut body = json!({"session_id": self.id, "history": "append", "stream": true});
+        // Whoever stops an answer, or closes the terminal, does not want the rest of it.
+        let mut body = json!({"session_id": self.id, "history": "append", "stream": true, "on_disconnect": "cancel"});
         if let Some(model) = &self.model {
             body["model"] = json!(model);
         }
@@ -184,8 +185,9 @@ impl Talk {
                 std::future::pending::<()>().await;
             }
         };
+        let mut run = None;
         let heard = tokio::select! {
-            heard = hear(&self.client, body) => Some(heard),
+            heard = hear(&self.client, body, &mut run) => Some(heard),
             () = stop => None,
         };
         match heard {
@@ -196,9 +198,14 @@ impl Talk {
             }
             None => {
                 line("")?;
-                note("stopped");
                 // What was asked is stored before the model is.
                 (self.begun, self.stopped) = (true, true);
+                if let Some(run) = run {
+                    let path = format!("/sessions/{}/runs/{run}/cancel", self.id);
+                    // It may have ended by itself meanwhile.
+                    self.stopped = self.client.send(Method::POST, &path, None).await.is_err();
+                }
+                note("stopped; what was said until then is kept");
                 Ok(None)
             }
         }
@@ -306,8 +313,8 @@ impl Talk {
     }
 }
 
-/// Asks, and prints the answer as it comes; the whole message at the end.
-async fn hear(client: &Client, body: String) -> anyhow::Result<Value> {
+/// Asks, and prints the answer as it comes; the whole message at the end. Tells which run it is as soon as that is known.
+async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
     let (mut events, mut answer, mut done) = (Events::default(), Answer::default(), false);
     let mut said = false;
@@ -319,6 +326,9 @@ async fn hear(client: &Client, body: String) -> anyhow::Result<Value> {
                 continue;
             }
             let chunk: Value = serde_json::from_str(&data)?;
+            if let Some(id) = chunk["run_id"].as_str() {
+                *run = Some(id.to_owned());
+            }
             if let Some(why) = chunk["error"]["message"].as_str() {
                 bail!("the answer broke off: {why}");
             }

@@ -6,6 +6,7 @@ use crate::auth::{Key, Right};
 use anyhow::bail;
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use tenure::HistoryMode;
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
@@ -18,6 +19,9 @@ pub enum Keys {
         /// What it is for
         #[arg(long, value_name = "TEXT")]
         name: Option<String>,
+        /// How the messages of its requests are read: auto, full or append
+        #[arg(long, value_name = "MODE", value_parser = history)]
+        history: Option<HistoryMode>,
     },
     /// List the keys
     List,
@@ -35,12 +39,12 @@ impl Keys {
         let needs = if matches!(self, Self::Add { .. }) { Needs::Store } else { Needs::Sessions };
         let app = at.house(needs).await?;
         match self {
-            Self::Add { mut rights, name } => {
+            Self::Add { mut rights, name, history } => {
                 rights.sort_unstable();
                 rights.dedup();
                 let tenant = at.tenant.clone().unwrap_or_default();
                 let first = !app.keys.are_there().await?;
-                let (key, secret) = app.keys.add(tenant, at.user.clone(), rights, name).await?;
+                let (key, secret) = app.keys.add(tenant, at.user.clone(), rights, name, history).await?;
                 if as_json {
                     let mut shown = view(&key);
                     shown["key"] = json!(secret);
@@ -89,12 +93,19 @@ impl Keys {
     }
 }
 
+fn history(text: &str) -> Result<HistoryMode, String> {
+    serde_json::from_value(json!(text)).map_err(|_| "it is auto, full or append".to_owned())
+}
+
 fn word(right: &Right) -> String {
     right.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
 }
 
 /// A key without its hash.
 fn view(key: &Key) -> Value {
-    let Key { id, name, tenant, user, rights, created_at, .. } = key;
-    json!({"id": id, "name": name, "tenant": tenant, "user": user, "rights": rights, "created_at": created_at})
+    let Key { id, name, tenant, user, rights, created_at, history, .. } = key;
+    json!({
+        "id": id, "name": name, "tenant": tenant, "user": user, "rights": rights, "created_at": created_at,
+        "history": history,
+    })
 }

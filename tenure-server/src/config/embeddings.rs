@@ -85,6 +85,7 @@ impl Embeddings {
             // `timeout` is for all of a request.
             idle_timeout: Period::NEVER,
             retries: self.retries,
+            pass_unknown: false,
         })
     }
 

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tenure::{
-    Answered, Ask, Begun, Entry, Fields, Heard, Message, Mode, OnBusy, Piece, Principal, Record, RunId, Seq, SessionId,
-    Turn, TurnError,
+    Answered, Ask, Begun, Entry, Fields, Heard, HistoryMode, Message, OnBusy, Piece, Principal, Record, RunId, Seq,
+    SessionId, Turn, TurnError,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
@@ -154,8 +154,7 @@ pub async fn create(
     let model = body.model.or_else(|| assistant?.model.clone()).or(head.info.model);
     let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
     if app.models.get(&model).is_none() {
-        let message = format!("there is no model {model:?}; GET /v1/models lists them");
-        return Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"));
+        return Err(app.models.unknown(&model));
     }
     let (mode, mut messages) = (body.mode, Vec::new());
     for (i, raw) in body.messages.unwrap_or_default().iter().enumerate() {
@@ -189,7 +188,7 @@ pub async fn create(
             let ask = Ask {
                 session: Some(id.clone()),
                 messages,
-                mode: Mode::Append,
+                history: Some(HistoryMode::Append),
                 model: Some(model),
                 on_busy,
                 on_expired: tenure::OnExpired::Reject,

@@ -131,6 +131,12 @@ pub struct MessageView {
     pub created_at: String,
     /// The run that produced it.
     pub run_id: Option<String>,
+    /// `true` for an answer that was cut off before its end; else it is left out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+    /// The record of the assistant message that a user message followed in its own request; left out if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replies_to: Option<Seq>,
     /// What was said, in OpenAI's shape, exactly as it was given.
     #[schema(value_type = Object)]
     pub message: Box<RawValue>,
@@ -393,9 +399,17 @@ fn put_message(out: &mut String, times: &mut Times, position: usize, said: &Said
     out.push_str(times.text(said.at));
     // Ids need no escapes.
     match &said.run {
-        Some(run) => [r#"","run_id":""#, run.as_str(), r#"","message":"#].map(|s| out.push_str(s)),
-        None => [r#"","run_id":"#, "null", r#","message":"#].map(|s| out.push_str(s)),
+        Some(run) => [r#"","run_id":""#, run.as_str(), r#"""#].map(|s| out.push_str(s)),
+        None => [r#"","run_id":"#, "null", ""].map(|s| out.push_str(s)),
     };
+    if said.partial {
+        out.push_str(r#","partial":true"#);
+    }
+    if let Some(seq) = said.replies_to {
+        out.push_str(r#","replies_to":"#);
+        put_number(out, seq);
+    }
+    out.push_str(r#","message":"#);
     out.push_str(said.message.as_str());
     out.push('}');
 }

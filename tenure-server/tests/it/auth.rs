@@ -25,7 +25,8 @@ impl House {
 
     async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> (String, String) {
         let user = user.map(|u| User::new(u).unwrap());
-        let (key, secret) = self.app.keys.add(Tenant::new(tenant).unwrap(), user, rights.to_vec(), None).await.unwrap();
+        let (key, secret) =
+            self.app.keys.add(Tenant::new(tenant).unwrap(), user, rights.to_vec(), None, None).await.unwrap();
         (key.id, format!("Bearer {secret}"))
     }
 
@@ -167,7 +168,7 @@ async fn other_than_loopback_needs_keys() {
     assert!(said.contains("refusing to listen") && said.contains("tenure keys add"), "{said}");
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
     let keys = tenure_server::auth::Keys::of(tenure.clone());
-    let (key, secret) = keys.add(Tenant::default(), None, vec![Right::Read], None).await.unwrap();
+    let (key, secret) = keys.add(Tenant::default(), None, vec![Right::Read], None, None).await.unwrap();
     let server = Running::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     let ask = async || {
         let url = format!("http://127.0.0.1:{}/v1/models", server.address.port());

@@ -441,8 +441,8 @@ fn other_peoples_sessions() {
 fn care_for_a_store() {
     let dir = temp();
     let dir = dir.path();
-    assert_eq!(tenure(dir, &["migrate"]).ok(), "a new store, format 1\n");
-    assert_eq!(tenure(dir, &["migrate", "--json"]).json()["from"], 1);
+    assert_eq!(tenure(dir, &["migrate"]).ok(), format!("a new store, format {}\n", tenure::store::FORMAT));
+    assert_eq!(tenure(dir, &["migrate", "--json"]).json()["from"], tenure::store::FORMAT);
     chat(dir, &["one"], "hello\n").ok();
     let mut sweep = command(dir, &["sweep"]);
     sweep.env("TENURE_SESSIONS__TTL", "300ms");
@@ -518,6 +518,6 @@ fn summaries() {
     assert!(out.contains("What fare?; For two?") && out.contains("And back? I see 2 messages."), "{out}");
     tenure(dir.path(), &["sessions", "uncompact", "trip"]).ok();
     assert_eq!(tenure(dir.path(), &["sessions", "show", "trip", "--json"]).json()["summary"], Value::Null);
-    tenure(dir.path(), &["sessions", "compact", "trip", "--model", "nobody"]).ok();
+    tenure(dir.path(), &["sessions", "compact", "trip", "--model", "nobody"]).fails(1, "there is no model");
     chat(dir.path(), &["trip"], "/compact all\n").fails(1, "a number of turns");
 }

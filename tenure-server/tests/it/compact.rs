@@ -209,11 +209,9 @@ async fn an_assistant_has_a_writer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn by_hand() {
     let home = Home::with("sqlite", false, |config| config.models.clear()).await.unwrap();
-    for text in ["I am Ada.", "I like\nferries.\nCALL nobody {}", "Thanks."] {
-        home.chat(
-            json!({"session_id": "s", "history": "append", "messages": [user(text), assistant("ok"), user("So?")]}),
-        )
-        .await;
+    for (i, text) in ["I am Ada.", "I like\nferries.\nCALL nobody {}", "Thanks."].into_iter().enumerate() {
+        let messages = json!([user(text), assistant(&format!("ok {i}")), user("So?")]);
+        home.chat(json!({"session_id": "s", "history": "append", "messages": messages})).await;
     }
     let before = home.call("GET", "/sessions/s", Value::Null).await;
     assert_eq!(before.body["summary"], Value::Null);

@@ -92,7 +92,7 @@ impl Door {
     /// The same with a new key.
     pub async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> Self {
         let (tenant, user) = (Tenant::new(tenant).unwrap(), user.map(|u| User::new(u).unwrap()));
-        let (_, secret) = self.app.keys.add(tenant, user, rights.to_vec(), None).await.unwrap();
+        let (_, secret) = self.app.keys.add(tenant, user, rights.to_vec(), None, None).await.unwrap();
         self.with("authorization", &format!("Bearer {secret}"))
     }
 

@@ -25,6 +25,8 @@ use tokio::sync::Semaphore;
 pub enum Act {
     /// Says this: word by word if a stream was asked for.
     Say(&'static str),
+    /// Gives this assistant message.
+    Answer(Value),
     /// Calls tools: id, name, arguments.
     Call(Vec<(&'static str, &'static str, &'static str)>),
     /// Says the first part, waits for a permit, says the second. Not streamed, it waits and says both.
@@ -119,6 +121,14 @@ async fn act(State(script): State<Script>, headers: HeaderMap, body: String) -> 
             let text = if text.is_empty() { format!("answer {n}") } else { text.to_owned() };
             let words: Vec<Value> = text.split_inclusive(' ').map(|w| json!({"content": w})).collect();
             say(&request, json!({"role": "assistant", "content": text}), words, "stop")
+        }
+        Act::Answer(message) => {
+            let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+            let mut delta = message.clone();
+            for (i, call) in delta["tool_calls"].as_array_mut().into_iter().flatten().enumerate() {
+                call["index"] = json!(i);
+            }
+            say(&request, message, vec![delta], if calls.is_empty() { "stop" } else { "tool_calls" })
         }
         Act::Call(calls) => {
             let call = |(id, name, arguments): &(&str, &str, &str)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
@@ -389,12 +399,13 @@ pub async fn reply(response: reqwest::Response) -> Reply {
         reply.body = serde_json::from_str(&reply.text).unwrap_or_default();
         return reply;
     }
-    let events = reply.text.split("\n\n").filter(|e| !e.is_empty());
+    // Comments are for those who wait.
+    let events = reply.text.split("\n\n").filter(|e| !e.is_empty() && !e.starts_with(':'));
     let data = |e: &str| e.lines().find_map(|l| l.strip_prefix("data: ")).expect("an event with data").to_owned();
     reply.events = events.map(data).collect();
     let mut answer = Answer::default();
-    let (mut report, mut error) = (Value::Null, None);
-    let id = reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned());
+    let (mut report, mut run_id, mut error) = (Value::Null, Value::Null, None);
+    let mut id = reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned());
     for (i, event) in reply.events.iter().enumerate().filter(|(_, e)| *e != "[DONE]") {
         let chunk: Value = serde_json::from_str(event).unwrap();
         if chunk.get("error").is_some() {
@@ -402,17 +413,21 @@ pub async fn reply(response: reqwest::Response) -> Reply {
             error = Some(chunk);
             break;
         }
+        // A request that had to wait is told with its first chunk.
+        id = id.or_else(|| chunk["session_id"].as_str().map(str::to_owned));
         assert_eq!(chunk["session_id"].as_str(), id.as_deref(), "every chunk names the session");
         assert_eq!(chunk["object"], "chat.completion.chunk");
         answer.take(&Piece::Chunk(event.clone())).unwrap();
         if i == 0 {
             report = chunk["session"].clone();
+            run_id = chunk["run_id"].clone();
         } else {
             assert!(chunk.get("session").is_none(), "only the first chunk reports");
         }
     }
     reply.body = serde_json::from_str(&answer.body("streamed", jiff::Timestamp::UNIX_EPOCH)).unwrap();
     (reply.body["session_id"], reply.body["session"]) = (json!(id), report);
+    reply.body["run_id"] = run_id;
     if let Some(error) = error {
         reply.body["error"] = error["error"].clone();
     }

@@ -27,6 +27,7 @@ mod telemetry;
 mod tenants;
 mod terminal;
 mod tools;
+mod traces;
 mod transcripts;
 mod transfer;
 mod turns;

@@ -169,6 +169,7 @@ async fn a_run_calls_tools_and_can_be_followed(kind: &str) {
                 "checkpoint",
                 "message",
                 "checkpoint",
+                "info",
                 "run_ended",
                 "done"
             ],
@@ -413,7 +414,7 @@ async fn reviews_need_the_right_and_stay_with_the_tenant() {
         ("other", vec![Right::Review, Right::Admin]),
     ] {
         let tenant = tenure::Tenant::new(tenant).unwrap();
-        keys.push(home.app.keys.add(tenant, None, rights, None).await.unwrap().1);
+        keys.push(home.app.keys.add(tenant, None, rights, None, None).await.unwrap().1);
     }
     let ask = async |key: &str, path: &str| {
         let request = home.client.http.get(format!("{}{path}", home.client.base)).bearer_auth(key);

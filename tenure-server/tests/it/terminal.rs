@@ -131,3 +131,55 @@ fn somebody_chats_at_a_terminal() {
     terminal.types("\x04");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }
+
+/// A model server that says one word and then nothing; its address.
+fn one_word() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map(Result::unwrap) {
+            std::thread::spawn(move || {
+                let mut request = [0; 65536];
+                let _ = stream.read(&mut request);
+                let chunk = r#"{"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":"Half"}}]}"#;
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+                let event = format!("data: {chunk}\n\n");
+                let _ = write!(stream, "{head}{:x}\r\n{event}\r\n", event.len());
+                // Until the connection is closed.
+                let _ = stream.read(&mut request);
+            });
+        }
+    });
+    format!("http://{address}/v1")
+}
+
+/// Ctrl-C stops an answer: its run is cancelled, and what was said until then is kept.
+#[test]
+fn ctrl_c_cancels_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = format!("models: [{{name: default, base_url: \"{}\"}}]\n", one_word());
+    std::fs::write(dir.path().join("tenure.yaml"), config).unwrap();
+    let tenure = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+        for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
+            command.env_remove(name);
+        }
+        command.args(args).current_dir(dir.path()).env("TERM", "xterm");
+        command
+    };
+    let Some(mut terminal) = Terminal::start(tenure(&["chat", "one"])) else { return };
+    terminal.shows("> ");
+    terminal.types("Hello there\r");
+    terminal.shows("Half");
+    let interrupt = Command::new("kill").args(["-INT", &terminal.child.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    terminal.shows("stopped; what was said until then is kept");
+    terminal.shows("> ");
+    terminal.types("/quit\r");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+    let shown = tenure(&["sessions", "show", "one", "--json"]).output().unwrap();
+    let session: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(session["messages"][1]["message"]["content"], "Half", "{session}");
+    assert_eq!(session["messages"][1]["partial"], true);
+    assert_eq!(session["runs"][0]["status"], "cancelled");
+}

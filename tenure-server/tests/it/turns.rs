@@ -79,6 +79,92 @@ in_every_way! {
         assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, Outcome::Completed);
     }
 
+    /// With `on_disconnect: cancel` a client that goes away ends its run; what was said until then is kept, marked as partial.
+    async fn a_client_that_goes_away_and_wants_no_answer(home: &mut Home) {
+        let body = json!({"session_id": "s", "on_disconnect": "cancel", "messages": [user("Hi")]});
+        let (_permit, answer) = half_way(home, body).await;
+        answer.abort();
+        assert!(answer.await.unwrap_err().is_cancelled());
+        within("its run is cancelled", async || home.session("s").await.runs[0].ended.is_some()).await;
+        let session = home.session("s").await;
+        assert_eq!((session.runs[0].ended.unwrap().1, session.runs[0].code.as_deref()), (Outcome::Cancelled, Some("cancelled")));
+        let mut want = vec![user("Hi")];
+        want.extend(home.stream.then(|| assistant("Half")));
+        assert_eq!(home.stored("s").await, want);
+        assert!(!home.stream || session.messages[1].partial);
+        assert_eq!(home.chat(ask("s", "Ho")).await.status, 200, "the session is free");
+    }
+
+    /// Cancelling keeps what was streamed so far, marked as partial, and tells whoever waits.
+    async fn cancel_keeps_what_was_said(home: &mut Home) {
+        let (_permit, answer) = half_way(home, ask("s", "Hi")).await;
+        let run = home.session("s").await.runs[0].id.clone();
+        let url = format!("{}/sessions/s/runs/{run}/cancel", home.client.base);
+        let cancelled: Value = home.client.http.post(url).send().await.unwrap().json().await.unwrap();
+        assert_eq!(cancelled["status"], "cancelled", "{cancelled}");
+        let reply = answer.await.unwrap();
+        assert_eq!((reply.status, reply.code()), (if home.stream { 200 } else { 409 }, "cancelled"));
+        let url = format!("{}/sessions/s/messages", home.client.base);
+        let messages: Value = home.client.http.get(url).send().await.unwrap().json().await.unwrap();
+        if home.stream {
+            assert_eq!(messages["data"][1]["message"], assistant("Half"));
+            assert_eq!((&messages["data"][1]["partial"], messages["data"][0].get("partial")), (&json!(true), None));
+            assert_eq!(cancelled["answer"], assistant("Half"));
+        } else {
+            assert_eq!(messages["data"].as_array().unwrap().len(), 1);
+        }
+        // The client goes on with what it has of the answer: that is not a second answer.
+        let sent = json!([user("Hi"), assistant("Half"), user("Go on")]);
+        let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(home.stored("s").await[..3], sent.as_array().unwrap()[..]);
+    }
+
+    /// A stream that has to wait for its session gets its headers and a comment at once.
+    async fn a_queued_stream_is_told_at_once(home: &mut Home) {
+        let (permit, first) = half_way(home, ask("s", "1")).await;
+        let mut second = home.client.post(true, ask("s", "2"), &[]).send().await.unwrap();
+        assert_eq!((second.status().as_u16(), second.headers()["x-session-id"].to_str().unwrap()), (200, "s"));
+        assert_eq!(second.chunk().await.unwrap().unwrap(), ": queued\n\n");
+        assert_eq!(home.model.count(), 1);
+        permit.add_permits(1);
+        assert_eq!(first.await.unwrap().said(), "Half whole");
+        let rest = reply(second).await;
+        assert_eq!((rest.said(), rest.is_done()), ("answer 2", true));
+        // What goes wrong after that is told in the stream.
+        let (permit, first) = half_way(home, ask("s", "3")).await;
+        home.model.then(Act::Refuse(400, "application/json", "{}", None));
+        let fourth = home.client.post(true, ask("s", "4"), &[]).send().await.unwrap();
+        permit.add_permits(1);
+        first.await.unwrap();
+        let fourth = reply(fourth).await;
+        assert_eq!((fourth.status, fourth.code(), fourth.is_done()), (200, "upstream_refused", false));
+    }
+
+    /// The run can be told from the answer, so that it can be stopped.
+    async fn the_answer_names_its_run(home: &mut Home) {
+        let reply = home.chat(ask("s", "Hi")).await;
+        let run = home.session("s").await.runs[0].id.to_string();
+        assert_eq!((reply.body["run_id"].as_str(), reply.headers["x-run-id"].to_str().unwrap()), (Some(&*run), &*run));
+    }
+
+    /// The session's model changes only when another one has answered.
+    async fn a_model_that_fails_does_not_become_the_sessions(home: &mut Home) {
+        let other = json!({"session_id": "s", "model": "rehearsal", "messages": [user("Hi")]});
+        let refuse = || Act::Refuse(400, "application/json", "{}", None);
+        home.model.then(refuse());
+        assert_eq!(home.chat(ask("s", "Hi")).await.status, 400);
+        assert_eq!(home.session("s").await.info.model, None, "nothing has answered");
+        home.chat(other).await;
+        assert_eq!(home.session("s").await.info.model.as_deref(), Some("rehearsal"));
+        home.model.then(refuse());
+        let back = json!({"session_id": "s", "model": "default", "messages": [user("Ho")]});
+        assert_eq!(home.chat(back.clone()).await.status, 400);
+        assert_eq!(home.session("s").await.info.model.as_deref(), Some("rehearsal"));
+        home.chat(back).await;
+        assert_eq!(home.session("s").await.info.model.as_deref(), Some("default"));
+    }
+
     /// `queue`: one after the other, in the order they came.
     async fn queue(home: &mut Home) {
         let (permit, first) = half_way(home, ask("s", "1")).await;
@@ -190,12 +276,15 @@ in_every_way! {
         permit.add_permits(1);
         let (first, second) = (first.await.unwrap(), second.await.unwrap());
         assert_eq!((first.said(), second.said()), ("Half whole", "Half whole"));
+        assert_eq!(second.text, first.text, "the same bytes");
+        assert_eq!(first.report(), [0, 0, 0, 1]);
         let session = first.session_id();
         assert_eq!(second.session_id(), session);
         assert!(!home.stream || second.is_done());
         home.restart().await;
         let third = home.client.chat(home.stream, body.clone(), &key).await;
         assert_eq!((third.said(), third.session_id()), ("Half whole", session.clone()));
+        assert_eq!(third.text, first.text, "the same bytes, after a restart");
         assert_eq!(third.body["choices"][0]["finish_reason"], "stop");
         assert_eq!((home.model.count(), home.sessions().await), (1, 1));
         assert_eq!(home.stored(&session).await.len(), 2);
@@ -263,7 +352,7 @@ in_every_way! {
         home.client.chat(home.stream, ask("s", "Secret"), &[("x-tenure-user", "ada")]).await;
         // Whoever has no key is the administrator; a key of one user is not.
         let bob = tenure::User::new("bob").unwrap();
-        let (_, secret) = home.app.keys.add(nobody().tenant, Some(bob), vec![Right::Write], None).await.unwrap();
+        let (_, secret) = home.app.keys.add(nobody().tenant, Some(bob), vec![Right::Write], None, None).await.unwrap();
         let bearer = format!("Bearer {secret}");
         let reply = home.client.chat(home.stream, ask("s", "Mine?"), &[("authorization", &bearer)]).await;
         assert_eq!((reply.status, reply.code(), home.model.count()), (404, "not_found", 1));
@@ -305,4 +394,114 @@ async fn on_expired() {
         assert_eq!((reply.status, home.model.shown().len()), (status, shown), "{rule}");
         assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
     }
+}
+
+/// `on_disconnect` by configuration and by assistant; the request has the last word.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_what_becomes_of_a_run_without_a_client() {
+    let agent = json!({"name": "agent", "model": "default", "sessions": {"on_disconnect": "finish"}});
+    let change = |config: &mut Config| {
+        config.sessions.on_disconnect = tenure::OnDisconnect::Cancel;
+        config.assistants = vec![serde_json::from_value(agent).unwrap()];
+    };
+    let home = Home::with("sqlite", true, change).await.unwrap();
+    for (session, more, outcome) in [
+        ("configured", json!({}), Outcome::Cancelled),
+        ("requested", json!({"on_disconnect": "finish"}), Outcome::Completed),
+        ("assistant", json!({"model": "agent"}), Outcome::Completed),
+    ] {
+        let mut body = ask(session, "Hi");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (permit, answer) = half_way(&home, body).await;
+        answer.abort();
+        assert!(answer.await.unwrap_err().is_cancelled());
+        if outcome == Outcome::Completed {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            permit.add_permits(1);
+        }
+        within("the run has ended", async || home.session(session).await.runs[0].ended.is_some()).await;
+        assert_eq!(home.session(session).await.runs[0].ended.unwrap().1, outcome, "{session}");
+    }
+}
+
+/// An unknown model is refused, unless a server gets all other names; a mistyped assistant is no model.
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_models_and_other_assistants() {
+    let agent = json!({"name": "agent", "model": "default"});
+    let other = json!({"name": "other", "model": "default"});
+    let assistants =
+        || vec![serde_json::from_value(agent.clone()).unwrap(), serde_json::from_value(other.clone()).unwrap()];
+    let home = Home::with("sqlite", false, |config| config.assistants = assistants()).await.unwrap();
+    let chat = async |home: &Home, session: &str, model: &str| {
+        home.chat(json!({"session_id": session, "model": model, "messages": [user("Hi")]})).await
+    };
+    for unknown in ["agnet", "gpt-9"] {
+        let reply = chat(&home, "s", unknown).await;
+        assert_eq!((reply.status, reply.code()), (404, "model_not_found"));
+        assert!(reply.text.contains("default") && reply.text.contains("rehearsal"), "{}", reply.text);
+    }
+    assert_eq!((home.sessions().await, home.model.count()), (0, 0));
+    assert_eq!(chat(&home, "s", "agent").await.status, 200);
+    let reply = chat(&home, "s", "other").await;
+    assert_eq!((reply.status, reply.code()), (409, "other_assistant"));
+    assert!(reply.text.contains("agent") && reply.text.contains("another session id"), "{}", reply.text);
+    assert_eq!(home.stored("s").await.len(), 2, "nothing was changed");
+    assert_eq!(chat(&home, "bare", "default").await.status, 200);
+    assert_eq!(chat(&home, "bare", "agent").await.code(), "other_assistant");
+    assert_eq!(chat(&home, "s", "agent").await.status, 200);
+
+    let home = Home::with("sqlite", false, |config| config.models[0].pass_unknown = true).await.unwrap();
+    assert_eq!(chat(&home, "s", "gpt-9").await.status, 200);
+    assert!(home.model.bodies()[0].contains(r#""model":"gpt-9""#), "under its own name");
+}
+
+/// How messages are read: by the request, else the assistant, else the key, else the configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_says_how_messages_are_read() {
+    let change = |config: &mut Config| {
+        config.sessions.history = tenure::HistoryMode::Full;
+        let agent = json!({"name": "agent", "model": "default", "sessions": {"history": "append"}});
+        config.assistants = vec![serde_json::from_value(agent).unwrap()];
+    };
+    let home = Home::with("sqlite", false, change).await.unwrap();
+    let (tenant, rights) = (nobody().tenant, vec![Right::Read, Right::Write]);
+    let history = Some(tenure::HistoryMode::Append);
+    let (_, key) = home.app.keys.add(tenant.clone(), None, rights.clone(), None, history).await.unwrap();
+    let (_, plain) = home.app.keys.add(tenant, None, rights, None, None).await.unwrap();
+    let lone = async |session: &str, key: &str, more: Value| {
+        let bearer = format!("Bearer {key}");
+        let headers = [("authorization", bearer.as_str())];
+        for text in ["one", "two"] {
+            let mut body = ask(session, text);
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            assert_eq!(home.client.chat(false, body, &headers).await.status, 200);
+        }
+        home.stored(session).await.len()
+    };
+    assert_eq!(lone("configured", &plain, json!({})).await, 2, "a lone message is the whole history");
+    assert_eq!(lone("by-key", &key, json!({})).await, 4);
+    assert_eq!(lone("by-assistant", &plain, json!({"model": "agent"})).await, 4);
+    assert_eq!(lone("by-request", &key, json!({"model": "agent", "history": "full"})).await, 2);
+    let wrong = json!({"session_id": "x", "history": "all", "messages": [user("Hi")]});
+    let bearer = format!("Bearer {plain}");
+    let reply = home.client.chat(false, wrong, &[("authorization", &bearer)]).await;
+    assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (400, Some("history")));
+}
+
+/// Chat applications name the conversation in a header of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_headers_can_name_the_session() {
+    let change = |config: &mut Config| config.sessions.id_headers = vec!["X-Conversation-Id".into(), "X-Chat".into()];
+    let home = Home::with("sqlite", false, change).await.unwrap();
+    let chat =
+        async |headers: &[(&str, &str)]| home.client.chat(false, json!({"messages": [user("Hi")]}), headers).await;
+    assert_eq!(chat(&[("x-conversation-id", "c-1")]).await.session_id(), "c-1");
+    assert_eq!(chat(&[("x-chat", "c-2")]).await.session_id(), "c-2");
+    assert_eq!(chat(&[("x-chat", "c-2"), ("x-conversation-id", "c-1")]).await.session_id(), "c-1");
+    assert_eq!(chat(&[("x-conversation-id", "c-1"), ("x-session-id", "mine")]).await.session_id(), "mine");
+    for none in ["", "new", "null"] {
+        let id = chat(&[("x-conversation-id", none)]).await.session_id();
+        assert!(!["", "new", "null", "c-1"].contains(&id.as_str()), "{none:?} names no conversation");
+    }
+    assert_eq!(chat(&[("x-conversation-id", "a\tb/../c")]).await.status, 400);
 }

@@ -393,6 +393,44 @@ pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixtur
     assert_ids(&store.heads(&with(many)).await.unwrap(), &["e", "b", "a"]);
 }
 
+/// A session is found by its last question and answer and by the tool calls of its last turn, and by nothing older.
+pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixture) {
+    let call = |id: &str| {
+        let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        Message::from_value(&json!({"role": "assistant", "content": null, "tool_calls": [call]})).unwrap()
+    };
+    let ada = Whose::User(Tenant::default(), User::new("ada").unwrap());
+    let with = |matches| Query { matches, ..Query::new(ada.clone(), 9) };
+    let mut log = Log::begin(key("default", "s"), of_user("ada"), moment(0));
+    log.push(Entry::message(Message::user("one"))).push(Entry::message(Message::assistant("1"))).save(&*store).await;
+    let first = log.head().mark.match_keys();
+    assert_eq!(first.len(), 1);
+    assert_ids(&store.heads(&with(first.clone())).await.unwrap(), &["s"]);
+    log.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
+    let second = log.head().mark.match_keys();
+    assert_eq!(second.len(), 2);
+    for key in &second {
+        assert_ids(&store.heads(&with(vec![*key])).await.unwrap(), &["s"]);
+    }
+    let own_calls: Vec<_> = second.into_iter().filter(|key| !first.contains(key)).collect();
+    // The same calls of others are theirs.
+    let mut other = Log::begin(key("default", "t"), of_user("bob"), moment(0));
+    other.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
+    assert_ids(&store.heads(&with(own_calls.clone())).await.unwrap(), &["s"]);
+    log.push(Entry::message(Message::tool("c1", "r")))
+        .push(Entry::message(Message::assistant("2")))
+        .save(&*store)
+        .await;
+    assert_ids(&store.heads(&with(own_calls.clone())).await.unwrap(), &["s"]);
+    assert_ids(&store.heads(&with(first)).await.unwrap(), &[]);
+    log.push(Entry::message(Message::user("three"))).save(&*store).await;
+    assert_ids(&store.heads(&with(own_calls)).await.unwrap(), &[]);
+    let last = log.head().mark.match_keys();
+    assert_ids(&store.heads(&with(last.clone())).await.unwrap(), &["s"]);
+    store.purge(&key("default", "s")).await.unwrap();
+    assert_ids(&store.heads(&with(last)).await.unwrap(), &[]);
+}
+
 /// What is due before a moment, first due first.
 pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     for (id, tenant, due) in

@@ -6,7 +6,7 @@ use crate::entry::{
     ReviewOpened, Rewound, Timeout,
 };
 use crate::error::Error;
-use crate::head::{Head, Status, Style};
+use crate::head::{Head, Status};
 use crate::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
 use crate::message::Message;
 use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
@@ -26,11 +26,10 @@ pub(super) fn every_kind() -> Vec<Entry> {
     let text = Change::Set("Ein schöner \"Titel\"".to_owned());
     let tags = Change::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
     let metadata = map(json!({"a": {"b": null}, "c": [1, 2.5, "x"], "d": null}));
-    let style = Change::Set(Style::Full);
     let detail = map(json!({"n": u64::MAX, "s": "\u{0}\n"}));
     vec![
         Entry::message(Message::user("hi")),
-        Entry::Message(Post { run: Some(run.clone()), lead: true, message: Message::system("Be brief.") }),
+        Entry::Message(Post { lead: true, ..Post::by(&run, Message::system("Be brief.")) }),
         Entry::Checkpoint(Checkpointed {
             label: Label::new("vor dem Löschen").unwrap(),
             auto: true,
@@ -46,7 +45,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             state: Map::new(),
         }),
         Entry::Rewound(Rewound { to: 2, mark }),
-        Entry::info(InfoChange { model: Change::Clear, title: text, tags, metadata, style }),
+        Entry::info(InfoChange { model: Change::Clear, title: text, tags, metadata }),
         Entry::info(InfoChange::default()),
         Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
         Entry::Status { to: Status::Active, reason: None },
@@ -104,7 +103,6 @@ pub(super) fn rich(id: &str) -> Log {
         title: Some("A\0B 'C' Ä".to_owned()),
         tags: vec!["x".to_owned(), "x".to_owned(), String::new()],
         metadata: map(json!({"n": 1.50, "big": u64::MAX, "o": {"z": 1, "a": [true, null]}, "\0": "\0"})),
-        style: Style::Append,
         parent: None,
     };
     let mut log = Log::begin(key("default", id), created, moment(0));

@@ -148,6 +148,10 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
     if rng.once_in(6) {
         query.hashes = vec![one.mark.hash, VisibleHash([7; 16])];
     }
+    if rng.once_in(6) && matches!(query.whose, Whose::User(..)) {
+        query.matches = one.mark.match_keys();
+        query.matches.push(VisibleHash([9; 16]));
+    }
     if rng.once_in(6) {
         query.lease_before = Some(time(rng, 60));
     }

@@ -1,5 +1,4 @@
 use super::*;
-use crate::entry::Post;
 use crate::tenure::{New, Options};
 use std::pin::pin;
 use std::task::Poll;
@@ -52,7 +51,7 @@ async fn a_commit_serves_all_who_came_before_it() {
     tenure.catch_up(&who().key(&id), &mut held).await.unwrap();
     let before = held.as_of;
     let came = moment();
-    let entry = Entry::Message(Post { run: None, lead: false, message: Message::user("hi") });
+    let entry = Entry::message(Message::user("hi"));
     tenure.commit(&mut held, Draft::new(vec![entry], ()), tenure.now()).await.unwrap();
     assert!(before < came && came < held.as_of);
 }

@@ -18,6 +18,7 @@ pub(super) struct Index {
     heads: BTreeMap<Key, Head>,
     newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
+    matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<Key, BTreeSet<SessionId>>,
     shelves: BTreeMap<Shelf, Rack>,
     /// The blobs of each session, with the first record that uses them.
@@ -102,6 +103,9 @@ impl Index {
         let place = (head.active_at, id.clone());
         self.newest.entry((tenant.clone(), head.user.clone())).or_default().insert(place);
         self.hashes.entry((tenant.clone(), head.mark.hash)).or_default().insert(id.clone());
+        for key in head.mark.match_keys() {
+            self.matches.entry((tenant.clone(), key)).or_default().insert(id.clone());
+        }
         if let Some(parent) = parent_key(&head) {
             self.children.entry(parent).or_default().insert(id.clone());
         }
@@ -122,6 +126,9 @@ impl Index {
         let (tenant, id) = (&key.tenant, &key.session);
         take(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
         take(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
+        for key in head.mark.match_keys() {
+            take(&mut self.matches, &(tenant.clone(), key), id);
+        }
         if let Some(parent) = parent_key(head) {
             take(&mut self.children, &parent, id);
         }
@@ -136,7 +143,8 @@ impl Index {
         let page = |found: &mut dyn Iterator<Item = &Head>| -> Vec<Head> {
             found.filter(after).filter(|h| query.matches(h)).skip(query.offset).take(query.limit).cloned().collect()
         };
-        if let (Whose::User(tenant, user), Order::Newest, true) = (&query.whose, query.order, query.hashes.is_empty()) {
+        let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
+        if let (Whose::User(tenant, user), Order::Newest, false) = (&query.whose, query.order, by_content) {
             let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
             return page(&mut ids.filter_map(|(_, id)| self.at(tenant, id)));
         }
@@ -155,10 +163,12 @@ impl Index {
             Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant,
             Whose::Everyone => return self.heads.values().collect(),
         };
-        if !query.hashes.is_empty() {
-            let hashes: BTreeSet<_> = query.hashes.iter().copied().collect();
-            let ids = hashes.into_iter().filter_map(|hash| self.hashes.get(&(tenant.clone(), hash))).flatten();
-            return ids.filter_map(|id| self.at(tenant, id)).collect();
+        for (wanted, index) in [(&query.hashes, &self.hashes), (&query.matches, &self.matches)] {
+            if !wanted.is_empty() {
+                let ids = wanted.iter().filter_map(|hash| index.get(&(tenant.clone(), *hash))).flatten();
+                let ids: BTreeSet<_> = ids.collect();
+                return ids.into_iter().filter_map(|id| self.at(tenant, id)).collect();
+            }
         }
         if let Some(parent) = &query.parent {
             let parent = Key { tenant: tenant.clone(), session: parent.clone() };

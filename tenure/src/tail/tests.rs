@@ -71,7 +71,7 @@ impl Log {
     }
 
     fn say(&mut self, message: Message, lead: bool) {
-        self.push(Entry::Message(Post { run: self.session.head().run.clone(), lead, message }));
+        self.push(Entry::Message(Post { run: self.session.head().run.clone(), lead, ..Post::from(message) }));
     }
 
     fn end(&mut self) {

@@ -178,7 +178,7 @@ on_every_store! {
         for n in 0..4 {
             messages.extend([Message::assistant(&format!("new {n}")), Message::user(&format!("and {n}"))]);
         }
-        let ask = Ask { session: Some(s.clone()), messages: messages.clone(), mode: Mode::Full, ..Ask::default() };
+        let ask = Ask { session: Some(s.clone()), messages: messages.clone(), history: Some(HistoryMode::Full), ..Ask::default() };
         let preview = home.tenure.preview(&ada, &ask).await.unwrap();
         let texts: Vec<String> = preview.iter().map(Message::text).collect();
         let want: Vec<String> = [turn_texts([1]), messages[3..].iter().map(Message::text).collect()].concat();
@@ -434,7 +434,7 @@ mod properties {
     fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
         let post = (any_message(), prop::bool::weighted(0.1));
         let post =
-            post.prop_map(|(message, lead)| Post { run: None, lead: lead && message.role().instructs(), message });
+            post.prop_map(|(message, lead)| Post { lead: lead && message.role().instructs(), ..Post::from(message) });
         prop::collection::vec(post, 0..max)
     }
 
@@ -482,7 +482,7 @@ mod properties {
             }
             prop_assert_eq!(goal.is_some(), tries > 0, "a goal is reached");
             prop_assert!(is_valid(&history(&now, &window)));
-            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(Post { run: None, lead: m.lead, message: m.message.clone() })));
+            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(Post { lead: m.lead, ..Post::from(m.message.clone()) })));
             let together = if covered == 0 { spoken(&now, &ALL) } else { [spoken(&first, &ALL), spoken(&now, &ALL)].concat() };
             prop_assert_eq!(together, spoken(&session, &ALL));
             if let (Some(goal), Some(keep)) = (goal, keep) {

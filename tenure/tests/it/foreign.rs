@@ -205,7 +205,6 @@ mod properties {
                 title,
                 metadata: tags.iter().map(|t| (t.clone(), json!([t]))).collect(),
                 tags,
-                style: Style::Full,
                 lead: places.clone(),
                 checkpoints: places.iter().map(checkpoint).collect(),
                 messages,

@@ -72,7 +72,13 @@ async fn check(tenure: &Tenure) {
     let replayed = Session::replay(&who.key(&id("every.kind")), log).unwrap();
     // Older versions do not write down where the front is.
     assert!(s.head().front.is_none() || s.head().front == replayed.head().front);
-    assert_eq!(*replayed.head(), Head { front: replayed.head().front.clone(), ..s.head().clone() });
+    // Format 1 does not write down what a session is found by, and hashes texts before white space is normalized.
+    let mut stored = Head { front: replayed.head().front.clone(), ..s.head().clone() };
+    if stored.mark.question.is_none() {
+        let Mark { hash, question, exchange, ref calls, .. } = replayed.head().mark;
+        stored.mark = Mark { hash, question, exchange, calls: calls.clone(), ..stored.mark };
+    }
+    assert_eq!(*replayed.head(), stored);
     assert_eq!((&replayed.messages, &replayed.checkpoints), (&s.messages, &s.checkpoints));
     assert_eq!((&replayed.runs, &replayed.reviews, replayed.summary()), (&s.runs, &s.reviews, s.summary()));
     assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "user_789");

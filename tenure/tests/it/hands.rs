@@ -347,7 +347,7 @@ pub fn question(text: &str) -> Ask {
     Ask {
         session: Some(id("x")),
         messages: vec![Message::user(text)],
-        mode: Mode::Append,
+        history: Some(HistoryMode::Append),
         assistant: Some("clerk".to_owned()),
         detail: lasting(),
         ..Ask::default()

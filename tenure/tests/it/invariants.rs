@@ -154,7 +154,7 @@ on_every_store! {
             same!(head());
             same!(tail(5));
             same!(append(turn(2)));
-            same!(splice(&turn(2), Mode::Auto));
+            same!(splice(&turn(2), HistoryMode::Auto));
             same!(update(InfoChange::default()));
             same!(pause(None));
             same!(activate());

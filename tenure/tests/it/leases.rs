@@ -179,8 +179,8 @@ on_every_store! {
                 held.add_permits(9);
             });
             first.unwrap();
-            let Begun::Before { body, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
-            assert!(body.contains("Done.") && session_id == id(&key), "{on_busy:?}");
+            let Begun::Before { replay, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
+            assert!(replay.body.contains("Done.") && session_id == id(&key), "{on_busy:?}");
             assert_eq!((model.asked(), tools.done("pay").len()), (2, 1), "{on_busy:?}");
         }
     }

@@ -57,7 +57,7 @@ on_every_store! {
     async fn ttl_per_assistant(home: &mut Home) {
         let who = ada();
         for (name, ttl) in [("quick", "60s"), ("ever", "never")] {
-            let sessions = Lifetime { ttl: Some(ttl.parse().unwrap()), retention: None };
+            let sessions = Lifetime { ttl: Some(ttl.parse().unwrap()), retention: None, ..Lifetime::default() };
             home.tenure.declare(Assistant { name: name.into(), sessions, ..Assistant::default() });
         }
         for name in ["quick", "ever"] {

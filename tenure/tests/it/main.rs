@@ -6,6 +6,7 @@
 )]
 
 mod asking;
+mod clients;
 mod compact;
 mod crash;
 mod doctor;
@@ -26,5 +27,6 @@ mod runs;
 mod search;
 mod stores;
 mod takeover;
+mod traces;
 mod transcripts;
 mod verbs;

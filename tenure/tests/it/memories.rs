@@ -275,7 +275,7 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
         // The whole conversation again, with another answer.
         let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
-        t.splice(&ada(), &id("x"), &edited, Mode::Full).await.unwrap();
+        t.splice(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from the session", "said in two sessions"]));
         assert!(t.purge(&ada(), &id("x")).await.unwrap());
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));

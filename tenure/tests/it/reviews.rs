@@ -333,11 +333,17 @@ async fn a_notice_that_comes_back() {
     assert_eq!(t.find(&ada(), &other).await.unwrap(), None);
     let unknown = Message::assistant(&notice.replace("_x", "_nowhere"));
     assert_eq!(t.find(&ada(), &[sent[0].clone(), unknown, sent[2].clone()]).await.unwrap(), None);
-    let plan = reconcile(&s, &sent, Mode::Auto);
+    let plan = reconcile(&s, &Incoming { messages: &sent, ..Incoming::default() });
     assert_eq!((plan.keep, plan.rewound, plan.append.len()), (s.messages.len(), 0, 1));
     assert_eq!(plan.append[0].message.text(), "And?");
     let model = Script::new([say("Yes.")]);
-    let ask = |messages| Ask { messages, mode: Mode::Auto, session: None, content_matching: true, ..question("") };
+    let ask = |messages| Ask {
+        messages,
+        history: Some(HistoryMode::Auto),
+        session: None,
+        content_matching: true,
+        ..question("")
+    };
     turn_of(t, ask(sent.clone()), &model, &tools).await.unwrap();
     assert_eq!(talk(&x(t).await)[6..], ["user: And?", "assistant: Yes."][..]);
     // And ever after: the notice stays in what it sends.

@@ -59,17 +59,31 @@ fn post(line: &str) -> Post {
             Message::from_value(&serde_json::json!({"role": role, "content": parts})).unwrap()
         }
     };
-    Post { run: None, lead, message }
+    Post { lead, ..Post::from(message) }
 }
 
-fn session(posts: &[Post], style: Style) -> Session {
+fn session(posts: &[Post]) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
-    let entries = [Entry::created(Created { style, ..Created::default() })].into_iter();
+    let entries = [Entry::created(Created::default())].into_iter();
     // What is stored has its media taken out.
     let stored = posts.iter().map(|p| Post { message: p.message.detach().0, ..p.clone() });
     let entries = entries.chain(stored.map(Entry::Message));
     let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
     Session::replay(&Principal::default().key(&SessionId::new("s").unwrap()), records).unwrap()
+}
+
+/// The session as a client that sends lists makes it: a run has given each answer, and each question replies to the last one.
+fn by_list_client(mut session: Session) -> Session {
+    let run = RunId::generate();
+    let mut answer = None;
+    for said in &mut session.messages {
+        match said.message.role() {
+            Role::User => said.replies_to = answer,
+            Role::Assistant => (said.run, answer) = (Some(run.clone()), Some(said.seq)),
+            _ => {}
+        }
+    }
+    session
 }
 
 fn posts(text: &str, name: &str) -> Vec<Post> {
@@ -80,43 +94,48 @@ fn texts(messages: &[Message]) -> Vec<String> {
     messages.iter().map(|m| m.as_str().to_owned()).collect()
 }
 
-fn style_of(text: &str) -> Style {
-    match setting(text, "style") {
-        None | Some("unknown") => Style::Unknown,
-        Some("full") => Style::Full,
-        Some("append") => Style::Append,
-        Some(other) => panic!("style {other}"),
-    }
+fn incoming(messages: &[Message], history: HistoryMode) -> Incoming<'_> {
+    Incoming { messages, history, ..Incoming::default() }
+}
+
+/// The session once a plan is carried out.
+fn after(stored: &Session, plan: &Plan) -> Session {
+    let kept = stored.messages[..plan.keep].iter();
+    let kept = kept.map(|m| Post { lead: m.lead, run: m.run.clone(), ..Post::from(m.message.clone()) });
+    let after = session(&kept.chain(plan.posts(1)).collect::<Vec<_>>());
+    let same = after.messages.iter().zip(&stored.messages[..plan.keep]).all(|(new, old)| new.seq == old.seq);
+    assert!(same, "stored messages have the records that the plan names");
+    after
 }
 
 #[test]
 fn reconcile_fixtures() {
     for (path, text) in fixtures("reconcile") {
-        let stored = session(&posts(&text, "stored"), style_of(&text));
-        let incoming: Vec<Message> = posts(&text, "incoming").into_iter().map(|p| p.message).collect();
-        let mode = match setting(&text, "mode") {
-            None | Some("auto") => Mode::Auto,
-            Some("full") => Mode::Full,
-            Some("append") => Mode::Append,
-            Some(other) => panic!("mode {other}"),
+        let stored = session(&posts(&text, "stored"));
+        let stored = if setting(&text, "client") == Some("list") { by_list_client(stored) } else { stored };
+        let messages: Vec<Message> = posts(&text, "incoming").into_iter().map(|p| p.message).collect();
+        let history_mode = match setting(&text, "history") {
+            None | Some("auto") => HistoryMode::Auto,
+            Some("full") => HistoryMode::Full,
+            Some("append") => HistoryMode::Append,
+            Some(other) => panic!("history {other}"),
         };
-        let plan = reconcile(&stored, &incoming, mode);
-        let style = format!("{:?}", plan.style).to_lowercase();
+        let is_retry = setting(&text, "retry") == Some("yes");
+        let has_waited = setting(&text, "waited") == Some("yes");
+        let plan = reconcile(&stored, &Incoming { is_retry, has_waited, ..incoming(&messages, history_mode) });
         let mut summary = format!(
-            "keep {}, matched {}, spliced {}, rewound {}, style {style}",
-            plan.keep, plan.matched, plan.spliced, plan.rewound
+            "keep {}, matched {}, spliced {}, rewound {}, ephemeral {}",
+            plan.keep, plan.matched, plan.spliced, plan.rewound, plan.ephemeral
         );
         if !plan.orphans.is_empty() {
             summary += &format!(", orphans {}", plan.orphans.join(" "));
         }
-        assert_eq!(Some(&*summary), setting(&text, "plan"), "{}", path.display());
-        assert_eq!(plan.append, posts(&text, "append"), "{}", path.display());
-
-        let kept = stored.messages[..plan.keep].iter();
-        let kept = kept.map(|m| Post { run: None, lead: m.lead, message: m.message.clone() });
-        let after: Vec<Post> = kept.chain(plan.append).collect();
-        let shown = history(&session(&after, plan.style), &Window::default());
+        assert_eq!(Some(&*summary), setting(&text, "plan"), "{}: {plan:#?}", path.display());
+        let appended: Vec<Post> = plan.posts(1).into_iter().map(|p| Post { replies_to: None, ..p }).collect();
+        assert_eq!(appended, posts(&text, "append"), "{}", path.display());
+        let shown = plan.overlay.shown(&after(&stored, &plan), &Window::default());
         assert!(is_valid(&shown), "{}", path.display());
+        let shown: Vec<Message> = shown.into_iter().map(|m| m.detach().0).collect();
         let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message.detach().0).collect();
         assert_eq!(texts(&shown), texts(&want), "{}", path.display());
     }
@@ -131,7 +150,7 @@ fn history_fixtures() {
             Some(("tokens", n)) => Window { max_turns: None, max_tokens: n.parse().ok() },
             Some(other) => panic!("window {other:?}"),
         };
-        let shown = history(&session(&posts(&text, "stored"), Style::Unknown), &window);
+        let shown = history(&session(&posts(&text, "stored")), &window);
         let want: Vec<Message> = posts(&text, "shown").into_iter().map(|p| p.message).collect();
         assert_eq!(texts(&shown), texts(&want), "{}", path.display());
         assert!(is_valid(&shown), "{}", path.display());
@@ -161,23 +180,13 @@ mod properties {
     fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
         let post = (any_message(), prop::bool::weighted(0.1));
         prop::collection::vec(
-            post.prop_map(|(message, lead)| Post { run: None, lead: lead && message.role().instructs(), message }),
+            post.prop_map(|(message, lead)| Post { lead: lead && message.role().instructs(), ..Post::from(message) }),
             0..max,
         )
     }
 
-    fn any_style() -> impl Strategy<Value = Style> {
-        prop::sample::select(vec![Style::Unknown, Style::Full, Style::Append])
-    }
-
-    fn any_mode() -> impl Strategy<Value = Mode> {
-        prop::sample::select(vec![Mode::Auto, Mode::Full, Mode::Append])
-    }
-
-    fn after(stored: &Session, plan: &Plan) -> Session {
-        let kept = stored.messages[..plan.keep].iter();
-        let kept = kept.map(|m| Post { run: None, lead: m.lead, message: m.message.clone() });
-        session(&kept.chain(plan.append.clone()).collect::<Vec<_>>(), plan.style)
+    fn any_mode() -> impl Strategy<Value = HistoryMode> {
+        prop::sample::select(vec![HistoryMode::Auto, HistoryMode::Full, HistoryMode::Append])
     }
 
     proptest! {
@@ -190,7 +199,7 @@ mod properties {
             turns in prop::option::of(0usize..5),
             budget in prop::option::of(0usize..200),
         ) {
-            let session = session(&posts, Style::Unknown);
+            let session = session(&posts);
             let shown = history(&session, &Window { max_turns: turns, max_tokens: budget });
             prop_assert!(is_valid(&shown), "{shown:?}");
             // Nothing is invented but stand-ins, and nothing is shown twice.
@@ -202,45 +211,49 @@ mod properties {
             }
         }
 
-        /// For any stored log and any incoming list: the result is valid, nothing of ours before the last message that the client
-        /// has too is lost, and every new message is there.
+        /// For any stored log and any request: the prompt is valid, and every message of the request is counted once.
         #[test]
-        fn no_tool_turn_before_the_first_difference_is_lost(
+        fn any_request_leads_to_a_valid_prompt_and_is_accounted_for(
             posts in any_posts(16),
-            incoming in prop::collection::vec(any_message(), 0..12),
-            style in any_style(),
+            messages in prop::collection::vec(any_message(), 0..12),
             mode in any_mode(),
+            is_retry in any::<bool>(),
+            has_waited in any::<bool>(),
         ) {
-            let stored = session(&posts, style);
-            let plan = reconcile(&stored, &incoming, mode);
+            let stored = session(&posts);
+            let plan = reconcile(&stored, &Incoming { is_retry, has_waited, ..incoming(&messages, mode) });
             prop_assert!(plan.keep <= stored.messages.len());
-            prop_assert_eq!(plan.keep + plan.rewound, stored.messages.len());
-            prop_assert_eq!(plan.matched + plan.append.len() + plan.orphans.len(), incoming.len());
-            let shown = history(&after(&stored, &plan), &Window::default());
-            prop_assert!(is_valid(&shown));
+            let system = messages.iter().take_while(|m| m.role().instructs()).count();
+            let counted = plan.matched + plan.appended() + plan.ephemeral + plan.orphans.len();
+            prop_assert_eq!(counted, messages.len() - system, "{:?}", plan);
+            prop_assert!(is_valid(&plan.overlay.shown(&after(&stored, &plan), &Window::default())));
+            if mode == HistoryMode::Append || (mode == HistoryMode::Auto && has_waited && !is_retry) {
+                prop_assert_eq!(plan.rewound, 0);
+            }
         }
 
         /// A client that sends back what it saw, and something new, never loses a tool turn and never doubles one.
         #[test]
-        fn a_faithful_client_loses_nothing(mut posts in any_posts(20), style in any_style()) {
+        fn a_faithful_client_loses_nothing(mut posts in any_posts(20)) {
             posts.retain(|p| !p.message.role().instructs());
-            posts.push(Post { run: None, lead: false, message: Message::assistant("the answer") });
-            let stored = session(&posts, style);
+            posts.push(Message::assistant("the answer").into());
+            let stored = session(&posts);
             let visible: Vec<Message> = stored.messages.iter().filter(|m| m.message.is_visible()).map(|m| m.message.clone()).collect();
-            let incoming = [visible, vec![Message::user("new")]].concat();
-            let plan = reconcile(&stored, &incoming, Mode::Auto);
+            let messages = [visible, vec![Message::user("new")]].concat();
+            let plan = reconcile(&stored, &incoming(&messages, HistoryMode::Auto));
             prop_assert_eq!(plan.keep, stored.messages.len());
             prop_assert_eq!(texts(&plan.append.iter().map(|p| p.message.clone()).collect::<Vec<_>>()), texts(&[Message::user("new")]));
         }
 
         /// The same request again finds everything in place.
         #[test]
-        fn reconciling_again_changes_nothing(posts in any_posts(12), mut incoming in prop::collection::vec(any_message(), 1..10)) {
-            incoming.retain(|m| m.is_visible());
-            let stored = session(&posts, Style::Full);
-            let merged = after(&stored, &reconcile(&stored, &incoming, Mode::Full));
-            let second = reconcile(&merged, &incoming, Mode::Full);
-            prop_assert_eq!((second.append, second.matched), (vec![], incoming.len()));
+        fn reconciling_again_changes_nothing(posts in any_posts(12), mut messages in prop::collection::vec(any_message(), 1..10)) {
+            messages.retain(|m| m.is_visible());
+            let stored = session(&posts);
+            let full = incoming(&messages, HistoryMode::Full);
+            let merged = after(&stored, &reconcile(&stored, &full));
+            let second = reconcile(&merged, &full);
+            prop_assert_eq!((second.append, second.matched), (vec![], messages.len()));
         }
 
         /// Media are given back byte for byte.

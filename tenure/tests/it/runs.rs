@@ -339,7 +339,7 @@ async fn the_clients_own_tools() {
     let s = x(&h.tenure).await;
     assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: paid"]);
     assert_eq!(ending(&s), (Some(Outcome::Completed), None));
-    let back = Ask { messages: vec![Message::tool("c1", "here")], mode: Mode::Auto, ..question("") };
+    let back = Ask { messages: vec![Message::tool("c1", "here")], history: Some(HistoryMode::Auto), ..question("") };
     run(back).await;
     assert_eq!(talk(&x(&h.tenure).await)[3..], ["tool: here", "assistant: Both done."]);
     assert_eq!(tools.done("pay").len(), 1);
@@ -392,7 +392,7 @@ async fn cancelled_from_another_handle() {
             // At another node the run learns of it when it has something to keep.
             permit.add_permits(usize::from(beside));
         });
-        assert_eq!(done.unwrap_err().code(), if beside { "superseded" } else { "interrupted" });
+        assert_eq!(done.unwrap_err().code(), if beside { "superseded" } else { "cancelled" });
         let s = x(&h.tenure).await;
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen"]);
         assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
@@ -475,7 +475,10 @@ async fn a_key_whose_run_was_taken_over_is_answered_once() {
     h.pass(jiff::SignedDuration::from_secs(31));
     take_over(&h.tenure, &model, &tools).await.pop().unwrap().unwrap();
     let before = x(&h.tenure).await;
-    let Begun::Before { body, .. } = h.tenure.turn(&ada(), keyed()).await.unwrap() else { panic!("it is done again") };
+    let Begun::Before { replay, .. } = h.tenure.turn(&ada(), keyed()).await.unwrap() else {
+        panic!("it is done again")
+    };
+    let body = replay.body;
     assert!(body.contains("Done."), "{body}");
     assert_eq!((x(&h.tenure).await, tools.done("pay").len()), (before, 1));
 }

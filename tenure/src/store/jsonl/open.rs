@@ -37,18 +37,27 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
             Ok(found) if found > FORMAT => {
                 Err(Error::NewerFormat { place: dir.display().to_string(), found, known: FORMAT })
             }
-            Ok(1..) => Ok((dir.clone(), lock)),
+            Ok(FORMAT) => Ok((dir.clone(), lock)),
+            // Older formats are read as they are; what is written from now on is of the newest one.
+            Ok(1..) => {
+                write_format(dir, &format).map_err(io)?;
+                Ok((dir.clone(), lock))
+            }
             _ => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let written = write_whole(&dir.join("format.tmp"), &format, format!("{FORMAT}\n").as_bytes());
-            written.and_then(|()| sync_dir(dir)).map_err(io)?;
+            write_format(dir, &format).map_err(io)?;
             // The directory itself may be new. Not everybody may read the one above it; then there is nothing to be done.
             dir.parent().map(sync_dir);
             Ok((dir.clone(), lock))
         }
         Err(e) => Err(failed(&format, &e)),
     }
+}
+
+fn write_format(dir: &Path, format: &Path) -> io::Result<()> {
+    write_whole(&dir.join("format.tmp"), format, format!("{FORMAT}\n").as_bytes())?;
+    sync_dir(dir)
 }
 
 /// The format of a directory as it is.

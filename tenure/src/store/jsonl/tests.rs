@@ -147,7 +147,7 @@ async fn a_newer_format_and_a_foreign_directory_are_refused() {
     drop(open(&dir).await);
     let (path, format) = (dir.path().to_str().unwrap(), dir.path().join("format"));
     assert_eq!(fs::read_to_string(&format).unwrap(), format!("{FORMAT}\n"));
-    for (text, code) in [("2\n", "newer_format"), ("", "corrupt"), ("0", "corrupt"), ("x", "corrupt")] {
+    for (text, code) in [("99\n", "newer_format"), ("", "corrupt"), ("0", "corrupt"), ("x", "corrupt")] {
         fs::write(&format, text).unwrap();
         assert_eq!(JsonlStore::open(path).await.unwrap_err().code(), code, "{text:?}");
     }

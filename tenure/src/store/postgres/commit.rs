@@ -21,7 +21,7 @@ pub(super) struct Statements {
 const APPEND: &str = r#"WITH head AS (
     UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
         due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15,
-        talk = $25
+        talk = $25, matches = $26
     WHERE tenant = $1 AND session = $2 AND seq = $16 AND created_at = $7
     RETURNING 1
 )"#;
@@ -31,8 +31,8 @@ const CREATE: &str = r#"WITH parent AS (
     SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $18 AND seq >= $19 FOR KEY SHARE
 ), head AS (
     INSERT INTO tenure_head (tenant, session, "user", assistant, thread, status, created_at, active_at, due_at, seq, hash,
-        lease_until, title, labels, card, first, parent, parent_seq, parent_mark, talk)
-    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $17, $18, $19, $20, $25
+        lease_until, title, labels, card, first, parent, parent_seq, parent_mark, talk, matches)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $17, $18, $19, $20, $25, $26
     WHERE $18 IS NULL OR EXISTS (SELECT 1 FROM parent)
     ON CONFLICT DO NOTHING
     RETURNING 1
@@ -50,18 +50,18 @@ impl Statements {
         let with = format!(
             ", item AS (
     INSERT INTO tenure_item ({ITEM_COLUMNS})
-    SELECT $1, $26, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
+    SELECT $1, $27, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
         i.used_at, i.uses, i.expires_at
-    FROM head, unnest($27, $28, $29, $30, $31, $32, $33, $34, $35)
+    FROM head, unnest($28, $29, $30, $31, $32, $33, $34, $35, $36)
         AS i (shelf, key, value, text, words, created_at, used_at, uses, expires_at)
     {ITEM_REPLACE}
 ), blob AS (
     INSERT INTO tenure_blob (tenant, id, bytes)
-    SELECT $1, b.id, b.bytes FROM head, unnest($36, $37) AS b (id, bytes)
+    SELECT $1, b.id, b.bytes FROM head, unnest($37, $38) AS b (id, bytes)
     ON CONFLICT DO NOTHING
 ), used AS (
     INSERT INTO tenure_blob_use (tenant, session, blob, first)
-    SELECT $1, $2, b.id, $38 FROM head, unnest($36) AS b (id)
+    SELECT $1, $2, b.id, $39 FROM head, unnest($37) AS b (id)
     ON CONFLICT DO NOTHING
 )"
         );
@@ -130,6 +130,7 @@ struct Bound<'a> {
     seq: i64,
     hash: &'a [u8],
     talk: i64,
+    matches: Option<Vec<i64>>,
     lease_until: Option<i64>,
     title: String,
     labels: Option<Vec<String>>,
@@ -188,6 +189,8 @@ impl<'a> Bound<'a> {
             seq: whole(head.seq),
             hash: &head.mark.hash.0,
             talk: talk(&head.tenant, &head.user, &head.mark.hash),
+            matches: Some(head.mark.match_keys().iter().map(|key| talk(&head.tenant, &head.user, key)).collect())
+                .filter(|keys: &Vec<i64>| !keys.is_empty()),
             lease_until: head.lease.as_ref().map(|l| micros(l.until)),
             title: head.folded_title(),
             labels: Some(head.labels()).filter(|l| !l.is_empty()),
@@ -236,6 +239,7 @@ impl<'a> Bound<'a> {
             (&self.sums, Type::INT4_ARRAY),
             (&self.entries, Type::TEXT_ARRAY),
             (&self.talk, Type::INT8),
+            (&self.matches, Type::INT8_ARRAY),
         ];
         if !self.commit.items.is_empty() || !self.commit.blobs.is_empty() {
             let items = &self.items;

@@ -10,7 +10,10 @@ use crate::store::FORMAT;
 use tokio_postgres::types::Type;
 
 /// One file per version: version 1 is the first.
-pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [include_str!("../../../migrations/postgres/0001_init.sql")];
+pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [
+    include_str!("../../../migrations/postgres/0001_init.sql"),
+    include_str!("../../../migrations/postgres/0002_match.sql"),
+];
 
 /// The lock that lets one node migrate at a time: any number will do that nothing else in the database uses.
 const LOCK: i64 = 0x74_65_6e_75_72_65;

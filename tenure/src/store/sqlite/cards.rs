@@ -97,6 +97,8 @@ impl Select {
     fn choose_index(&mut self, query: &Query) {
         let index = match query.whose {
             Whose::Everyone => return,
+            // The few rows that match are looked up by their number.
+            _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
             _ if query.thread.is_some() => " INDEXED BY head_thread",
@@ -124,6 +126,17 @@ impl Select {
         self.and_if("instr(title, ?) > 0", query.folded_title().filter(|t| !t.is_empty()));
         self.and_any("status IN (SELECT value FROM json_each(?))", query.status.iter().map(|s| s.as_str().into()));
         self.and_any("hash IN (SELECT unhex(value) FROM json_each(?))", query.hashes.iter().map(|h| h.to_string()));
+        if !query.matches.is_empty() {
+            let keys = "SELECT unhex(value) FROM json_each(?)";
+            let values = serde_json::Value::from(query.matches.iter().map(|h| h.to_string()).collect::<Vec<_>>());
+            let tenant = match &query.whose {
+                Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant.to_string(),
+                Whose::Everyone => String::new(),
+            };
+            self.and("id IN (SELECT head_id FROM head_match WHERE tenant = ?", tenant);
+            self.sql.push_str(&format!(" AND key IN ({keys}))"));
+            self.params.push(values.to_string().into());
+        }
         let missing =
             "SELECT 1 FROM json_each(?) want WHERE want.value NOT IN (SELECT value FROM json_each(head.labels))";
         self.and_any(&format!("NOT EXISTS ({missing})"), query.labels().into_iter());

@@ -21,6 +21,16 @@ pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
     id << 32 | seq.min(MAX_RECORDS) as i64
 }
 
+/// Removes what a session was found by.
+pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: &str) -> Done<()> {
+    let mut delete =
+        conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND key = unhex(?2) AND head_id = ?3")?;
+    for key in matches.as_bytes().chunks(32) {
+        delete.execute(params![tenant, str::from_utf8(key).unwrap_or_default(), id])?;
+    }
+    Ok(())
+}
+
 /// A commit as rows.
 pub(super) struct Write {
     base: Option<Seq>,
@@ -35,6 +45,8 @@ pub(super) struct Write {
     due_at: Option<i64>,
     seq: Seq,
     hash: VisibleHash,
+    match_keys: Vec<VisibleHash>,
+    matches: String,
     parent: Option<(SessionId, Seq)>,
     lease_until: Option<i64>,
     title: String,
@@ -63,7 +75,7 @@ impl Row {
 
 /// What the writer must agree with, and what the common step leaves as it is.
 const STORED: &str = "
-    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels
+    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, matches
     FROM head WHERE tenant = ?1 AND session = ?2";
 
 /// The common step: only what was said and when is new. Other columns are not named, because an index is written if one of
@@ -86,6 +98,9 @@ const CREATE: &str = "
         :lease_until, :title, :labels, :card)
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
 
+/// What the session is found by has changed as well.
+const MATCHES: &str = "UPDATE head SET matches = ?2 WHERE id = ?1";
+
 impl Write {
     pub fn new(commit: &Commit) -> Result<Self> {
         commit.check()?;
@@ -106,6 +121,8 @@ impl Write {
             due_at: head.due_at.map(|t| t.as_microsecond()),
             seq: head.seq,
             hash: head.mark.hash,
+            matches: head.mark.match_keys().iter().map(ToString::to_string).collect(),
+            match_keys: head.mark.match_keys(),
             parent: head.parent.as_ref().map(|p| (p.session.clone(), p.seq)),
             lease_until: head.lease.as_ref().map(|l| l.until.as_microsecond()),
             title: head.folded_title(),
@@ -164,7 +181,14 @@ impl Write {
             && text(10, Some(&self.title))?
             && text(11, Some(&self.labels))?;
         let leased = row.get::<_, Option<i64>>(9)? == self.lease_until;
+        let matched = match text(12, Some(&self.matches))? {
+            true => None,
+            false => Some(row.get::<_, String>(12)?),
+        };
         drop(rows);
+        if let Some(matched) = matched {
+            self.rematch(conn, id, &matched)?;
+        }
         if !same || moved {
             return self.change(conn, file, id, moved);
         }
@@ -177,6 +201,17 @@ impl Write {
             }
         };
         Ok(id)
+    }
+
+    /// Replaces what the session is found by.
+    fn rematch(&self, conn: &Connection, id: i64, stored: &str) -> Done<()> {
+        remove_matches(conn, self.tenant.as_str(), id, stored)?;
+        let mut insert = conn.prepare_cached("INSERT INTO head_match VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?;
+        for key in &self.match_keys {
+            insert.execute(params![self.tenant.as_str(), key.0, id])?;
+        }
+        conn.prepare_cached(MATCHES)?.execute(params![id, self.matches])?;
+        Ok(())
     }
 
     fn change(&self, conn: &Connection, file: &File, id: i64, moved: bool) -> Done<i64> {
@@ -219,7 +254,12 @@ impl Write {
                 let what = "the number of sessions in this file".to_owned();
                 Err(Error::TooLarge { what, limit: "sqlite_sessions", max: MAX_SESSIONS }.into())
             }
-            Some(id) => Ok(id),
+            Some(id) => {
+                if !self.match_keys.is_empty() {
+                    self.rematch(conn, id, "")?;
+                }
+                Ok(id)
+            }
             None => Err(self.exists()),
         }
     }

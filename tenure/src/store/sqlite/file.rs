@@ -2,6 +2,7 @@
 
 use super::{Done, Fault};
 use crate::error::{Error, Result};
+use crate::store::FORMAT;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,10 @@ use std::{fmt, thread};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Each is applied once, in its own transaction; the number of those that were is the file's `user_version`.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_init.sql")];
+const MIGRATIONS: [&str; FORMAT as usize] = [
+    include_str!("../../../migrations/sqlite/0001_init.sql"),
+    include_str!("../../../migrations/sqlite/0002_match.sql"),
+];
 
 /// How long to wait for another process that writes.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

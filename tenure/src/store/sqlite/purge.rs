@@ -1,6 +1,6 @@
 //! Purging: a session goes, and the forks that lean on its log keep what is theirs.
 
-use super::commit::record_key;
+use super::commit::{record_key, remove_matches};
 use super::file::File;
 use super::{Done, cards, items};
 use crate::head::Head;
@@ -9,11 +9,11 @@ use crate::store::Owner;
 use rusqlite::{Connection, OptionalExtension, params};
 
 pub(super) fn purge(conn: &Connection, file: &File, key: &Key) -> Done<()> {
-    let sql = "SELECT id, card FROM head WHERE tenant = ?1 AND session = ?2";
-    let gone = conn
-        .prepare_cached(sql)?
-        .query_row([key.tenant.as_str(), key.session.as_str()], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?)));
-    let Some((id, card)) = gone.optional()? else { return Ok(()) };
+    let sql = "SELECT id, card, matches FROM head WHERE tenant = ?1 AND session = ?2";
+    let gone = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
+        Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?, r.get::<_, String>(2)?))
+    });
+    let Some((id, card, matches)) = gone.optional()? else { return Ok(()) };
     let forks = forks(conn, file, key)?;
     if !forks.is_empty() {
         // Only now: a damaged card must not keep a session without forks from being purged.
@@ -29,6 +29,7 @@ pub(super) fn purge(conn: &Connection, file: &File, key: &Key) -> Done<()> {
     .execute(params![key.tenant.as_str(), id])?;
     conn.prepare_cached("DELETE FROM blob_use WHERE head_id = ?1")?.execute([id])?;
     items::clear(conn, &key.tenant, &Owner::Session(key.session.clone()))?;
+    remove_matches(conn, key.tenant.as_str(), id, &matches)?;
     conn.prepare_cached("DELETE FROM head WHERE id = ?1")?.execute([id])?;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Files that are damaged, foreign or from the future: the error says what is wrong and where.
 
 use super::*;
+use crate::store::FORMAT;
 
 async fn refusal(file: &str) -> String {
     SqliteStore::open(file).await.unwrap_err().to_string()
@@ -56,9 +57,10 @@ async fn a_newer_format_is_refused() {
     let place = three_messages().await;
     let sql = place.sql();
     sql.pragma_update(None, "user_version", 7).unwrap();
-    let want = format!("sqlite {} has format 7, and this version reads up to 1; use a newer version", place.file());
+    let want =
+        format!("sqlite {} has format 7, and this version reads up to {FORMAT}; use a newer version", place.file());
     assert_eq!(refusal(&place.file()).await, want);
-    sql.pragma_update(None, "user_version", 1).unwrap();
+    sql.pragma_update(None, "user_version", FORMAT).unwrap();
     SqliteStore::open(&place.file()).await.unwrap();
 }
 

@@ -375,7 +375,7 @@ async fn records_of_all_sizes_and_kinds_come_back() {
             5 => {
                 let (run, message) =
                     (Some(RunId::new("r").unwrap()), Message::assistant(&"ö\"".repeat(dice.roll(999))));
-                log.push(Entry::Message(Post { run, lead: n % 3 == 0, message }))
+                log.push(Entry::Message(Post { run, lead: n % 3 == 0, ..Post::from(message) }))
             }
             _ if n % 100 == 0 => log.say(&"long ".repeat(20_000)),
             _ => log.say(&"é".repeat(dice.roll(2000))),

@@ -1,0 +1,81 @@
+//! The client that waits for a run, and what becomes of the run when it goes away.
+
+use crate::server::Shared;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tenure::{OnDisconnect, Principal, RunId, SessionId, Turn};
+
+/// A client that waits for an answer. If it is dropped before the answer was sent, the client has gone away.
+pub(super) struct Connection(Client);
+
+/// The same, as the run knows it.
+#[derive(Clone)]
+pub(super) struct Client {
+    app: Shared,
+    who: Principal,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+enum State {
+    /// Nothing has to be done when it goes away.
+    #[default]
+    Waiting,
+    /// This run is cancelled when it goes away.
+    Running(SessionId, RunId),
+    /// It went away before its run began.
+    Gone,
+    Answered,
+}
+
+impl Connection {
+    pub fn new(app: Shared, who: Principal) -> Self {
+        Self(Client { app, who, state: Arc::default() })
+    }
+
+    pub fn client(&self) -> Client {
+        self.0.clone()
+    }
+
+    /// The client has its answer.
+    pub fn answered(&self) {
+        *self.0.lock() = State::Answered;
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let state = std::mem::replace(&mut *self.0.lock(), State::Gone);
+        if let State::Running(id, run) = state {
+            self.0.cancel(id, run);
+        }
+    }
+}
+
+impl Client {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Its run begins. What becomes of it is said by the request, else by the assistant, else by the configuration.
+    pub fn began(&self, turn: &Turn, asked: Option<OnDisconnect>) {
+        let rule = asked.or(turn.on_disconnect()).unwrap_or(self.app.config.sessions.on_disconnect);
+        if rule == OnDisconnect::Finish {
+            return;
+        }
+        let (id, run) = (turn.session_id.clone(), turn.run.clone());
+        let mut state = self.lock();
+        match *state {
+            State::Gone => self.cancel(id, run),
+            _ => *state = State::Running(id, run),
+        }
+    }
+
+    fn cancel(&self, id: SessionId, run: RunId) {
+        let (app, who) = (self.app.clone(), self.who.clone());
+        self.app.tasks.spawn(async move {
+            if let Err(error) = app.tenure.cancel(&who, &id, &run).await {
+                tracing::warn!(session_id = %id, run = %run, %error, "the run of a client that went away was not cancelled");
+            }
+        });
+    }
+}

@@ -1,0 +1,183 @@
+//! Clients of every kind take turns on one session, with tools and failures: nothing is lost, nothing is stored twice, and every
+//! prompt is valid.
+
+use super::traces::Log;
+use proptest::prelude::*;
+use std::collections::HashMap;
+use tenure::*;
+
+/// How a client sends its history.
+#[derive(Clone, Copy, Debug)]
+enum Style {
+    /// Only what is new; a tool loop sends its local list.
+    Append,
+    /// All that it knows.
+    Full,
+    /// The newest turns that it knows.
+    Window(usize),
+    /// The first turn, and the newest ones.
+    Pinned(usize),
+}
+
+/// What a client does after a request has failed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum OnFailure {
+    /// It forgets the question.
+    Forget,
+    /// It keeps the question in its list.
+    Keep,
+    /// It sends the same again at once.
+    Retry,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    client: usize,
+    /// How often the model calls a tool before it answers.
+    rounds: usize,
+    /// Which request of the turn fails, if any does.
+    fails_at: Option<usize>,
+    on_failure: OnFailure,
+}
+
+#[derive(Debug)]
+struct Client {
+    style: Style,
+    /// Its turns, each with its messages.
+    turns: Vec<Vec<Message>>,
+}
+
+impl Client {
+    fn request(&self) -> Vec<Message> {
+        let (known, turn) = self.turns.split_at(self.turns.len() - 1);
+        let newest = |n: usize| &known[known.len().saturating_sub(n)..];
+        let sent = match self.style {
+            Style::Append => &[],
+            Style::Full => known,
+            Style::Window(n) => newest(n),
+            Style::Pinned(n) if known.len() > n + 1 => {
+                return [&known[..1], newest(n), turn].concat().concat();
+            }
+            Style::Pinned(_) => known,
+        };
+        [sent, turn].concat().concat()
+    }
+}
+
+fn calls(id: &str) -> Message {
+    let call = serde_json::json!({"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}});
+    Message::from_value(&serde_json::json!({"role": "assistant", "content": null, "tool_calls": [call]})).unwrap()
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let failure = prop::sample::select(vec![OnFailure::Forget, OnFailure::Keep, OnFailure::Retry]);
+    let fails = prop::option::weighted(0.2, 0usize..3);
+    let step = (0usize..4, 0usize..3, fails, failure);
+    let step = step.prop_map(|(client, rounds, fails_at, on_failure)| Step { client, rounds, fails_at, on_failure });
+    prop::collection::vec(step, 1..14)
+}
+
+fn styles() -> impl Strategy<Value = Vec<Style>> {
+    let style = prop_oneof![
+        Just(Style::Append),
+        Just(Style::Full),
+        (1usize..4).prop_map(Style::Window),
+        (1usize..3).prop_map(Style::Pinned),
+    ];
+    prop::collection::vec(style, 4)
+}
+
+/// Takes one turn; the texts that were sent or answered, and whether the client has given the turn up. A client that sends
+/// lists and gives a turn up sends another question in its place: that is an edit.
+fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &mut Vec<(String, bool)>) {
+    let first = said.len();
+    let gives_up = |said: &mut Vec<(String, bool)>, client: &mut Client| {
+        client.turns.pop();
+        let edits = !matches!(client.style, Style::Append);
+        said[first..].iter_mut().for_each(|(_, given_up)| *given_up = edits);
+    };
+    let question = format!("question {n}");
+    client.turns.push(vec![Message::user(&question)]);
+    said.push((question, false));
+    let mut failed = step.fails_at;
+    let mut round = 0;
+    loop {
+        let sent = client.request();
+        if failed == Some(round) {
+            log.exchange(&sent, &[], Outcome::Failed);
+            match step.on_failure {
+                OnFailure::Retry => {
+                    failed = None;
+                    continue;
+                }
+                // A client that gives up in the middle of a tool loop forgets the loop.
+                OnFailure::Forget => gives_up(said, client),
+                OnFailure::Keep if round > 0 => gives_up(said, client),
+                OnFailure::Keep => {}
+            }
+            return;
+        }
+        let turn = client.turns.last_mut().unwrap();
+        if round == step.rounds {
+            let answer = Message::assistant(&format!("answer {n}"));
+            turn.push(answer.clone());
+            said.push((answer.text(), false));
+            log.exchange(&sent, &[answer], Outcome::Completed);
+            return;
+        }
+        let call = calls(&format!("call_{n}_{round}"));
+        let result = Message::tool(&format!("call_{n}_{round}"), &format!("result {n} {round}"));
+        log.exchange(&sent, &[call.clone()], Outcome::Completed);
+        turn.extend([call, result.clone()]);
+        said.push((result.text(), false));
+        round += 1;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn clients_that_take_turns_lose_nothing_and_double_nothing(styles in styles(), steps in steps()) {
+        let mut log = Log::new();
+        let mut clients: Vec<Client> = styles.iter().map(|s| Client { style: *s, turns: Vec::new() }).collect();
+        let mut said = Vec::new();
+        for (n, step) in steps.iter().enumerate() {
+            take_turn(&mut log, &mut clients[step.client], step, n, &mut said);
+        }
+        let session = log.session();
+        let mut stored: HashMap<String, usize> = HashMap::new();
+        for message in session.messages.iter().map(|m| &m.message).filter(|m| m.tool_calls().is_empty()) {
+            *stored.entry(message.text()).or_default() += 1;
+        }
+        for (text, given_up) in &said {
+            let times = stored.remove(text).unwrap_or(0);
+            prop_assert!(times == 1 || (times == 0 && *given_up), "{:?} in {:#?}", text, log.lines());
+        }
+        prop_assert!(stored.is_empty(), "{:?}", stored);
+    }
+
+    /// Whatever is stored and whatever is sent: a new message is stored or equals a question that stays, and a user's message is
+    /// rewound only by an edit or by `history: full`.
+    #[test]
+    fn new_messages_are_stored_and_questions_stay(styles in styles(), steps in steps(), cut in 0usize..12) {
+        let mut log = Log::new();
+        let mut clients: Vec<Client> = styles.iter().map(|s| Client { style: *s, turns: Vec::new() }).collect();
+        let mut said = Vec::new();
+        for (n, step) in steps.iter().enumerate() {
+            take_turn(&mut log, &mut clients[step.client], step, n, &mut said);
+        }
+        // Any list that ends with a question: a beginning of what is stored, and something new.
+        let session = log.session();
+        let mut messages: Vec<Message> = session.messages.iter().map(|m| m.message.clone()).collect();
+        messages.truncate(cut);
+        messages.push(Message::user("something new"));
+        let plan = reconcile(&session, &Incoming { messages: &messages, ..Incoming::default() });
+        prop_assert_eq!(plan.append.last().map(|m| m.message.text()), Some("something new".to_owned()));
+        let rewound = &session.messages[plan.keep..];
+        let anchor = messages.iter().rev().find(|m| m.role() == Role::Assistant);
+        let edited = rewound.first().is_some_and(|m| m.message.role() == Role::User && m.replies_to.is_some());
+        let users = rewound.iter().any(|m| m.message.role() == Role::User);
+        prop_assert!(!users || (edited && anchor.is_some()), "{:#?}", log.lines());
+    }
+}
