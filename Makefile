@@ -1,6 +1,6 @@
 # `make` runs what CI runs.
 .DEFAULT_GOAL := test
-.PHONY: help check lint test bench bench-http fuzz chaos clean-postgres
+.PHONY: help check lint test bench bench-http fuzz chaos traces clean-postgres
 
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
@@ -24,14 +24,18 @@ lint: ## formatting and lints
 	cargo clippy $(all) --all-targets -- -D warnings
 
 # Without the lints: from nothing they take five minutes, because they look at every dependency once more. `make check` has them.
-test: ## formatting, then every test, with a PostgreSQL, a model and a Python environment of its own
+test: ## formatting, then every test, with a PostgreSQL, a model, and Python and Node environments of its own
 	cargo fmt --all --check
 	scripts/python-env.sh true
 	scripts/with-model.sh scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
 	scripts/python-env.sh pytest -q -p no:cacheprovider tenure-server/tests/python
+	scripts/with-postgres.sh scripts/node-env.sh scripts/clients-env.sh pytest -q tenure-server/tests/clients
 
 chaos: ## three nodes killed, stopped and woken up for a minute, while the database is restarted
 	CHAOS_SECONDS=60 CHAOS_RUNS=800 scripts/with-postgres.sh cargo test --locked -p tenure-server --all-features --test it -- --nocapture nodes::
+
+traces: ## record what client libraries send, into target/traces
+	scripts/record-traces.sh target/traces
 
 bench: ## benchmarks, with a PostgreSQL of its own
 	scripts/bench-peers.sh

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Prepares the Python environment of the server's tests in target/python, with the versions in requirements.txt, and runs a command in it:
+# Prepares the Python environment of the server's tests in target/python, with the versions in requirements.txt, and runs a
+# command in it:
 #
 #   scripts/python-env.sh pytest tenure-server/tests/python
 #
-# Installs only what is missing or has changed.
+# PYTHON_TESTS names another directory of tests with an environment of its own (clients-env.sh). Installs only when the
+# versions have changed.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd -P)
-wanted=$root/tenure-server/tests/python/requirements.txt
+tests=${PYTHON_TESTS:-python}
+wanted=$root/tenure-server/tests/$tests/requirements.txt
 venv=$root/target/python
+[ "$tests" = python ] || venv=$root/target/$tests-python
 
 if ! cmp -s "$wanted" "$venv/installed"; then
     rm -rf "$venv"
@@ -23,7 +27,7 @@ if ! cmp -s "$wanted" "$venv/installed"; then
         }
         python3 -m venv "$venv"
     fi
-    echo "python-env.sh: installing the Python test environment into target/python" >&2
+    echo "python-env.sh: installing the packages of tests/$tests into target/${venv##*/}" >&2
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
     cp "$wanted" "$venv/installed"
 fi
