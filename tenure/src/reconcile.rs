@@ -8,6 +8,7 @@
 
 mod align;
 mod full;
+mod index;
 mod overlay;
 
 use crate::entry::{Outcome, Post};
@@ -17,6 +18,7 @@ use crate::message::{Message, Role};
 use crate::review::notice_answer;
 use crate::session::{Said, Session};
 use align::Alignment;
+use index::{Stored, keys};
 pub use overlay::Overlay;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -126,7 +128,7 @@ pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
     let (system, rest) = messages.split_at(split);
     let stored = &session.messages[..];
     let spoken = stored.iter().any(|m| !m.message.role().instructs());
-    let rows = Rows { session, stored, rest, may_rewind: true, is_retry: incoming.is_retry };
+    let rows = Rows { session, stored: &Stored::new(stored), rest, may_rewind: true, is_retry: incoming.is_retry };
     let plan = match incoming.history {
         _ if rest.is_empty() || !spoken => rows.append_all(0),
         // Bare tool results are never a whole history.
@@ -179,7 +181,7 @@ fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> C
 /// The rows of the reconciliation table.
 struct Rows<'a> {
     session: &'a Session,
-    stored: &'a [Said],
+    stored: &'a Stored<'a>,
     /// The request without its system prompt.
     rest: &'a [Message],
     may_rewind: bool,
@@ -216,7 +218,7 @@ impl<'a> Rows<'a> {
         // The last assistant message that is stored is the anchor, and everything after it is new.
         let earlier = rest[..end].iter().enumerate().rev().filter(|(_, m)| m.role() == Role::Assistant);
         for (end, _) in earlier {
-            if let Some(located) = align::locate(self.stored, rest, end) {
+            if let Some(located) = align::locate_anywhere(self.stored, rest, end) {
                 let alignment = Alignment::new(self.stored, rest, end, located.position);
                 return self.after_anchor(end + 1, located, &alignment);
             }
@@ -360,17 +362,17 @@ impl<'a> Rows<'a> {
         let new = &self.rest[after..];
         let is_user = |m: &Said| m.message.role() == Role::User;
         let mut spoken = self.stored[..keep].iter().filter(|m| !m.message.role().instructs()).peekable();
-        let mut failed = Vec::new();
+        let mut failed = HashSet::new();
         if new.len() > 1 && new[0].role() == Role::User {
             while let Some(said) = spoken.next() {
                 let unanswered = spoken.peek().is_none_or(|next| is_user(next));
                 if is_user(said) && unanswered {
-                    failed.push(&said.message);
+                    failed.extend(keys(&said.message));
                 }
             }
         }
         let more = &new[..new.len().saturating_sub(1)];
-        more.iter().take_while(|m| m.role() == Role::User && failed.iter().any(|f| f.is_same(m))).count()
+        more.iter().take_while(|m| m.role() == Role::User && keys(m).iter().any(|key| failed.contains(key))).count()
     }
 
     /// Row 5: the last question again, as an answer to the anchor.
@@ -494,17 +496,15 @@ impl<'a> Rows<'a> {
             return;
         }
         let id = renamed.get(&theirs).unwrap_or(&theirs);
-        let stored = &self.stored[..keep];
-        let calls = |m: &Said| m.message.call_ids().iter().any(|call| call == id);
-        let anchor = alignment.map(|a| a.position).filter(|p| *p < keep && calls(&stored[*p]));
-        let Some(call) = anchor.or_else(|| stored.iter().rposition(calls)) else {
+        let stored = self.stored;
+        let calls = |p: &usize| stored[*p].message.call_ids().iter().any(|call| call == id);
+        let anchor = alignment.map(|a| a.position).filter(|p| *p < keep && calls(p));
+        let Some(call) = anchor.or_else(|| stored.call_before(id, keep)) else {
             admitted.orphans.push(theirs);
             return;
         };
-        let known = stored[call..].iter().position(|m| m.message.answers().as_deref() == Some(id));
-        match known {
+        match stored.result_of(id, call).filter(|p| *p < keep) {
             Some(at) => {
-                let at = call + at;
                 admitted.last_known = admitted.last_known.max(Some(at));
                 match stored[at].message.says_the_same(result) {
                     true => admitted.known += 1,

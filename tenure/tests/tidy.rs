@@ -6,12 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Pure: they decide, and leave waiting, time and storage to their callers.
-const RULE_FILES: [&str; 9] = [
+const RULE_FILES: [&str; 10] = [
     "src/session.rs",
     "src/mark.rs",
     "src/reconcile.rs",
     "src/reconcile/align.rs",
     "src/reconcile/full.rs",
+    "src/reconcile/index.rs",
     "src/reconcile/overlay.rs",
     "src/history.rs",
     "src/summary.rs",

@@ -1,11 +1,12 @@
 //! Where the messages of a request stand in the session: the anchor, and what precedes it.
 
+use super::index::Stored;
 use super::overlay::Overlay;
 use crate::message::meaning::{CallMatch, pair_calls};
 use crate::message::{Message, Role};
 use crate::session::Said;
-use std::collections::HashMap;
-use std::ops::Range;
+use std::collections::{HashMap, HashSet};
+use std::ops::RangeFrom;
 
 /// So many messages before an anchor are compared to tell candidates apart.
 const CONTEXT: usize = 32;
@@ -21,18 +22,23 @@ pub(super) struct Located {
 }
 
 /// Finds the stored message that the assistant message at `end` of a request is.
-pub(super) fn locate(stored: &[Said], rest: &[Message], end: usize) -> Option<Located> {
-    let turn = super::last_turn(stored);
+pub(super) fn locate(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
+    // The common case: it is in the last turn, and so is its question.
+    let recent = best(stored, super::last_turn(stored).., &rest[end]);
+    if let Some(position) = recent.last().filter(|p| question_agrees(stored, **p, rest, end)) {
+        return Some(Located { position: *position, is_tie: false, question_agrees: true });
+    }
+    locate_anywhere(stored, rest, end)
+}
+
+/// The same without the common case: costs the number of equal messages, once the session is indexed.
+pub(super) fn locate_anywhere(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
     let found = |position, is_tie| {
         let question_agrees = question_agrees(stored, position, rest, end);
         Some(Located { position, is_tie, question_agrees })
     };
-    // The common case: it is in the last turn, and so is its question.
-    let recent = candidates(stored, turn..stored.len(), &rest[end]);
-    if let Some(position) = recent.last().filter(|p| question_agrees(stored, **p, rest, end)) {
-        return found(*position, false);
-    }
-    let all = candidates(stored, 0..stored.len(), &rest[end]);
+    let candidates = stored.same_as(&rest[end], stored.len());
+    let all = best_of(stored, candidates.into_iter(), &rest[end]);
     if all.len() <= 1 {
         return found(*all.first()?, false);
     }
@@ -42,10 +48,15 @@ pub(super) fn locate(stored: &[Said], rest: &[Message], end: usize) -> Option<Lo
     found(all[latest], scores.iter().filter(|score| **score == best).count() > 1)
 }
 
-/// The places of stored messages that are the same as this assistant message. Among those with tool calls, only the best kind of
-/// agreement counts: an id that is known is never overruled by equal arguments.
-fn candidates(stored: &[Said], range: Range<usize>, message: &Message) -> Vec<usize> {
-    let assistants = range.filter(|p| stored[*p].message.role() == Role::Assistant);
+/// The places in a range of stored messages that are the same as this assistant message.
+fn best(stored: &[Said], range: RangeFrom<usize>, message: &Message) -> Vec<usize> {
+    best_of(stored, range.take_while(|p| *p < stored.len()), message)
+}
+
+/// Those of the places that are the same as this assistant message. Among those with tool calls, only the best kind of agreement
+/// counts: an id that is known is never overruled by equal arguments.
+fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
+    let assistants = places.filter(|p| stored[*p].message.role() == Role::Assistant);
     if message.call_ids().is_empty() {
         return assistants.filter(|p| stored[*p].message.is_same(message)).collect();
     }
@@ -96,21 +107,18 @@ pub(super) struct Alignment {
 
 impl Alignment {
     /// Walks back from the anchor. Costs the length of the request, unless messages differ: then the session is indexed once.
-    pub fn new(stored: &[Said], rest: &[Message], end: usize, position: usize) -> Self {
+    pub fn new(stored: &Stored<'_>, rest: &[Message], end: usize, position: usize) -> Self {
         let mut pairs = vec![None; end + 1];
         pairs[end] = Some(position);
-        let mut index: Option<Index<'_>> = None;
-        // The last stored message that is not paired yet.
+        // The last stored message that is not paired yet, and the results that are.
         let mut next = position;
-        let mut results = position;
+        let mut results = HashSet::new();
         for j in (0..end).rev() {
             let message = &rest[j];
             if message.role() == Role::Tool {
                 // Results of parallel calls may come in another order.
-                let found = (0..results)
-                    .rev()
-                    .take_while(|p| stored[*p].message.role() != Role::User)
-                    .find(|p| stored[*p].message.is_same(message) && !pairs[j..].contains(&Some(*p)));
+                let found = stored.result_before(message, next, &results);
+                results.extend(found);
                 pairs[j] = found;
                 continue;
             }
@@ -119,13 +127,10 @@ impl Alignment {
                 p -= 1;
             }
             let here = p.checked_sub(1).filter(|p| stored[*p].message.is_same(message));
-            let found = here.or_else(|| {
-                let index = index.get_or_insert_with(|| Index::new(stored, position));
-                index.find(next, rest, j)
-            });
+            let found = here.or_else(|| find_before(stored, next, rest, j));
             if let Some(found) = found {
                 pairs[j] = Some(found);
-                (next, results) = (found, found);
+                next = found;
             }
         }
         let mut alignment = Self { end, position, pairs, replaced: Vec::new(), left_out: 0 };
@@ -134,18 +139,21 @@ impl Alignment {
     }
 
     /// Pairs the results of calls whose ids the client renamed.
-    fn pair_renamed_results(&mut self, stored: &[Said], rest: &[Message]) {
+    fn pair_renamed_results(&mut self, stored: &Stored<'_>, rest: &[Message]) {
         let is_open = |j: &usize| self.pairs[*j].is_none() && rest[*j].role() == Role::Tool;
         let open: Vec<usize> = (0..self.end).filter(is_open).collect();
+        if open.is_empty() {
+            return;
+        }
+        // Their ids and ours, and where the call is stored.
+        let mut ours: HashMap<String, (String, usize)> = HashMap::new();
+        for (j, position) in self.pairs.iter().enumerate().filter_map(|(j, p)| Some((j, (*p)?))) {
+            let renamed = renamed(&stored[position].message, &rest[j]).into_iter();
+            ours.extend(renamed.map(|(theirs, id)| (theirs, (id, position))));
+        }
         for j in open {
-            let theirs = rest[j].tool_call_id().unwrap_or_default();
-            let calls = |j: &usize| rest[*j].call_ids().iter().any(|id| *id == theirs);
-            let call = (0..j).rev().find(calls).and_then(|j| Some((j, self.pairs[j]?)));
-            let Some((call, position)) = call else { continue };
-            let ours = renamed(&stored[position].message, &rest[call]).remove(&theirs);
-            let Some(ours) = ours else { continue };
-            let answers = |p: &usize| stored[*p].message.answers().as_deref() == Some(&*ours);
-            self.pairs[j] = (position..self.position).find(answers);
+            let named = rest[j].tool_call_id().and_then(|id| ours.get(&id));
+            self.pairs[j] = named.and_then(|(id, call)| stored.result_of(id, *call)).filter(|p| *p < self.position);
         }
     }
 
@@ -268,54 +276,12 @@ fn skipped(stored: &Said, message: &Message) -> bool {
     prompt || (stored.message.is_tool_turn() && !stored.message.is_same(message))
 }
 
-/// The stored messages before an anchor by what they are compared by.
-struct Index<'a> {
-    stored: &'a [Said],
-    places: HashMap<[u8; 32], Vec<usize>>,
-}
-
-impl<'a> Index<'a> {
-    fn new(stored: &'a [Said], end: usize) -> Self {
-        let mut places: HashMap<_, Vec<usize>> = HashMap::new();
-        for (p, said) in stored[..end].iter().enumerate().filter(|(_, m)| !m.lead) {
-            for key in keys(&said.message) {
-                places.entry(key).or_default().push(p);
-            }
-        }
-        Self { stored, places }
+/// The place before `next` of the message at `j`: where the message before it agrees as well, or the only one.
+fn find_before(stored: &Stored<'_>, next: usize, rest: &[Message], j: usize) -> Option<usize> {
+    let found = stored.same_as(&rest[j], next);
+    match found[..] {
+        [] => None,
+        [only] => Some(only),
+        _ => found.into_iter().rev().find(|p| agreeing_before(stored, *p, rest, j) > 0),
     }
-
-    /// The place before `next` of the message at `j`: where the message before it agrees as well, or the only one.
-    fn find(&self, next: usize, rest: &[Message], j: usize) -> Option<usize> {
-        let mut found: Vec<usize> = keys(&rest[j])
-            .iter()
-            .filter_map(|key| self.places.get(key))
-            .flatten()
-            .copied()
-            .filter(|p| *p < next && self.stored[*p].message.is_same(&rest[j]))
-            .collect();
-        found.sort_unstable();
-        found.dedup();
-        match found[..] {
-            [] => None,
-            [only] => Some(only),
-            _ => found.into_iter().rev().find(|p| agreeing_before(self.stored, *p, rest, j) > 0),
-        }
-    }
-}
-
-/// What a message is looked up by: its tool calls, or its role and text.
-fn keys(message: &Message) -> Vec<[u8; 32]> {
-    let hash = |parts: &[&[u8]]| {
-        let mut hash = blake3::Hasher::new();
-        for part in parts {
-            hash.update(&(part.len() as u64).to_le_bytes()).update(part);
-        }
-        *hash.finalize().as_bytes()
-    };
-    let calls = message.tool_calls();
-    if calls.is_empty() {
-        return vec![hash(&[&[message.role() as u8], message.meaning().text.as_bytes()])];
-    }
-    calls.iter().flat_map(|c| [hash(&[b"id", c.id.as_bytes()]), hash(&[b"name", c.name.as_bytes()])]).collect()
 }
