@@ -261,7 +261,14 @@ impl Plan {
             self.miss(app, latest, "the run before was still on").await?;
         } else {
             let count = state.count + 1;
-            let (session, run) = self.fire(app, latest, count).await?;
+            let (session, run) = match self.fire(app, latest, count).await {
+                Err(tenure::Error::Gone { session_id, status }) => {
+                    let why = format!("its session {session_id} is {status}; restore it, or purge it");
+                    self.miss(app, latest, &why).await?;
+                    return Ok(self.next(latest));
+                }
+                fired => fired?,
+            };
             metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
             self.note(app, &Note::Ran { at: latest, count, session, run }).await?;
         }

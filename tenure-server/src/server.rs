@@ -25,7 +25,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tenure::{Model, Tenure};
+use tenure::{Model, Tenure, Tools};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -91,6 +91,14 @@ impl App {
         let transcripts = Transcripts::new(&config);
         transcripts.install(&tenure);
         crate::hooks::install(&tenure, &config)?;
+        let interpreters = tools.clone();
+        tenure.on_archive(move |old, _| {
+            let tools = interpreters.clone();
+            async move {
+                tools.end(&old.key()).await;
+                Ok(())
+            }
+        });
         let workspaces = crate::workspace::Workspaces::new(&config)?;
         let (tasks, census) = Default::default();
         let run_hooks = crate::hooks::run_hooks(&config)?;

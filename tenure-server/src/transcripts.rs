@@ -81,6 +81,26 @@ impl Transcripts {
             let (this, store, redaction) = (this.clone(), store.clone(), redaction.clone());
             async move { this.keep(&*store, redaction, session).await.map_err(|e| e.to_string()) }
         });
+        let this = self.clone();
+        tenure.on_archive(move |old, new| {
+            let this = this.clone();
+            async move { this.rename(&old, &new).await.map_err(|e| e.to_string()) }
+        });
+    }
+
+    /// Gives the file of a session that moves to another id the name of that id: the next session under the old id writes its own.
+    async fn rename(&self, old: &Head, new: &Head) -> tenure::Result<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let mut known = self.known.lock().await;
+        known.remove(&old.key());
+        let (from, to) = (file(dir, old), file(dir, new));
+        blocking(move || match fs::rename(&from, &to) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::unavailable(format!("{}: {e}", from.display())))
+            }
+            _ => Ok(()),
+        })
+        .await
     }
 
     async fn keep(&self, store: &dyn Store, redaction: Redaction, session: Arc<Session>) -> tenure::Result<()> {

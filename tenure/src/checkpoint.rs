@@ -218,6 +218,7 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Ti
         tags: info.tags,
         metadata: info.metadata,
         parent: Some(parent),
+        began_at: None,
     };
     Record { seq: place.seq + 1, at, entry: Entry::created(created) }
 }

@@ -125,7 +125,8 @@ macro_rules! conformance {
                 everything_of_a_session_goes
                 a_purge_can_be_repeated
                 other_sessions_stay
-                an_id_can_be_used_again;
+                an_id_can_be_used_again
+                a_purge_may_expect_a_state;
             forks:
                 a_fork_needs_its_parent
                 a_fork_can_not_leave_beyond_the_end

@@ -131,6 +131,9 @@ pub struct Created {
     /// What it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
+    /// When it really began, if it is an ended session that was moved to another id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_at: Option<Timestamp>,
 }
 
 /// Where a fork left its parent. The fork's first record is `seq + 1`.

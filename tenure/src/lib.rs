@@ -39,6 +39,7 @@
 
 mod answer;
 mod append;
+mod archive;
 mod assistant;
 mod batch;
 mod busy;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const MEMORY: &str = "memory";
-const TRACES: &str = "memory-traces";
+pub(crate) const TRACES: &str = "memory-traces";
 /// Where it is written down which shelves have memories, so that they can be given new vectors.
 const SHELVES: &str = "memory-shelves";
 /// Belongs to no tenant.
@@ -138,9 +138,9 @@ pub(crate) fn findable(text: &str) -> String {
 
 /// That a memory elsewhere came from here.
 #[derive(Serialize, Deserialize)]
-struct Trace {
+pub(crate) struct Trace {
     id: String,
-    owner: String,
+    pub owner: String,
     source: String,
 }
 

@@ -36,7 +36,8 @@ pub enum OnExpired {
     /// It goes on with it.
     #[default]
     Restore,
-    /// The old one is purged, and a new one begins.
+    /// The old session ends with its hooks and moves to another id, where it can be read and restored until its retention ends. A new
+    /// session starts.
     Fresh,
     /// It is refused.
     Reject,
@@ -259,6 +260,12 @@ impl Tenure {
                     redo = true;
                     continue;
                 }
+                // Found by content, and deleted since: the request did not name it.
+                Err(Error::Gone { status: "deleted", .. }) if ask.session.is_none() && claim.is_none() => {
+                    id = SessionId::generate();
+                    tries += 1;
+                    continue;
+                }
                 Err(Error::Gone { status, session_id }) => {
                     self.reopen(who, &session_id, status, ask.on_expired).await?;
                     tries += 1;
@@ -328,7 +335,11 @@ impl Tenure {
         let session = match &ask.session {
             Some(id) => match self.load(who, id).await {
                 Ok(session) => Some(session),
-                Err(Error::NotFound { .. } | Error::Gone { .. }) => None,
+                Err(Error::NotFound { .. }) => None,
+                Err(Error::Gone { status: "expired", .. }) if ask.on_expired == OnExpired::Fresh => None,
+                Err(Error::Gone { status: "expired", .. }) if ask.on_expired == OnExpired::Restore => {
+                    Some(self.load_any(who, id).await?)
+                }
                 Err(e) => return Err(e),
             },
             None => None,
@@ -383,12 +394,12 @@ impl Tenure {
         Ok(())
     }
 
-    /// Brings a session that has ended back, or makes room for a new one under its id.
+    /// Restores an expired session, or moves it to another id so that a new one can start. A deleted session stays as it is.
     async fn reopen(&self, who: &Principal, id: &SessionId, status: &'static str, rule: OnExpired) -> Result<()> {
         match (status, rule) {
-            ("deleted", _) | (_, OnExpired::Fresh) => self.purge(who, id).await.map(drop),
+            ("deleted", _) | (_, OnExpired::Reject) => Err(Error::Gone { session_id: id.clone(), status }),
             (_, OnExpired::Restore) => self.restore(who, id).await.map(drop),
-            (_, OnExpired::Reject) => Err(Error::Gone { session_id: id.clone(), status }),
+            (_, OnExpired::Fresh) => self.archive(who, id).await,
         }
     }
 

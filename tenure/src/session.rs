@@ -543,7 +543,8 @@ impl Head {
         let c = created.clone();
         let session_id = self.info.session_id.clone();
         let (model, title, tags, metadata) = (c.model, c.title, c.tags, c.metadata);
-        self.info = SessionInfo { session_id, created_at: at, updated_at: at, model, title, tags, metadata };
+        let created_at = c.began_at.unwrap_or(at);
+        self.info = SessionInfo { session_id, created_at, updated_at: at, model, title, tags, metadata };
         (self.user, self.assistant, self.thread) = (c.user, c.assistant, c.thread);
         (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
         (self.run, self.lease) = (None, None);

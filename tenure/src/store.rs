@@ -88,6 +88,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// deleted and can be restored count as living.
     async fn purge(&self, key: &Key) -> Result<()>;
 
+    /// The same, but only if the session is still the one that began at `created_at` and its log still ends at `seq`; else
+    /// [`Error::Conflict`], and nothing is changed. A session that does not exist is no conflict. The check and the purge are one
+    /// atomic step: a commit that was acknowledged in between is never destroyed.
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()>;
+
     /// Puts an item on a shelf, in place of one with the same key. `keep` bounds the shelf: beyond it, the least recently used
     /// items go (never the new one); while several are put at once it may hold a few more. NUL characters are refused. A shelf of a session that does not exist takes nothing ([`Error::NotFound`]).
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()>;

@@ -205,12 +205,21 @@ impl Tenure {
                 _ => Ok(Some(End::Decided)),
             },
             _ if head.status.is_live() => Ok(self.end(head, Ending::Expired, now).await?.then_some(End::Expired)),
-            _ => self.purge_key(&key).await.map(|()| Some(End::Purged)),
+            _ => {
+                let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
+                self.forget(&key);
+                match purged {
+                    Ok(()) => Ok(Some(End::Purged)),
+                    // Restored meanwhile.
+                    Err(Error::Conflict { .. }) => Ok(None),
+                    Err(e) => Err(e),
+                }
+            }
         }
     }
 
     /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
-    async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
+    pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
         let hooks = self.hooks().read().unwrap_or_else(|e| e.into_inner()).clone();
         if !hooks.is_empty() {
             let session = Arc::new(self.attach(self.fold(head.clone()).await?).await?);

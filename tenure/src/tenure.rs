@@ -1,5 +1,6 @@
 //! The front door: open a house, and the everyday verbs of its sessions. Each loads, asks a rule, and commits.
 
+use crate::archive::ArchiveHook;
 use crate::assistant::Assistants;
 use crate::busy::Gates;
 use crate::checkpoint::Watch;
@@ -70,6 +71,7 @@ pub(crate) struct House {
     hot: HotSessions,
     hooks: RwLock<Vec<Hook>>,
     watches: RwLock<Vec<Watch>>,
+    archive_hooks: RwLock<Vec<ArchiveHook>>,
     /// So many of the longest idle could not be sent away by the last pass of the sweep.
     stuck: AtomicUsize,
     gates: Gates,
@@ -131,6 +133,7 @@ impl Tenure {
 
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let (hot, memories) = (hot_sessions(options.cache_bytes), Memories::new(options.vector_bytes));
+        let archive_hooks = RwLock::default();
         let (assistants, hooks, watches, stuck, gates, key_gates, compact_gates) = Default::default();
         Self {
             house: Arc::new(House {
@@ -140,6 +143,7 @@ impl Tenure {
                 hot,
                 hooks,
                 watches,
+                archive_hooks,
                 stuck,
                 gates,
                 key_gates,
@@ -200,6 +204,10 @@ impl Tenure {
 
     pub(crate) fn watches(&self) -> &RwLock<Vec<Watch>> {
         &self.house.watches
+    }
+
+    pub(crate) fn archive_hooks(&self) -> &RwLock<Vec<ArchiveHook>> {
+        &self.house.archive_hooks
     }
 
     pub(crate) fn stuck(&self) -> &AtomicUsize {

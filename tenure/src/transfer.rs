@@ -91,6 +91,9 @@ impl Tenure {
         for _ in 0..=self.limits().max_retries {
             let replaced = self.write(who, id, Need::Session, |state, now| {
                 let session = self.whole_ref(state, id)?;
+                if session.status == Status::Deleted {
+                    return Err(Error::Gone { session_id: id.clone(), status: Status::Deleted.as_str() });
+                }
                 let mut all = Vec::new();
                 if session.status != Status::Active {
                     all.push(Entry::Status { to: Status::Active, reason: Some("imported".to_owned()) });
@@ -194,7 +197,7 @@ impl From<Session> for Export {
 
 fn created(who: &Principal, export: &Export) -> Created {
     let Export { assistant, thread, model, title, tags, metadata, .. } = export.clone();
-    Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, parent: None }
+    Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, ..Created::default() }
 }
 
 /// Messages and checkpoints in the order in which they happened.

@@ -50,7 +50,7 @@ use tracing::Instrument;
         (status = 404, description = "No such model", body = ErrorBody),
         (status = 408, description = "The body came too slowly; nothing was changed", body = ErrorBody),
         (status = 409, description = "The session is busy or paused, belongs to another assistant, or its run was cancelled", body = ErrorBody),
-        (status = 410, description = "The session was deleted, or has expired (`on_expired: reject`)", body = ErrorBody),
+        (status = 410, description = "The session was deleted, or has expired (`on_expired: reject`); `POST /sessions/{id}/restore` restores it", body = ErrorBody),
         (status = 413, description = "Over a limit", body = ErrorBody),
         (status = 415, description = "Not JSON", body = ErrorBody),
         (status = 422, description = "The idempotency key came with another body before", body = ErrorBody),

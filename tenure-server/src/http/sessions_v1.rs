@@ -186,6 +186,6 @@ pub async fn fork(
     let who = caller.writes()?;
     let new = body.session_id.map(SessionId::new).transpose()?;
     let at = body.turns.map_or(Point::End, Point::Turn);
-    let head = app.tenure.fork(&who, &id, at, new).await.map_err(not_there)?;
+    let head = app.tenure.fork(&who, &id, at, new).await?;
     Ok(view::session(StatusCode::CREATED, &head))
 }

@@ -100,3 +100,24 @@ fn what_is_wrong_with_a_schedule_is_told_by_its_place() {
         assert!(error.contains(want), "{error}");
     }
 }
+
+/// A scheduled run whose session was deleted is missed, and the session stays as it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_session_is_not_replaced() {
+    let script = Script::default();
+    let base_url = script.start().await;
+    let clock = Clock::manual("2026-11-16T08:58:30Z".parse().unwrap());
+    let tenure = Tenure::on(Arc::new(MemoryStore::new()), Options { clock: clock.clone(), ..Options::default() });
+    let app = App::on(tenure, config(&base_url, Some("lasting"))).unwrap();
+    schedules::look(&app).await;
+    clock.advance(SignedDuration::from_secs(40));
+    schedules::look(&app).await;
+    let id = state(&app).await.session.unwrap();
+    within("it is done", async || app.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
+    app.tenure.delete(&nobody(), &id).await.unwrap();
+    clock.advance(SignedDuration::from_secs(60));
+    schedules::look(&app).await;
+    let missed = state(&app).await.missed;
+    assert!(missed.len() == 1 && missed[0].why.contains("deleted"), "{missed:?}");
+    assert_eq!(app.tenure.restore(&nobody(), &id).await.unwrap().mark.messages, 2);
+}

@@ -65,7 +65,25 @@ async fn a_session_is_begun_looked_at_changed_and_ended() {
     }
     assert_eq!(door.patch("/sessions/a", json!({"title": "x"})).await.wrong(410).0, "gone");
     assert_eq!(door.get("/v1/sessions/a").await.wrong(404).0, "not_found");
-    assert_eq!(door.post("/v1/sessions/a/fork", json!({})).await.wrong(404).0, "not_found");
+    for (method, path, body) in [
+        ("POST", "/v1/sessions/a/fork", json!({})),
+        ("PUT", "/v1/sessions/a", json!([{"role": "user", "content": "instead"}])),
+        ("POST", "/v1/chat/completions", json!({"session_id": "a", "messages": [{"role": "user", "content": "?"}]})),
+        ("POST", "/sessions/a/runs", json!({"input": "?", "mode": "wait"})),
+        ("POST", "/sessions/a/runs", json!({"input": "?", "mode": "background"})),
+        ("POST", "/sessions/a/compact", json!({})),
+        ("POST", "/sessions/a/uncompact", json!({})),
+    ] {
+        let answer = door.send(method, path, Some("application/json"), body.to_string()).await;
+        assert!(answer.text.contains("POST /sessions/a/restore"), "{path}: {}", answer.text);
+        assert_eq!(answer.wrong(410).0, "gone", "{path}");
+    }
+    assert_eq!(door.delete("/v1/sessions/a").await.is(200)["deleted"], false);
+    assert_eq!(door.post("/sessions", json!({"id": "a"})).await.wrong(409).0, "exists");
+    let import = json!({"id": "a", "messages": [{"role": "user", "content": "instead"}]});
+    assert_eq!(door.post("/sessions/import?id=a", import).await.wrong(409).0, "exists");
+    door.post("/sessions", json!({"id": "b"})).await.is(201);
+    assert_eq!(door.post("/sessions/b/fork", json!({"id": "a"})).await.wrong(409).0, "exists");
     let back = door.post("/sessions/a/restore", "").await;
     assert_eq!(back.is(200)["status"], "active");
     assert_eq!(door.get("/sessions/a").await.is(200)["message_count"], 2);

@@ -208,3 +208,29 @@ async fn a_broken_rule_is_told_at_the_start() {
     let told = Running::refuses(dir.path(), "transcripts: {dir: /dev/null/x}");
     assert!(told.contains("transcripts.dir"), "{told}");
 }
+
+/// With `on_expired: fresh` the transcript of the old session moves to its new id, and the next session writes a file of its own.
+#[tokio::test]
+async fn a_fresh_session_leaves_the_old_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let door = Door::set_up("memory:", |config| {
+        live(config, dir.path());
+        config.transcripts.live = false;
+        config.sessions.on_expired = tenure::OnExpired::Fresh;
+    })
+    .await;
+    let ask = |text: &str| json!({"session_id": "s1", "messages": [{"role": "user", "content": text}]});
+    door.post("/v1/chat/completions", ask("first")).await.is(200);
+    door.clock.advance(SignedDuration::from_hours(24 * 8));
+    door.post("/v1/chat/completions", ask("second")).await.is(200);
+    let list = door.get("/sessions?status=expired").await.is(200);
+    let archive = list["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(lines(&of(dir.path(), &archive)).unwrap()[0], "first");
+    assert_eq!(lines(&of(dir.path(), "s1")), None);
+    door.clock.advance(SignedDuration::from_hours(24 * 8));
+    door.app.tenure.sweep().await.unwrap();
+    assert_eq!(lines(&of(dir.path(), "s1")).unwrap()[0], "second");
+    assert_eq!(lines(&of(dir.path(), &archive)).unwrap()[0], "first");
+    door.delete(&format!("/sessions/{archive}?purge=true")).await.is(200);
+    assert_eq!(lines(&of(dir.path(), &archive)), None);
+}

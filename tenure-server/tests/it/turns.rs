@@ -337,14 +337,20 @@ in_every_way! {
         assert_eq!(home.chat(ask("s", "More")).await.status, 200);
     }
 
-    /// Under the id of a deleted session a new one begins.
-    async fn a_deleted_id_begins_afresh(home: &mut Home) {
+    /// A request to a deleted session is refused and says how to restore it; after that it goes on.
+    async fn a_deleted_session_is_refused(home: &mut Home) {
         home.chat(ask("s", "Hi")).await;
         home.app.tenure.delete(&nobody(), &id("s")).await.unwrap();
+        for keep in [true, false] {
+            let mut again = ask("s", "Again");
+            again["store"] = json!(keep);
+            let reply = home.chat(again).await;
+            assert_eq!((reply.status, reply.code(), home.model.count()), (410, "gone", 1), "{}", reply.text);
+            assert!(reply.text.contains("POST /sessions/s/restore"), "{}", reply.text);
+        }
+        home.app.tenure.restore(&nobody(), &id("s")).await.unwrap();
         let reply = home.chat(ask("s", "Again")).await;
-        assert_eq!((reply.status, reply.report()), (200, [0, 0, 0, 1]));
-        assert_eq!(home.model.shown(), [user("Again")]);
-        assert_eq!(home.stored("s").await.len(), 2);
+        assert_eq!((reply.status, home.model.shown().len(), home.stored("s").await.len()), (200, 3, 4));
     }
 
     /// Somebody else's session is not there, and not touched.
@@ -393,6 +399,14 @@ async fn on_expired() {
         let reply = home.chat(ask("s", "Back")).await;
         assert_eq!((reply.status, home.model.shown().len()), (status, shown), "{rule}");
         assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
+        let mut query = tenure::Query::new(tenure::Whose::Everyone, 9);
+        query.status = vec![tenure::Status::Expired];
+        let ended = home.app.tenure.store().heads(&query).await.unwrap();
+        assert_eq!(ended.len(), usize::from(rule == "fresh"), "{rule}");
+        for head in ended {
+            let old = home.stored(head.info.session_id.as_str()).await;
+            assert_eq!(old, [user("Hi"), assistant("answer 1")]);
+        }
     }
 }
 

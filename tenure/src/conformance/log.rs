@@ -104,6 +104,7 @@ pub(super) fn rich(id: &str) -> Log {
         tags: vec!["x".to_owned(), "x".to_owned(), String::new()],
         metadata: map(json!({"n": 1.50, "big": u64::MAX, "o": {"z": 1, "a": [true, null]}, "\0": "\0"})),
         parent: None,
+        began_at: None,
     };
     let mut log = Log::begin(key("default", id), created, moment(0));
     for entry in every_kind() {

@@ -71,3 +71,22 @@ pub async fn an_id_can_be_used_again(Fixture { store, .. }: Fixture) {
     assert_eq!(read_all(&*store, &log.key).await, log.records);
     assert_eq!(store.items(&session_shelf(&log.key, "memory"), None, 9).await.unwrap(), []);
 }
+
+/// A purge that expects the session as it was is refused once there is another record, or another session under the id.
+pub async fn a_purge_may_expect_a_state(Fixture { store, .. }: Fixture) {
+    let mut log = Log::new("s");
+    full(&*store, &mut log).await;
+    let (created_at, seq) = (log.head().info.created_at, log.seq());
+    let later = created_at + jiff::SignedDuration::from_secs(1);
+    let shelves = [session_shelf(&log.key, "memory")];
+    let before = state(&*store, &shelves, &[blob("a picture")]).await;
+    for (created_at, seq) in [(created_at, seq - 1), (created_at, seq + 1), (later, seq)] {
+        let error = store.purge_at(&log.key, created_at, seq).await.unwrap_err();
+        assert_eq!(error.code(), "conflict");
+        assert_eq!(state(&*store, &shelves, &[blob("a picture")]).await, before);
+    }
+    store.purge_at(&log.key, created_at, seq).await.unwrap();
+    assert_eq!(store.head(&log.key).await.unwrap(), None);
+    assert_eq!(read_all(&*store, &log.key).await, []);
+    store.purge_at(&log.key, created_at, seq).await.unwrap();
+}

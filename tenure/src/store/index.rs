@@ -184,6 +184,16 @@ impl Index {
         self.heads.get(&Key { tenant: tenant.clone(), session: session.clone() })
     }
 
+    /// Checks that a session still began at this time and still ends at this record, if it exists.
+    pub fn check_at(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+        match (self.heads.get(key), expected) {
+            (Some(head), Some((created_at, seq))) if (head.info.created_at, head.seq) != (created_at, seq) => {
+                Err(Error::Conflict { session_id: key.session.clone(), expected: seq })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What becomes of the forks of a session if it goes. The fork that left it last takes the records that the forks need and
     /// stands in its place, the others lean on that one. If all of them left before the session's own records begin, they
     /// lean on its parent.

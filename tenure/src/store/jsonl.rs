@@ -32,7 +32,7 @@ use super::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Rep
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
-use crate::id::{Key, Tenant};
+use crate::id::{Key, Seq, Tenant};
 use crate::media::BlobId;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -108,6 +108,25 @@ impl fmt::Debug for JsonlStore {
     }
 }
 
+impl JsonlStore {
+    async fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+        // No fork can be made meanwhile, and only a purge takes more than one turn: nobody waits in a circle.
+        let leaning = self.leaning.clone().write_owned().await;
+        let forks = self.disk.state().index.estate(key);
+        let mut turns = Vec::new();
+        for head in forks.heir.iter().map(|(head, _)| head).chain(&forks.others) {
+            turns.push(self.gates.turn(Place::session(&head.key())).await);
+        }
+        let (place, key) = (Place::session(key), key.clone());
+        let work = move |disk: &Disk, place: &Place| {
+            let _held = (leaning, turns);
+            disk.state().index.check_at(&key, expected)?;
+            disk.purge(place, &key)
+        };
+        self.in_turn(place, work).await
+    }
+}
+
 #[async_trait]
 impl Store for JsonlStore {
     async fn commit(&self, commit: &Commit) -> Result<()> {
@@ -155,19 +174,11 @@ impl Store for JsonlStore {
     }
 
     async fn purge(&self, key: &Key) -> Result<()> {
-        // No fork can be made meanwhile, and only a purge takes more than one turn: nobody waits in a circle.
-        let leaning = self.leaning.clone().write_owned().await;
-        let forks = self.disk.state().index.estate(key);
-        let mut turns = Vec::new();
-        for head in forks.heir.iter().map(|(head, _)| head).chain(&forks.others) {
-            turns.push(self.gates.turn(Place::session(&head.key())).await);
-        }
-        let (place, key) = (Place::session(key), key.clone());
-        let work = move |disk: &Disk, place: &Place| {
-            let _held = (leaning, turns);
-            disk.purge(place, &key)
-        };
-        self.in_turn(place, work).await
+        self.purge_if(key, None).await
+    }
+
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+        self.purge_if(key, Some((created_at, seq))).await
     }
 
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {

@@ -8,7 +8,7 @@ use super::{
 use crate::entry::{Entry, Record};
 use crate::error::Result;
 use crate::head::{Head, Status};
-use crate::id::{Key, Tenant};
+use crate::id::{Key, Seq, Tenant};
 use crate::media::BlobId;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -45,6 +45,29 @@ impl MemoryStore {
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}
+
+impl MemoryStore {
+    fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.index.check_at(key, expected)?;
+        let estate = state.index.estate(key);
+        let mut log = state.logs.remove(key).unwrap_or_default();
+        if let Some((head, upto)) = estate.heir {
+            let heir = head.key();
+            log.truncate(log.partition_point(|r| r.seq <= upto));
+            log.append(state.logs.entry(heir.clone()).or_default());
+            state.logs.insert(heir.clone(), log);
+            state.index.inherit_blobs(key, &heir, upto);
+            state.index.set(head);
+        }
+        estate.others.into_iter().for_each(|head| state.index.set(head));
+        for blob in state.index.remove(key) {
+            state.blobs.remove(&(key.tenant.clone(), blob));
+        }
+        Ok(())
     }
 }
 
@@ -98,23 +121,11 @@ impl Store for MemoryStore {
     }
 
     async fn purge(&self, key: &Key) -> Result<()> {
-        let mut guard = self.state();
-        let state = &mut *guard;
-        let estate = state.index.estate(key);
-        let mut log = state.logs.remove(key).unwrap_or_default();
-        if let Some((head, upto)) = estate.heir {
-            let heir = head.key();
-            log.truncate(log.partition_point(|r| r.seq <= upto));
-            log.append(state.logs.entry(heir.clone()).or_default());
-            state.logs.insert(heir.clone(), log);
-            state.index.inherit_blobs(key, &heir, upto);
-            state.index.set(head);
-        }
-        estate.others.into_iter().for_each(|head| state.index.set(head));
-        for blob in state.index.remove(key) {
-            state.blobs.remove(&(key.tenant.clone(), blob));
-        }
-        Ok(())
+        self.purge_if(key, None)
+    }
+
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+        self.purge_if(key, Some((created_at, seq)))
     }
 
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {

@@ -30,7 +30,7 @@ mod tests;
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
-use crate::id::{Key, Tenant};
+use crate::id::{Key, Seq, Tenant};
 use crate::media::BlobId;
 use crate::store::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
 use async_trait::async_trait;
@@ -109,7 +109,11 @@ impl Store for PostgresStore {
     }
 
     async fn purge(&self, key: &Key) -> Result<()> {
-        purge::purge(&self.link, key).await
+        purge::purge(&self.link, key, None).await
+    }
+
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+        purge::purge(&self.link, key, Some((created_at, seq))).await
     }
 
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {

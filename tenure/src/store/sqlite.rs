@@ -167,7 +167,12 @@ impl Store for SqliteStore {
 
     async fn purge(&self, key: &Key) -> Result<()> {
         let key = key.clone();
-        self.writer.write(move |conn, file| purge::purge(conn, file, &key)).await
+        self.writer.write(move |conn, file| purge::purge(conn, file, &key, None)).await
+    }
+
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+        let key = key.clone();
+        self.writer.write(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
     }
 
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {

@@ -294,6 +294,20 @@ impl Store for Fragile {
     async fn purge(&self, key: &Key) -> Result<()> {
         self.alive()?.purge(key).await
     }
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+        let inner = self.alive()?;
+        let n = self.commits.fetch_add(1, SeqCst);
+        match self.dies.filter(|(at, _)| *at == n) {
+            None => inner.purge_at(key, created_at, seq).await,
+            Some((_, when)) => {
+                self.die();
+                if when == When::After {
+                    inner.purge_at(key, created_at, seq).await?;
+                }
+                Err(Error::unavailable("it died"))
+            }
+        }
+    }
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
         self.alive()?.put(shelf, item, keep).await
     }

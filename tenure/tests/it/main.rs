@@ -5,6 +5,7 @@
     reason = "tests spawn tasks, and the environment tells them things"
 )]
 
+mod archive;
 mod asking;
 mod clients;
 mod compact;

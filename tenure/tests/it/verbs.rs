@@ -365,6 +365,9 @@ on_every_store! {
         }
         assert_eq!(t.discarded(&who, &x).await.unwrap().len(), 1);
         t.delete(&who, &id("y")).await.unwrap();
+        let over = Export { messages: turn(9), ..Export::default() };
+        assert_eq!(t.import(&who, &id("y"), over).await.unwrap_err().code(), "gone", "a deleted session is not replaced");
+        t.restore(&who, &id("y")).await.unwrap();
         t.import(&who, &id("y"), Export { messages: turn(9), ..Export::default() }).await.unwrap();
         assert_eq!(texts(&t.load(&who, &id("y")).await.unwrap()), raw(&turn(9)));
         let bob = Principal::new("acme", "bob").unwrap();

@@ -1,30 +1,37 @@
 //! The end of a session, and who inherits its log.
 
 use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param, Tries, within};
-use crate::error::Result;
-use crate::id::Key;
+use crate::error::{Error, Result};
+use crate::id::{Key, Seq};
 use crate::store::Owner;
+use jiff::Timestamp;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-pub(super) async fn purge(link: &Link, key: &Key) -> Result<()> {
+/// Purges a session; with `expected`, only if it still began then and still ends there.
+pub(super) async fn purge(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
     let mut tries = Tries::new();
     loop {
-        match within(MAINTENANCE_TIMEOUT, attempt(link, key)).await {
-            Ok(()) => return Ok(()),
+        match within(MAINTENANCE_TIMEOUT, attempt(link, key, expected)).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {
+                let expected = expected.map_or(0, |(_, seq)| seq);
+                return Err(Error::Conflict { session_id: key.session.clone(), expected });
+            }
             Err(fail) => tries.wait(fail).await?,
         }
     }
 }
 
-async fn attempt(link: &Link, key: &Key) -> Result<(), Fail> {
+/// Whether the session was as expected.
+async fn attempt(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<bool, Fail> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
     let step = Step { tx: &tx, link, tenant: key.tenant.as_str(), session: key.session.as_str() };
-    step.purge(&Owner::Session(key.session.clone()).to_string()).await?;
+    let done = step.purge(&Owner::Session(key.session.clone()).to_string(), expected).await?;
     tx.commit().await?;
     lease.keep();
-    Ok(())
+    Ok(done)
 }
 
 struct Step<'a> {
@@ -50,14 +57,18 @@ impl Step<'_> {
         Ok(self.tx.query_typed(&self.link.sql(sql), &params).await?)
     }
 
-    async fn purge(&self, owner: &str) -> Result<(), Fail> {
+    async fn purge(&self, owner: &str, expected: Option<(Timestamp, Seq)>) -> Result<bool, Fail> {
         // One purge per tenant at a time: two in one family would change the lineage under each other.
         let lock = "SELECT pg_advisory_xact_lock(hashtextextended('tenure purge ' || $1, 0))";
         self.run(lock, &[]).await?;
         // From here on nobody can commit to it or fork it.
-        let sql = "SELECT first, parent, parent_seq, parent_mark FROM tenure_head
+        let sql = "SELECT first, parent, parent_seq, parent_mark, created_at, seq FROM tenure_head
             WHERE tenant = $1 AND session = $2 FOR UPDATE";
-        let Some(row) = self.run(sql, &[]).await?.pop() else { return Ok(()) };
+        let Some(row) = self.run(sql, &[]).await?.pop() else { return Ok(true) };
+        let now: (i64, i64) = (row.try_get(4)?, row.try_get(5)?);
+        if expected.is_some_and(|(created_at, seq)| now != (created_at.as_microsecond(), seq as i64)) {
+            return Ok(false);
+        }
         let lineage = Lineage {
             first: row.try_get(0)?,
             parent: row.try_get(1)?,
@@ -79,7 +90,7 @@ impl Step<'_> {
             self.run(sql, &[(&blobs, Type::BYTEA_ARRAY)]).await?;
         }
         self.run("DELETE FROM tenure_head WHERE tenant = $1 AND session = $2", &[]).await?;
-        Ok(())
+        Ok(true)
     }
 
     /// Puts the fork that left last in the session's place.

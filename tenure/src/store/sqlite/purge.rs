@@ -3,17 +3,26 @@
 use super::commit::{record_key, remove_matches};
 use super::file::File;
 use super::{Done, cards, items};
+use crate::error::Error;
 use crate::head::Head;
 use crate::id::{Key, Seq, SessionId};
 use crate::store::Owner;
+use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-pub(super) fn purge(conn: &Connection, file: &File, key: &Key) -> Done<()> {
+/// Purges a session; with `expected`, only if it still began then and still ends there.
+pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<(Timestamp, Seq)>) -> Done<()> {
     let sql = "SELECT id, card, matches FROM head WHERE tenant = ?1 AND session = ?2";
     let gone = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?, r.get::<_, String>(2)?))
     });
     let Some((id, card, matches)) = gone.optional()? else { return Ok(()) };
+    if let Some((created_at, seq)) = expected {
+        let now = cards::decode(file, &key.tenant, &key.session, &card)?;
+        if (now.info.created_at, now.seq) != (created_at, seq) {
+            return Err(Error::Conflict { session_id: key.session.clone(), expected: seq }.into());
+        }
+    }
     let forks = forks(conn, file, key)?;
     if !forks.is_empty() {
         // Only now: a damaged card must not keep a session without forks from being purged.

@@ -1,0 +1,221 @@
+//! Requests to sessions that have ended: none of them destroys anything.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use std::sync::{Arc, Mutex};
+use tenure::*;
+
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+
+/// A question in session `x` that wants a new session if the old one has expired.
+fn fresh(text: &str) -> Ask {
+    Ask { on_expired: OnExpired::Fresh, ..question(text) }
+}
+
+fn declare(tenure: &Tenure) {
+    let memory = MemorySize { scope: Scope::Session, ..MemorySize::default() };
+    tenure.declare(clerk(|a| a.memory = Some(memory)));
+}
+
+async fn ask(tenure: &Tenure, ask: Ask) -> Result<Answered, TurnError> {
+    turn_of(tenure, ask, &Script::new([say("Fine.")]), &Workshop::default()).await
+}
+
+/// The sessions with one of these states, by id.
+async fn listed(tenure: &Tenure, status: Status) -> Vec<Head> {
+    let mut query = Query::new(Whose::Everyone, 50);
+    query.status = vec![status];
+    let mut heads = tenure.list(&ada(), query).await.unwrap().heads;
+    heads.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
+    heads
+}
+
+on_every_store! {
+    /// With `fresh` an expired session ends with its hooks, once, and can be read and restored under another id until its retention ends.
+    async fn fresh_keeps_the_old_session(home: &mut Home) {
+        declare(&home.tenure);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (log, moves) = (told.clone(), told.clone());
+        home.tenure.on_expire(move |session, _| {
+            log.lock().unwrap().push(format!("end {} {}", session.info.session_id, session.messages.len()));
+            async { Ok(()) }
+        });
+        home.tenure.on_archive(move |old, new| {
+            moves.lock().unwrap().push(format!("move {} {}", old.info.session_id, new.info.session_id));
+            async { Ok(()) }
+        });
+        let t = &home.tenure;
+        ask(t, Ask { messages: vec![picture("see", "old")], ..fresh("") }).await.unwrap();
+        ask(t, fresh("Gone?")).await.unwrap();
+        t.rewind(&ada(), &id("x"), Point::Turn(1)).await.unwrap();
+        t.update(&ada(), &id("x"), InfoChange { title: Change::Set("Old".into()), ..InfoChange::default() }).await.unwrap();
+        let mind = Mind::Session(id("x"));
+        t.remember(&ada(), &mind, Remember { text: "likes tea".into(), ..Remember::default() }).await.unwrap();
+        t.fork(&ada(), &id("x"), Point::Position(1), Some(id("fork"))).await.unwrap();
+        let before = x(t).await;
+        home.pass(DAY * 8);
+        let t = &home.tenure;
+        ask(t, fresh("New")).await.unwrap();
+        assert_eq!(talk(&x(t).await), ["user: New", "assistant: Fine."]);
+        let ended = home.now().strftime("%Y%m%dT%H%M%S%.6fZ").to_string();
+        let archive = id(&format!("x:{ended}"));
+        assert_eq!(*told.lock().unwrap(), ["end x 2".to_owned(), format!("move x {archive}")]);
+        let heads = listed(t, Status::Expired).await;
+        assert_eq!(heads.len(), 1, "{heads:?}");
+        let head = &heads[0];
+        assert_eq!(head.info.session_id, archive);
+        assert_eq!((head.info.created_at, head.info.title.as_deref()), (before.info.created_at, Some("Old")));
+        assert_eq!(head.parent, None, "it has the records itself");
+        assert!(t.sweep().await.unwrap().expired.iter().all(|k| k.session.as_str() != archive.as_str()));
+        assert_eq!(told.lock().unwrap().iter().filter(|t| t.starts_with("end x ")).count(), 1, "the sweep does not tell again");
+        home.reopen().await;
+        declare(&home.tenure);
+        let t = &home.tenure;
+        assert_eq!(t.load(&ada(), &archive).await.unwrap_err().code(), "gone");
+        t.restore(&ada(), &archive).await.unwrap();
+        let old = t.load(&ada(), &archive).await.unwrap();
+        assert_eq!(old.messages, before.messages, "with their times, runs and pictures");
+        assert_eq!(old.runs.len(), before.runs.len());
+        assert_eq!(labels(&old), labels(&before));
+        let discarded = t.discarded(&ada(), &archive).await.unwrap();
+        assert!(discarded.iter().flat_map(|d| &d.messages).any(|m| m.message.text() == "Gone?"));
+        let memories = async |name: &SessionId| t.memory_list(&ada(), &Mind::Session(name.clone()), None, 9).await.unwrap();
+        assert_eq!(memories(&archive).await.iter().map(|m| m.text.as_str()).collect::<Vec<_>>(), ["likes tea"]);
+        assert_eq!(memories(&id("x")).await.len(), 0);
+        t.restore(&ada(), &id("fork")).await.unwrap();
+        assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
+        // Its memories go with it, also now.
+        t.purge(&ada(), &archive).await.unwrap();
+        assert_eq!(t.load_any(&ada(), &archive).await.unwrap_err().code(), "not_found");
+        assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
+        // Once more, and then its retention ends.
+        home.pass(DAY * 8);
+        ask(&home.tenure, fresh("Third")).await.unwrap();
+        assert_eq!(home.tenure.sweep().await.unwrap().purged.len(), 0);
+        home.pass(DAY * 29);
+        home.tenure.sweep().await.unwrap();
+        let archives = |heads: Vec<Head>| heads.iter().filter(|h| h.info.session_id.as_str().starts_with("x:")).count();
+        assert_eq!(archives(listed(&home.tenure, Status::Expired).await), 1);
+        home.pass(DAY * 2);
+        home.tenure.sweep().await.unwrap();
+        assert_eq!(archives(listed(&home.tenure, Status::Expired).await), 0);
+    }
+
+    /// What the sweep has ended already is not ended again, and its retention is not prolonged.
+    async fn fresh_after_the_sweep(home: &mut Home) {
+        declare(&home.tenure);
+        ask(&home.tenure, fresh("Old")).await.unwrap();
+        home.pass(DAY * 8);
+        home.tenure.sweep().await.unwrap();
+        let ended = home.now();
+        let count = Arc::new(Mutex::new(0));
+        let seen = count.clone();
+        home.tenure.on_expire(move |_, _| {
+            *seen.lock().unwrap() += 1;
+            async { Ok(()) }
+        });
+        home.pass(DAY * 20);
+        ask(&home.tenure, fresh("New")).await.unwrap();
+        assert_eq!(*count.lock().unwrap(), 0);
+        let heads = listed(&home.tenure, Status::Expired).await;
+        assert_eq!((heads.len(), heads[0].status_at), (1, ended));
+        home.pass(DAY * 11);
+        assert_eq!(home.tenure.sweep().await.unwrap().purged.len(), 1);
+    }
+
+    /// If a hook fails, the old session stays as it is, the request fails, and the hook is called again.
+    async fn a_failing_hook_keeps_the_session(home: &mut Home) {
+        declare(&home.tenure);
+        ask(&home.tenure, fresh("Old")).await.unwrap();
+        let fails = Arc::new(Mutex::new(true));
+        let failing = fails.clone();
+        home.tenure.on_expire(move |_, _| {
+            let fail = *failing.lock().unwrap();
+            async move { if fail { Err("out of order".into()) } else { Ok(()) } }
+        });
+        home.pass(DAY * 8);
+        let error = ask(&home.tenure, fresh("New")).await.unwrap_err();
+        assert!(error.code() == "unavailable" && error.to_string().contains("out of order"), "{error}");
+        let old = home.tenure.load_any(&ada(), &id("x")).await.unwrap();
+        assert_eq!((talk(&old), old.status), (vec!["user: Old".to_owned(), "assistant: Fine.".to_owned()], Status::Active));
+        *fails.lock().unwrap() = false;
+        ask(&home.tenure, fresh("New")).await.unwrap();
+        assert_eq!(talk(&x(&home.tenure).await), ["user: New", "assistant: Fine."]);
+        assert_eq!(listed(&home.tenure, Status::Expired).await.len(), 1);
+    }
+
+    /// A process that is killed at any step loses nothing and leaves nothing twice.
+    async fn a_crash_at_any_step_of_fresh(home: &mut Home) {
+        for step in 0..4 {
+            for when in [When::Before, When::After] {
+                declare(&home.tenure);
+                let question = format!("Old {step} {when:?}");
+                ask(&home.tenure, Ask { session: Some(id(&format!("s{step}{when:?}"))), ..fresh(&question) }).await.unwrap();
+                home.pass(DAY * 8);
+                let store = Fragile::new(home.tenure.store(), Some((step, when)));
+                let mortal = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
+                declare(&mortal);
+                let name = id(&format!("s{step}{when:?}"));
+                let again = || Ask { session: Some(name.clone()), ..fresh("New") };
+                assert!(ask(&mortal, again()).await.is_err());
+                assert!(store.is_dead(), "step {step}");
+                let here = home.beside();
+                declare(&here);
+                home.pass(SignedDuration::from_hours(1));
+                ask(&here, again()).await.unwrap();
+                let said = talk(&here.load(&ada(), &name).await.unwrap());
+                assert_eq!(said.last().unwrap(), "assistant: Fine.", "{step} {when:?}");
+                assert!(!said[0].contains("Old"), "{step} {when:?}: {said:?}");
+                let mut holding = 0;
+                for head in listed(&here, Status::Expired).await {
+                    let old = here.load_any(&ada(), &head.info.session_id).await.unwrap();
+                    holding += usize::from(talk(&old) == [format!("user: {question}"), "assistant: Fine.".to_owned()]);
+                }
+                assert_eq!(holding, 1, "{step} {when:?}");
+            }
+        }
+    }
+
+    /// No request but a purge takes anything from a deleted session, or takes its place.
+    async fn a_deleted_session_stays(home: &mut Home) {
+        declare(&home.tenure);
+        let t = &home.tenure;
+        ask(t, fresh("Old")).await.unwrap();
+        let before = texts(&x(t).await);
+        t.delete(&ada(), &id("x")).await.unwrap();
+        let is_gone = |e: Error| assert!(e.code() == "gone" && e.to_string().contains("deleted"), "{e}");
+        for on_expired in [OnExpired::Restore, OnExpired::Fresh, OnExpired::Reject] {
+            let again = Ask { on_expired, ..question("Again") };
+            is_gone(t.turn(&ada(), again.clone()).await.unwrap_err());
+            is_gone(t.preview(&ada(), &again).await.unwrap_err());
+            home.pass(DAY * 8);
+        }
+        let export = Export { messages: vec![Message::user("instead")], ..Export::default() };
+        is_gone(t.import(&ada(), &id("x"), export.clone()).await.unwrap_err());
+        is_gone(t.append(&ada(), &id("x"), turn(1)).await.unwrap_err());
+        is_gone(t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap_err());
+        is_gone(t.fork(&ada(), &id("x"), Point::End, None).await.unwrap_err());
+        is_gone(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap_err());
+        is_gone(t.update(&ada(), &id("x"), InfoChange::default()).await.unwrap_err());
+        assert_eq!(t.import_new(&ada(), &id("x"), &export).await.unwrap_err().code(), "exists");
+        assert_eq!(t.create(&ada(), named("x")).await.unwrap_err().code(), "exists");
+        t.restore(&ada(), &id("x")).await.unwrap();
+        assert_eq!(texts(&x(t).await), before);
+    }
+}
+
+/// With `store: false` the model is shown what an expired session would show.
+#[tokio::test]
+async fn a_preview_of_an_expired_session() {
+    let home = Home::new("memory").await.unwrap();
+    declare(&home.tenure);
+    ask(&home.tenure, fresh("Old")).await.unwrap();
+    home.pass(DAY * 8);
+    for (on_expired, shown) in [(OnExpired::Restore, Some(3)), (OnExpired::Fresh, Some(1)), (OnExpired::Reject, None)] {
+        let seen = home.tenure.preview(&ada(), &Ask { on_expired, ..question("Again") }).await;
+        assert_eq!(seen.as_ref().map(Vec::len).ok(), shown, "{on_expired:?}: {seen:?}");
+    }
+    assert_eq!(home.tenure.head(&ada(), &id("x")).await.unwrap().status, Status::Active, "nothing was changed");
+}
