@@ -12,6 +12,7 @@ mod fuzz;
 mod hooks;
 mod kit;
 mod limits;
+mod lossless;
 mod memories;
 mod metrics;
 mod nodes;
