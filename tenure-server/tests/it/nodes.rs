@@ -139,7 +139,7 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     let began = Instant::now();
     let mut restarted = false;
     while began.elapsed() < Duration::from_secs(seconds) || asking.iter().any(|a| !a.is_finished()) {
-        assert!(began.elapsed() < Duration::from_secs(seconds + 120), "it does not get on");
+        assert!(began.elapsed() < Duration::from_secs(seconds + 300), "it does not get on");
         let i = random(3) as usize;
         if !restarted && began.elapsed() > Duration::from_secs(seconds / 2) {
             restarted = true;
@@ -184,7 +184,7 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
         if open == 0 {
             break;
         }
-        assert!(quiet.elapsed() < Duration::from_secs(60), "{open} runs do not end");
+        assert!(quiet.elapsed() < Duration::from_secs(300), "{open} runs do not end");
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     eprintln!("{runs} runs in {:?}; a person was asked {asked_about} times", began.elapsed());

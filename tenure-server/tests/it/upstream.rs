@@ -243,7 +243,7 @@ async fn chunks_are_not_held_back() {
     let permit = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
     home.model.then(Act::Hold("One", permit.clone(), " two"));
     let mut response = home.client.post(true, json!({"messages": [user("Hi")]}), &[]).send().await.unwrap();
-    let first = tokio::time::timeout(Duration::from_millis(300), response.chunk()).await.expect("before the second");
+    let first = tokio::time::timeout(Duration::from_secs(60), response.chunk()).await.expect("before the second");
     assert!(std::str::from_utf8(&first.unwrap().unwrap()).unwrap().contains("One"));
     permit.add_permits(1);
     assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"));

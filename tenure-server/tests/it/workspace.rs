@@ -271,7 +271,7 @@ async fn a_workspace_that_fails_holds_up_nobody() {
     }
     assert_eq!(list(&desk.outside()), outside, "nothing was written elsewhere");
 
-    assert!(watch.elapsed() < Duration::from_secs(5), "nobody waits for a pipe");
+    assert!(watch.elapsed() < Duration::from_secs(55), "nobody waits for a pipe until its time is over");
 
     // Put right, they go with the next try.
     fs::rename(desk.path("moved"), desk.path("gone")).unwrap();

@@ -429,9 +429,9 @@ pub fn verdict(decision: Decision) -> Verdict {
     Verdict { decision, reviewer: "eve".to_owned(), notes: None, arguments: None }
 }
 
-/// Waits until something is so, in short steps; a test that waits for long has failed.
+/// Waits until something is so, in short steps; a test that waits for minutes has failed.
 pub async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    for _ in 0..2000 {
+    for _ in 0..24_000 {
         if is().await {
             return;
         }
