@@ -3,12 +3,13 @@
 //! Streams differ from server to server. Text is put together, what is numbered by `index` is put in its place, and fields that
 //! nobody has heard of are kept.
 
+use crate::fields::Fields;
 use crate::message::Message;
 use crate::model::Piece;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 /// An answer in the making. Only the first of several choices is kept.
 #[derive(Clone, Debug, Default)]
@@ -114,6 +115,43 @@ impl Answer {
             body["usage"] = usage.clone();
         }
         body.to_string()
+    }
+}
+
+impl Answer {
+    /// Puts what all answers of a turn cost in place of what this one did.
+    pub(crate) fn set_usage(&mut self, usage: Value) {
+        if let Some(body) = &mut self.body
+            && let Ok(mut fields) = serde_json::from_str::<Fields>(body)
+        {
+            fields.set("usage", &usage);
+            *body = fields.to_string();
+        }
+        self.usage = Some(usage);
+    }
+}
+
+/// Adds what one more answer cost, field by field. What is no number keeps its last value.
+pub(crate) fn add_usage(total: &mut Value, more: &Value) {
+    match (total, more) {
+        (_, Value::Null) => {}
+        (Value::Object(total), Value::Object(more)) => {
+            for (name, value) in more {
+                add_usage(total.entry(name.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (Value::Number(total), Value::Number(more)) => *total = sum(total, more),
+        (total, more) => *total = more.clone(),
+    }
+}
+
+fn sum(a: &Number, b: &Number) -> Number {
+    match (a.as_u64(), b.as_u64()) {
+        (Some(a), Some(b)) => a.saturating_add(b).into(),
+        _ => {
+            let sum = a.as_f64().unwrap_or(0.0) + b.as_f64().unwrap_or(0.0);
+            Number::from_f64(sum).unwrap_or_else(|| b.clone())
+        }
     }
 }
 
@@ -260,6 +298,24 @@ mod tests {
         assert!(answer.message().is_none());
         answer.take(&Piece::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
         assert_eq!(answer.message().unwrap().text(), "");
+    }
+
+    #[test]
+    fn usage_is_added_field_by_field() {
+        let mut total = Value::Null;
+        let details = |n: u64| json!({"cached_tokens": n, "audio_tokens": null});
+        add_usage(
+            &mut total,
+            &json!({"total_tokens": 3, "prompt_tokens_details": details(1), "tier": "a", "cost": 0.5}),
+        );
+        add_usage(&mut total, &Value::Null);
+        add_usage(
+            &mut total,
+            &json!({"total_tokens": 4, "prompt_tokens_details": details(2), "tier": "b", "cost": 1, "new": 7}),
+        );
+        add_usage(&mut total, &json!({"total_tokens": 5, "prompt_tokens_details": null}));
+        let want = json!({"total_tokens": 12, "prompt_tokens_details": details(3), "tier": "b", "cost": 1.5, "new": 7});
+        assert_eq!(total, want);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //!   left out; one that never came is stood in for by a marked message that is never stored.
 //! * The system messages come first: those the conversation began with, or those that replaced them since.
 //! * A summary stands for the oldest turns, if one was written ([`crate::Tenure::compact`]).
+//! * A call that a reviewer has corrected is shown with the arguments that were used, and notes of reviewers before the result.
 //! * A window leaves out the oldest turns, whole turns only. The log keeps everything.
 //!
 //! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each picture, sound or file.
@@ -12,7 +13,8 @@ use crate::id::Seq;
 use crate::message::{Message, Role};
 use crate::policy::Window;
 use crate::reconcile::Overlay;
-use crate::session::{Said, Session, Summary};
+use crate::reviewed::with_decisions;
+use crate::session::{Review, Said, Session, Summary};
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
@@ -24,34 +26,42 @@ pub const NO_RESULT: &str = "[no result: this call was interrupted before it fin
 
 /// The history of a session as a model may see it, within a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
-    shown_with(session.messages.iter(), &session.summaries, window, &Overlay::default())
+    shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, &Overlay::default())
 }
 
 /// The same for a list of messages, with what is shown in place of some of them.
 pub(crate) fn shown_with<'a>(
     messages: impl Iterator<Item = &'a Said>,
+    reviews: &[Review],
     summaries: &[Summary],
     window: &Window,
     overlay: &Overlay,
 ) -> Vec<Message> {
     if overlay.is_empty() {
-        return shown(&messages.collect::<Vec<_>>(), summaries, window);
+        return shown(&messages.collect::<Vec<_>>(), reviews, summaries, window);
     }
     let messages = overlay.apply(messages);
     let messages: Vec<&Said> = messages.iter().map(|m| &**m).collect();
     let summaries = if overlay.hides_the_beginning() { &[] } else { summaries };
-    shown(&messages, summaries, window)
+    shown(&messages, reviews, summaries, window)
 }
 
 /// The same for a list of messages. Costs what the window shows, however long the list is.
-pub(crate) fn shown(messages: &[&Said], summaries: &[Summary], window: &Window) -> Vec<Message> {
+fn shown(messages: &[&Said], reviews: &[Review], summaries: &[Summary], window: &Window) -> Vec<Message> {
     let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
     let summary = summaries.iter().rev().find(|s| holds(s, messages));
     shown.extend(summary.map(|s| s.message.clone()));
     let from = summary.map_or(0, |s| s.position).max(opening(messages));
-    let spoken: Vec<&Message> = messages.iter().skip(from).filter(|m| !m.lead).map(|m| &m.message).collect();
+    let said: Vec<&Said> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
+    let spoken: Vec<&Message> = said.iter().map(|m| &m.message).collect();
     let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());
-    shown.extend(repair(spoken[start..].iter().copied()));
+    // After the window: where it begins must not depend on what reviewers wrote.
+    if reviews.iter().any(|r| r.decided.is_some()) {
+        let spoken = with_decisions(&said[start..], reviews);
+        shown.extend(repair(spoken.iter().map(|m| &**m)));
+    } else {
+        shown.extend(repair(spoken[start..].iter().copied()));
+    }
     shown
 }
 

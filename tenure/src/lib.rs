@@ -80,6 +80,7 @@ mod recall;
 mod reconcile;
 mod redact;
 mod review;
+mod reviewed;
 mod run;
 mod runs;
 mod search;

@@ -642,5 +642,5 @@ fn shown_after(session: &Session, plan: &Plan, window: &Window) -> Vec<Message> 
     let new = (first..).zip(plan.posts(first));
     let new: Vec<Said> = new.map(|(seq, post)| Said::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
     let all = session.messages[..plan.keep].iter().chain(&new);
-    shown_with(all, &session.summaries, window, &plan.overlay)
+    shown_with(all, &session.reviews, &session.summaries, window, &plan.overlay)
 }

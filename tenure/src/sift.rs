@@ -2,7 +2,7 @@
 
 use crate::model::Piece;
 use crate::tools::Tool;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -13,14 +13,21 @@ pub(crate) struct Sift {
     ours: HashSet<u64>,
     /// Whether there were calls of others.
     theirs: bool,
+    /// A chunk for what the answer cost, if the model's server has told it: it is passed on once, at the end of the turn.
+    usage: Option<Value>,
 }
 
 impl Sift {
     pub fn new(tools: Arc<[Tool]>) -> Self {
-        Self { tools, ours: HashSet::new(), theirs: false }
+        Self { tools, ours: HashSet::new(), theirs: false, usage: None }
     }
 
-    /// A piece as the client may hear it; `None`: there is nothing left of it.
+    /// The chunk for what the answer cost, if that was left out.
+    pub fn usage(self) -> Option<Value> {
+        self.usage
+    }
+
+    /// A piece as the client may hear it; `None`: there is nothing left of it. What the answer cost is left out.
     pub fn pass(&mut self, piece: Piece) -> Option<Piece> {
         if self.tools.is_empty() {
             return Some(piece);
@@ -30,9 +37,22 @@ impl Sift {
             Piece::Whole(text) => (text, "message"),
         };
         let Ok(mut body) = serde_json::from_str::<Value>(text) else { return Some(piece) };
+        let told = body.as_object_mut().filter(|b| b.get("usage").is_some_and(|u| !u.is_null()));
+        let usage = told.and_then(|b| b.remove("usage"));
+        if let Some(usage) = &usage {
+            let fields = ["id", "created", "model", "system_fingerprint"];
+            let mut chunk: Map<String, Value> =
+                fields.iter().filter_map(|f| Some(((*f).to_owned(), body.get(*f)?.clone()))).collect();
+            chunk.extend([
+                ("object".to_owned(), json!("chat.completion.chunk")),
+                ("choices".to_owned(), json!([])),
+                ("usage".to_owned(), usage.clone()),
+            ]);
+            self.usage = Some(Value::Object(chunk));
+        }
         let choices = body.get_mut("choices").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
         if choices.is_empty() {
-            return Some(piece);
+            return usage.is_none().then_some(piece);
         }
         let kept: Vec<Value> = choices.into_iter().filter_map(|c| self.choice(c, part)).collect();
         if kept.is_empty() {
@@ -80,7 +100,6 @@ impl Sift {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn chunk(delta: Value, finish: Value) -> Piece {
         Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).to_string())

@@ -10,7 +10,8 @@ use crate::history::{lead, opening, tokens};
 use crate::id::Seq;
 use crate::message::{Message, Role};
 use crate::policy::Window;
-use crate::session::{Said, Session};
+use crate::reviewed::with_decisions;
+use crate::session::{Review, Said, Session};
 use std::collections::HashMap;
 
 /// How many turns stay if somebody asks for a summary and does not say.
@@ -176,7 +177,7 @@ pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
         }
     }
     let (start, position, room) = (turns.first()?.start, end?, room(window));
-    let told = transcript(&session.messages[start..position], most.saturating_mul(4));
+    let told = transcript(&session.messages[start..position], &session.reviews, most.saturating_mul(4));
     let before = session.summary().map(|s| s.text());
     Some(Piece {
         upto: session.messages[position - 1].seq,
@@ -202,8 +203,9 @@ fn request(before: Option<&str>, told: &str, room: usize) -> Vec<Message> {
 }
 
 /// Who said what, a line for each. If it is longer than `max` bytes, long texts are shortened.
-fn transcript(messages: &[Said], max: usize) -> String {
-    let lines: Vec<String> = messages.iter().filter(|m| !m.lead).flat_map(|m| lines(&m.message)).collect();
+fn transcript(messages: &[Said], reviews: &[Review], max: usize) -> String {
+    let said: Vec<&Said> = messages.iter().filter(|m| !m.lead).collect();
+    let lines: Vec<String> = with_decisions(&said, reviews).iter().flat_map(|m| lines(m)).collect();
     let all: usize = lines.iter().map(|l| l.len() + 1).sum();
     let each = if all > max { (max / lines.len().max(1)).max(MIN_TEXT) } else { usize::MAX };
     let lines: Vec<&str> = lines.iter().map(|line| clipped(line, each)).collect();

@@ -2,7 +2,7 @@
 //!
 //! A round with tools is two commits: the answer with the calls that are about to be made, and their results with a checkpoint.
 
-use crate::answer::Answer;
+use crate::answer::{Answer, add_usage};
 use crate::assistant::Assistant;
 use crate::batch::Batch;
 use crate::busy::{Pass, Stop};
@@ -106,6 +106,10 @@ struct Work<'a> {
     kept: bool,
     rounds: usize,
     tokens: u64,
+    /// What the model's answers have cost, as far as it is known.
+    usage: Value,
+    /// The chunk that tells a listener of it.
+    usage_chunk: Option<Value>,
     calls: Vec<Progress>,
     /// Results that were in the cache.
     hits: HashMap<String, String>,
@@ -196,6 +200,8 @@ impl<'a> Work<'a> {
             kept: true,
             rounds: 0,
             tokens: 0,
+            usage: Value::Null,
+            usage_chunk: None,
             calls: Vec::new(),
             hits: HashMap::new(),
             seq: 0,
@@ -246,7 +252,10 @@ impl<'a> Work<'a> {
                     self.waiting = true;
                     return Ok(());
                 }
-                Step::Done => return Ok(()),
+                Step::Done => {
+                    self.tell_usage().await;
+                    return Ok(());
+                }
             };
         }
     }
@@ -263,6 +272,10 @@ impl<'a> Work<'a> {
             Ok((rounds, last.map_or(0, |c| spent(&c.state)).max(called)))
         });
         (self.rounds, self.tokens) = spent.await?;
+        if self.tokens > 0 {
+            // Of what was used before, only the total was kept.
+            self.usage = json!({"total_tokens": self.tokens});
+        }
         Ok(())
     }
 
@@ -306,10 +319,29 @@ impl<'a> Work<'a> {
         };
         let used = self.answer.usage.as_ref().and_then(|u| u["total_tokens"].as_u64());
         self.tokens = self.tokens.saturating_add(used.unwrap_or(0));
+        self.add_usage();
         self.look_up(&message).await?;
         let step = self.keep(vec![message], true).await?;
         self.kept = true;
         Ok(step)
+    }
+
+    /// Adds what the last answer cost. The answer then has the sum: the last one of a turn is what its client gets.
+    fn add_usage(&mut self) {
+        let Some(used) = self.answer.usage.clone() else { return };
+        let first = self.usage.is_null();
+        add_usage(&mut self.usage, &used);
+        if !first {
+            self.answer.set_usage(self.usage.clone());
+        }
+    }
+
+    /// Tells the listener what the whole turn cost, if the model's server has told what its answers did.
+    async fn tell_usage(&mut self) {
+        if let Some(mut chunk) = self.usage_chunk.take() {
+            chunk["usage"] = self.usage.clone();
+            self.tell(Heard::Piece(Piece::Chunk(chunk.to_string()))).await;
+        }
     }
 
     /// What the model is shown in a later round.
@@ -318,7 +350,7 @@ impl<'a> Work<'a> {
         let said = tenure.read_known(&self.who, id, Need::Run, |state| {
             let session = tenure.run_ref(state, id)?;
             let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
-            Ok(shown_with(session.messages.iter(), &session.summaries, &window, &self.overlay))
+            Ok(shown_with(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
         });
         let said = said.await?;
         if self.recalled.is_none() && self.goes_on {
@@ -345,6 +377,7 @@ impl<'a> Work<'a> {
                 self.tell(Heard::Piece(piece)).await;
             }
         }
+        self.usage_chunk = sift.usage().or(self.usage_chunk.take());
         Ok(())
     }
 

@@ -363,7 +363,8 @@ async fn a_person_decides(kind: &str, stream: bool) {
     assert_eq!((last.status, last.said()), (200, "Good bye."), "{last:?}");
     assert_eq!(last.report()[2], 0, "nothing is rewound: {last:?}");
     let said: Vec<String> = home.model.shown().iter().filter_map(|m| Some(m["content"].as_str()?.to_owned())).collect();
-    assert_eq!(said, ["Money back", "refund 3", "You get 3.", "Thanks"]);
+    let refund = "[a reviewer changed the arguments: less]\nrefund 3";
+    assert_eq!(said, ["Money back", refund, "You get 3.", "Thanks"]);
 
     // Nor does it need the session's id: the notice says which one it was.
     home.model.then(Act::Say("Still here."));
@@ -490,4 +491,41 @@ async fn a_web_hook_is_told_when_a_run_ends() {
         (told["event"].as_str(), &told["run_id"], told["status"].as_str()),
         (Some("run.ended"), &run.body["id"], Some("completed"))
     );
+}
+
+/// The usage of a turn with several model calls is their sum: in the body, and in a stream in one chunk at its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn usage_is_the_sum_of_all_calls() {
+    let tools = Toolbox::start().await;
+    for (stream, rounds) in [(false, 3), (true, 3), (false, 1), (true, 1)] {
+        let agent = tools.assistant(json!({}));
+        let home = Home::with("memory", stream, |config| config.assistants = vec![agent]).await.unwrap();
+        let script = |home: &Home| {
+            for id in ["c1", "c2"].iter().take(rounds - 1) {
+                home.model.then(Act::Call(vec![(*id, "look", "{}")]));
+            }
+            home.model.then(Act::Say("All done."));
+        };
+        script(&home);
+        let body = json!({"model": "agent", "messages": [user("Go")], "stream_options": {"include_usage": true}});
+        let key = [("idempotency-key", "k")];
+        let want = json!({"prompt_tokens": 7 * rounds, "completion_tokens": 3 * rounds, "total_tokens": 10 * rounds});
+        for _ in 0..2 {
+            let reply = home.client.chat(stream, body.clone(), &key).await;
+            assert_eq!((reply.said(), &reply.body["usage"]), ("All done.", &want), "{}", reply.text);
+            assert_eq!(home.model.count(), rounds, "the second time it is not asked");
+            if stream {
+                let chunks: Vec<Value> = reply.events.iter().filter_map(|e| serde_json::from_str(e).ok()).collect();
+                let told: Vec<usize> = (0..chunks.len()).filter(|i| !chunks[*i]["usage"].is_null()).collect();
+                assert_eq!(told, [chunks.len() - 1], "{}", reply.text);
+                assert!(reply.is_done());
+            }
+        }
+        // Nobody asked for it.
+        if stream {
+            script(&home);
+            let reply = home.chat(json!({"model": "agent", "messages": [user("Again")]})).await;
+            assert!(!reply.text.contains("usage") && reply.said() == "All done.", "{}", reply.text);
+        }
+    }
 }

@@ -33,7 +33,7 @@ impl Overlay {
 
     /// The history of a session as a model may see it, within a window, with what is shown in place of stored messages.
     pub fn shown(&self, session: &Session, window: &Window) -> Vec<Message> {
-        shown_with(session.messages.iter(), &session.summaries, window, self)
+        shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
     }
 
     /// Whether stored messages are hidden: then a stored summary of them does not apply either.

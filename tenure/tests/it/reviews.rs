@@ -256,6 +256,63 @@ async fn a_correction_is_what_is_done() {
     assert_eq!((tools.done("pay"), tools.done("mail")), (vec![json!({"n": 7})], vec![json!({"to": "bob"})]));
 }
 
+/// What a model was shown last: the arguments of its calls, and the results.
+fn shown(model: &Script) -> (Vec<String>, Vec<String>) {
+    let prompts = model.prompts.lock().unwrap();
+    let last = prompts.last().unwrap();
+    assert!(is_valid(last));
+    let calls = last.iter().flat_map(|m| m.tool_calls()).map(|c| format!("{} {}", c.id, c.arguments)).collect();
+    (calls, last.iter().filter(|m| m.role() == Role::Tool).map(Message::text).collect())
+}
+
+on_every_store! {
+    /// A model is shown the arguments that were used and what the reviewers noted, in this turn and in later ones, also from the newest part
+    /// of a long session. The log keeps what the model wrote.
+    async fn a_model_is_shown_what_reviewers_changed(home: &mut Home) {
+        let (model, tools) = (script(), tools());
+        let turns = |a: &mut Assistant| {
+            a.review = rules();
+            a.short_term.max_history_turns = Some(3);
+        };
+        let declare = |tenure: &Tenure| tenure.declare(clerk(turns));
+        declare(&home.tenure);
+        // The same call ids, earlier and without any review.
+        let earlier = Script::new([calls(&[("c1", "look", json!({})), ("c2", "look", json!({}))]), say("Looked.")]);
+        for _ in 0..30 {
+            turn_of(&home.tenure, question("Look"), &earlier, &tools).await.unwrap();
+        }
+        turn_of(&home.tenure, question("Go"), &model, &tools).await.unwrap();
+        let asked = open(&x(&home.tenure).await);
+        let noted = |decision, notes: &str| Verdict { notes: Some(notes.to_owned()), ..verdict(decision) };
+        let corrected = Verdict { arguments: Some(json!({"n": 7})), ..noted(Decision::Corrected, "not so much") };
+        home.tenure.decide(&ada(), &asked[0], &corrected).await.unwrap();
+        home.tenure.decide(&ada(), &asked[1], &noted(Decision::Approved, "this once")).await.unwrap();
+        home.reopen().await;
+        declare(&home.tenure);
+        take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
+        let before = ["c1 {}", "c2 {}", "c1 {}", "c2 {}"];
+        let (made, results) = shown(&model);
+        assert_eq!(made[..4], before);
+        assert_eq!(made[4..], [r#"c1 {"n":7}"#, r#"c2 {"to":"bob"}"#, "c3 {}"]);
+        let told = ["[a reviewer changed the arguments: not so much]\npaid", "[a reviewer approved this call: this once]\nsent", "seen"];
+        assert_eq!(results[..4], ["seen"; 4]);
+        assert_eq!(results[4..], told);
+        let stored = x(&home.tenure).await;
+        let wrote = stored.messages.iter().rev().find(|m| !m.message.tool_calls().is_empty()).unwrap();
+        assert_eq!(wrote.message.tool_calls()[0].arguments, r#"{"n":1}"#, "the log keeps what the model wrote");
+        assert!(stored.messages.iter().any(|m| m.message.text() == "paid"));
+        // In the next turn as well, and after a rewind of the reviewed turn not for another call of that id.
+        let next = Script::new([say("Thanks.")]);
+        turn_of(&home.tenure, question("And?"), &next, &tools).await.unwrap();
+        assert_eq!(shown(&next).1[2..], told);
+        assert_eq!(history(&x(&home.tenure).await, &Window::default()).iter().filter(|m| m.text().contains("[a reviewer")).count(), 2);
+        home.tenure.rewind(&ada(), &id("x"), Point::Turn(30)).await.unwrap();
+        turn_of(&home.tenure, question("Other"), &next, &tools).await.unwrap();
+        assert_eq!(shown(&next).0, ["c1 {}", "c2 {}", "c1 {}", "c2 {}"]);
+        assert_eq!(shown(&next).1, ["seen"; 4]);
+    }
+}
+
 /// Stopping a run that waits lets the session go on without it.
 #[tokio::test]
 async fn cancelling_a_run_that_waits() {

@@ -77,6 +77,31 @@ async fn a_round_is_two_commits() {
     assert_eq!((opened, store.commits() - opened), (1, 2 * 2 + 1));
 }
 
+/// What a turn cost is what all its answers did, also after a node was lost; a repeated request is told the same.
+#[tokio::test]
+async fn usage_is_the_sum_of_all_rounds() {
+    let home = home(|_| ()).await;
+    let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
+    let look = |id| calls(&[(id, "look", json!({}))]);
+    let script = || Script::new([look("c1"), look("c2"), say("Done.")]);
+    let ask = || Ask { idempotency: Some(("k".into(), "b".into())), ..question("Look twice") };
+    let answered = turn_of(&home.tenure, ask(), &script(), &tools).await.unwrap();
+    assert_eq!(answered.answer.usage, Some(json!({"total_tokens": 30})));
+    let total = |body: &str| serde_json::from_str::<Value>(body).unwrap()["usage"]["total_tokens"].clone();
+    assert_eq!(total(&answered.answer.body("x", home.now())), 30);
+    let Begun::Before { body, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else { panic!("it was done") };
+    assert_eq!(total(&body), 30);
+    // One that dies after its second answer, and one that goes on.
+    let store = Fragile::new(home.tenure.store(), Some((4, When::Before)));
+    let mortal = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
+    mortal.declare(clerk(|_| ()));
+    assert!(turn_of(&mortal, question("Again"), &script(), &tools).await.is_err() && store.is_dead());
+    home.pass(jiff::SignedDuration::from_mins(5));
+    let done = take_over(&home.tenure, &script(), &tools).await;
+    let usage = done.into_iter().next().unwrap().unwrap().answer.usage.unwrap();
+    assert_eq!(usage["total_tokens"], 30, "{usage}");
+}
+
 /// What a process knows of a session is for speed: a run needs none of it, also when it is gone after every step.
 #[tokio::test]
 async fn a_run_needs_no_cache() {
