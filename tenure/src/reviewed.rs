@@ -74,12 +74,9 @@ fn note(review: &Review, decided: &ReviewDecided) -> Option<String> {
 /// An answer with other arguments for one of its calls.
 fn with_arguments(message: &Message, call: &str, arguments: &Map<String, Value>) -> Option<Message> {
     let mut value = changeable(message)?;
+    let place = message.call_ids().iter().position(|id| id == call)?;
     let calls = value.get_mut("tool_calls")?.as_array_mut()?;
-    let function = calls
-        .iter_mut()
-        .find(|c| c["id"] == call || c["id"].to_string() == call)?
-        .get_mut("function")?
-        .as_object_mut()?;
+    let function = calls.get_mut(place)?.get_mut("function")?.as_object_mut()?;
     function.insert("arguments".to_owned(), json!(Value::Object(arguments.clone()).to_string()));
     Message::from_value(&value).ok()
 }

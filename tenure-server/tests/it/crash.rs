@@ -4,7 +4,6 @@ use crate::kit::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use tenure::{SessionId, Tenure};
 use tokio::sync::Semaphore;
 

@@ -86,6 +86,7 @@ on_every_store! {
         assert_eq!(memories(&id("x")).await.len(), 0);
         t.restore(&ada(), &id("fork")).await.unwrap();
         assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
+        assert_eq!(t.examine(|_| ()).await.unwrap(), [], "every card is what its log says");
         // Its memories go with it, also now.
         t.purge(&ada(), &archive).await.unwrap();
         assert_eq!(t.load_any(&ada(), &archive).await.unwrap_err().code(), "not_found");
@@ -176,6 +177,37 @@ on_every_store! {
                 assert_eq!(holding, 1, "{step} {when:?}");
             }
         }
+    }
+
+    /// Two nodes that want a new session, and somebody who restores the old one and goes on in it, all at once: nothing that was
+    /// acknowledged is lost.
+    async fn fresh_meets_fresh_and_restore(home: &mut Home) {
+        declare(&home.tenure);
+        let mut acknowledged = Vec::new();
+        for round in 0..8 {
+            acknowledged.push(format!("Old {round}"));
+            ask(&home.tenure, fresh(acknowledged.last().unwrap())).await.unwrap();
+            home.pass(DAY * 8);
+            let nodes = [home.beside(), home.beside(), home.beside()];
+            nodes.iter().for_each(declare);
+            let texts = ["A", "B", "C"].map(|node| format!("{node} {round}"));
+            let restoring = async {
+                nodes[2].restore(&ada(), &id("x")).await?;
+                nodes[2].append(&ada(), &id("x"), vec![Message::user(&texts[2])]).await
+            };
+            let (a, b, c) = tokio::join!(ask(&nodes[0], fresh(&texts[0])), ask(&nodes[1], fresh(&texts[1])), restoring);
+            for (done, text) in [(a.is_ok(), &texts[0]), (b.is_ok(), &texts[1]), (c.is_ok(), &texts[2])] {
+                acknowledged.extend(done.then(|| text.clone()));
+            }
+            assert!(a.is_ok() && b.is_ok(), "{a:?} {b:?}");
+        }
+        let mut found = Vec::new();
+        for head in home.tenure.store().heads(&Query::new(Whose::Everyone, 100)).await.unwrap() {
+            let session = home.tenure.load_any(&ada(), &head.info.session_id).await.unwrap();
+            found.extend(session.messages.iter().map(|m| m.message.text()));
+        }
+        let lost: Vec<_> = acknowledged.iter().filter(|text| !found.contains(text)).collect();
+        assert!(lost.is_empty(), "{lost:?}");
     }
 
     /// No request but a purge takes anything from a deleted session, or takes its place.
