@@ -184,8 +184,12 @@ impl Tenure {
                 self.check_live(head)?;
                 self.check_expected(head)?;
                 let end = Place { seq: head.seq, position: head.mark.messages, mark: head.mark.clone() };
-                let place = if need == Need::Head { end } else { place(self.whole_ref(state, id)?, &at)? };
-                Ok((head.clone(), place))
+                if need == Need::Head {
+                    return Ok((head.clone(), end));
+                }
+                let session = self.whole_ref(state, id)?;
+                let place = place(session, &at)?;
+                Ok((session.head_at(place.seq), place))
             })
             .await?;
         let owner = self.owner_of(head.clone(), place.seq).await?;
@@ -219,6 +223,8 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Ti
         metadata: info.metadata,
         parent: Some(parent),
         began_at: None,
+        decisions: source.decisions,
+        origin: None,
     };
     Record { seq: place.seq + 1, at, entry: Entry::created(created) }
 }

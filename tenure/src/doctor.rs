@@ -1,5 +1,6 @@
 //! The doctor: looks at everything in a house, says what is wrong, and mends what is safe to mend.
 
+use crate::audit::ChainCheck;
 use crate::entry::{Entry, Record};
 use crate::error::{Error, Result};
 use crate::head::Head;
@@ -218,6 +219,15 @@ impl Exam<'_> {
                     let advice = "restore the blob from a backup; until then the message can not be shown";
                     found.push(Finding::new(format!("{place}, record {}", record.seq), what, advice));
                 }
+            }
+        }
+        let mut chain = ChainCheck::default();
+        for record in &log {
+            if let (_, Some(what)) = chain.take(&key.session, record)
+                && record.seq >= head.first
+            {
+                let advice = "the audit trail was tampered with: compare the session with a backup";
+                found.push(Finding::new(format!("{place}, record {}", record.seq), what, advice));
             }
         }
         match Session::replay(&key, log) {

@@ -102,7 +102,7 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
         return Err(Error::invalid("source", "save the session before forking it"));
     }
     let place = place(source, &point.into())?;
-    let record = fork_record(source.head(), &source.info.session_id, place.clone(), at);
+    let record = fork_record(&source.head_at(place.seq), &source.info.session_id, place.clone(), at);
     let key = Key { tenant: source.tenant.clone(), session: new };
     let Some(head) = Head::begin(&key, &record) else {
         return Err(Error::invalid("source", "not a session"));

@@ -3,6 +3,7 @@
 //! An entry is one JSON object with one key, its kind: `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and
 //! fields may come; what is here stays readable for ever.
 
+use crate::audit::{DecisionChain, DecisionHash};
 use crate::error::{Error, Result};
 use crate::head::{Mark, Status};
 use crate::id::{Label, ReviewId, RunId, Seq, SessionId, User};
@@ -134,6 +135,23 @@ pub struct Created {
     /// When it really began, if it is an ended session that was moved to another id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_at: Option<Timestamp>,
+    /// Of a fork: the end of its parent's hash chain of decisions at the point where it left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decisions: Option<DecisionChain>,
+    /// The export that it was imported from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// The import that a session began with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The BLAKE3 hash of the export: an export that is imported twice is found by it.
+    pub export: String,
+    /// When it was imported.
+    pub at: Timestamp,
+    /// The last record that came with the export; later ones were written here.
+    pub upto: Seq,
 }
 
 /// Where a fork left its parent. The fork's first record is `seq + 1`.
@@ -347,6 +365,9 @@ pub struct ReviewDecided {
     /// The arguments to use instead, if corrected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<Value>,
+    /// The hash of the session's previous decision ([`ReviewDecided::hash`]). Absent in entries of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<DecisionHash>,
 }
 
 /// A person's decision.

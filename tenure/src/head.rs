@@ -1,6 +1,7 @@
 //! The index card of a session: all that listing, matching, sweeping and taking over need, without reading the log.
 
-use crate::entry::{Claim, Parent};
+use crate::audit::DecisionChain;
+use crate::entry::{Claim, Origin, Parent};
 use crate::id::{Key, RunId, Seq, SessionId, Tenant, User};
 use crate::message::Role;
 use jiff::Timestamp;
@@ -254,6 +255,12 @@ pub struct Head {
     /// What waits for a person.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reviews: Vec<OpenReview>,
+    /// The end of the hash chain of decisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decisions: Option<DecisionChain>,
+    /// The export that it was imported from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
 }
 
 impl Head {
@@ -276,9 +283,11 @@ impl Head {
             labels.push(Reviewing::Open.label());
         }
         labels.extend(self.reviews.iter().filter_map(|r| Some(Reviewing::Queue(r.queue.clone()?).label())));
-        if self.info.metadata.contains_key(DECISIONS) {
+        // Sessions whose decisions were all made by older versions have no chain. Clients cannot write the field.
+        if self.decisions.is_some() || self.info.metadata.contains_key(DECISIONS) {
             labels.push(Reviewing::Decided.label());
         }
+        labels.extend(self.origin.as_ref().map(|o| origin_label(&o.export)));
         labels.sort();
         labels.dedup();
         labels
@@ -290,7 +299,7 @@ impl Head {
     }
 }
 
-/// Where a session keeps what people have decided.
+/// The metadata field with the decisions of people. It is derived from the log; clients cannot write it.
 pub(crate) const DECISIONS: &str = "hitl_decisions";
 
 /// How a session has to do with people.
@@ -313,6 +322,11 @@ impl Reviewing {
             Reviewing::Decided => "reviewed".to_owned(),
         }
     }
+}
+
+/// The label of an import: it has no quotation mark at its beginning either.
+pub(crate) fn origin_label(export: &str) -> String {
+    bounded(format!("origin:{export}"))
 }
 
 /// The label of a tag.

@@ -41,6 +41,7 @@ mod answer;
 mod append;
 mod archive;
 mod assistant;
+mod audit;
 mod batch;
 mod busy;
 mod cache;
@@ -102,6 +103,7 @@ mod work;
 pub use answer::Answer;
 pub use append::{Append, Appended, AutoCheckpoint};
 pub use assistant::{Assistant, CacheSize, Lifetime, MemorySize, RunLimits, ShortTerm};
+pub use audit::{AuditExport, AuditRange, AuditTrail, AuditedDecision, DecisionChain, DecisionHash};
 pub use busy::OnBusy;
 pub use cache::{Cached, cache_key};
 pub use checkpoint::{Discarded, Rewind, make_checkpoints};
@@ -112,8 +114,8 @@ pub use dream::{Dream, DreamRules, Promoted};
 pub use edit::{fork_session, list_checkpoints, resume_session};
 pub use embed::Embedder;
 pub use entry::{
-    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Outcome, Parent, Post, Record, ReviewDecided,
-    ReviewOpened, Rewound, Timeout,
+    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Parent, Post, Record,
+    ReviewDecided, ReviewOpened, Rewound, Timeout,
 };
 pub use error::{Error, Result};
 pub use fields::Fields;

@@ -2,6 +2,7 @@
 //!
 //! Open reviews are found by the sessions' cards, and told by their logs; there is no other list.
 
+use crate::audit::DecisionChain;
 use crate::entry::{Claim, Decision, Entry, ReviewDecided};
 use crate::error::{Error, Result};
 use crate::head::{Head, Reviewing, Status};
@@ -218,7 +219,8 @@ impl Tenure {
 fn decided(session: &Session, review: &Review, verdict: &Verdict, now: Timestamp) -> (Vec<Entry>, Review) {
     let Verdict { decision, reviewer, notes, arguments } = verdict.clone();
     let (id, step) = (review.opened.review.clone(), review.opened.step.clone());
-    let made = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments };
+    let previous = Some(DecisionChain::link(session.decisions));
+    let made = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
     let mut entries = vec![Entry::review_decided(made.clone())];
     if session.open_reviews().all(|r| r.opened.review == id) {
         entries.push(Entry::Status { to: Status::Active, reason: Some("decided".to_owned()) });

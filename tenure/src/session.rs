@@ -1,7 +1,8 @@
 //! The fold: a log becomes a session. The one place that says what an entry means.
 
+use crate::audit::DecisionChain;
 use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
-use crate::head::{Front, Head, Lease, Mark, OpenReview, SessionInfo, Status};
+use crate::head::{DECISIONS, Front, Head, Lease, Mark, OpenReview, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
 use crate::message::{Message, Role};
 use jiff::Timestamp;
@@ -178,6 +179,8 @@ pub struct Session {
     pub reviews: Vec<Review>,
     /// The summaries that hold, oldest first: the newest is in force, the others hold again when what came after them is cut off.
     pub(crate) summaries: Vec<Summary>,
+    /// The records of all decisions, each with the end of the hash chain after it.
+    pub(crate) decided: Vec<(Seq, Option<DecisionChain>)>,
     /// Somebody wanted to see the messages themselves again: no summary is written unless somebody asks for one.
     pub uncompacted: bool,
     /// Records that were applied here and are not saved yet.
@@ -292,6 +295,7 @@ impl Session {
             runs,
             reviews,
             summaries: Vec::new(),
+            decided: Vec::new(),
             uncompacted: false,
             pending: Vec::new(),
             cut_off: Vec::new(),
@@ -303,6 +307,23 @@ impl Session {
     /// Its index card.
     pub fn head(&self) -> &Head {
         &self.head
+    }
+
+    /// Its head as a fork at this record copies it: without the decisions that were made later.
+    pub(crate) fn head_at(&self, seq: Seq) -> Head {
+        let mut head = self.head.clone();
+        let count = self.decided.partition_point(|(s, _)| *s <= seq);
+        if count == self.decided.len() {
+            return head;
+        }
+        head.decisions = count.checked_sub(1).and_then(|last| self.decided[last].1);
+        if let Some(Value::Array(all)) = head.info.metadata.get_mut(DECISIONS) {
+            all.truncate(count);
+        }
+        if count == 0 {
+            head.info.metadata.remove(DECISIONS);
+        }
+        head
     }
 
     pub(crate) fn set_head(&mut self, head: Head) {
@@ -357,6 +378,8 @@ impl Session {
                 if let Some(review) = self.reviews.iter_mut().find(|r| r.opened.review == decided.review) {
                     review.decided.get_or_insert((at, (**decided).clone()));
                 }
+                let chain = self.decided.last().and_then(|(_, chain)| *chain);
+                self.decided.push((seq, DecisionChain::after(chain, decided, at)));
             }
             Entry::Compacted { upto, summary: Some(message) } => {
                 let position = self.messages.partition_point(|m| m.seq <= *upto);
@@ -367,7 +390,10 @@ impl Session {
                 self.summaries.clear();
                 self.uncompacted = true;
             }
-            Entry::Created(_) => {
+            Entry::Created(created) => {
+                if let Some(last) = self.decided.last_mut() {
+                    last.1 = created.decisions;
+                }
                 // A fork: what its parent was doing is not for it to finish, and its questions are not asked here.
                 self.void_reviews(|_| true);
                 for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
@@ -534,6 +560,8 @@ impl Head {
             run: None,
             lease: None,
             reviews: Vec::new(),
+            decisions: None,
+            origin: None,
         };
         head.create(created, record.at);
         Some(head)
@@ -542,13 +570,18 @@ impl Head {
     fn create(&mut self, created: &Created, at: Timestamp) {
         let c = created.clone();
         let session_id = self.info.session_id.clone();
-        let (model, title, tags, metadata) = (c.model, c.title, c.tags, c.metadata);
+        let (model, title, tags, mut metadata) = (c.model, c.title, c.tags, c.metadata);
+        // A fork begins with the decisions of its parent's part. Otherwise nobody has decided anything yet.
+        if c.parent.is_none() {
+            metadata.remove(DECISIONS);
+        }
         let created_at = c.began_at.unwrap_or(at);
         self.info = SessionInfo { session_id, created_at, updated_at: at, model, title, tags, metadata };
         (self.user, self.assistant, self.thread) = (c.user, c.assistant, c.thread);
         (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
         (self.run, self.lease) = (None, None);
         self.reviews.clear();
+        (self.decisions, self.origin) = (c.decisions, c.origin);
         self.front = c.parent.is_none().then(Front::default);
         self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
     }
@@ -578,7 +611,13 @@ impl Head {
                 let mut tags = Some(std::mem::take(&mut self.info.tags));
                 change.tags.apply(&mut tags);
                 self.info.tags = tags.unwrap_or_default();
+                // Older versions let clients write the field; what they wrote is not a decision.
+                let decisions = self.info.metadata.remove(DECISIONS);
                 merge_patch(&mut self.info.metadata, &change.metadata);
+                match decisions {
+                    Some(decisions) => drop(self.info.metadata.insert(DECISIONS.to_owned(), decisions)),
+                    None => drop(self.info.metadata.remove(DECISIONS)),
+                }
             }
             Entry::Status { to, .. } => {
                 // Restored, or done waiting: its time to live begins anew.
@@ -605,6 +644,7 @@ impl Head {
             Entry::ReviewDecided(d) => {
                 self.reviews.retain(|open| d.review.seq() != Some(open.seq));
                 record_decision(&mut self.info.metadata, d, at);
+                self.decisions = DecisionChain::after(self.decisions, d, at);
             }
             Entry::Compacted { upto, summary } => {
                 if let Some(front) = &mut self.front {
@@ -625,7 +665,7 @@ fn record_decision(metadata: &mut Map<String, Value>, d: &ReviewDecided, at: Tim
     if let Some(notes) = &d.notes {
         decision["notes"] = json!(notes);
     }
-    match metadata.entry(crate::head::DECISIONS).or_insert_with(|| json!([])) {
+    match metadata.entry(DECISIONS).or_insert_with(|| json!([])) {
         Value::Array(all) => all.push(decision),
         other => *other = json!([decision]),
     }

@@ -8,7 +8,7 @@ use crate::clock::Clock;
 use crate::embed::Embedder;
 use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
-use crate::head::{Head, Status};
+use crate::head::{DECISIONS, Head, Status};
 use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
 use crate::id::{Key, Principal, Reach, Seq, SessionId, check_text};
 use crate::media::Blob;
@@ -352,7 +352,15 @@ impl Tenure {
                 return Err(Error::invalid(param, format!("not a valid {param}: {why}")));
             }
         }
+        check_derived(&info.metadata)?;
         self.check_info_size(serde_json::to_string(info).map_or(0, |t| t.len()))
+    }
+
+    /// The size of what clients can write. Decisions do not count: people's decisions must not keep a client from writing.
+    pub(crate) fn check_info_of(&self, head: &Head) -> Result<()> {
+        let mut info = head.info.clone();
+        info.metadata.remove(DECISIONS);
+        self.check_info_size(serde_json::to_string(&info).map_or(0, |t| t.len()))
     }
 
     fn check_info_size(&self, bytes: usize) -> Result<()> {
@@ -563,6 +571,7 @@ impl Tenure {
         if status.is_some_and(|s| !s.is_live()) {
             return Err(Error::invalid("status", "it can be set to active or paused; delete a session to end it"));
         }
+        check_derived(&change.metadata)?;
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.check_live(head)?;
@@ -583,7 +592,7 @@ impl Tenure {
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });
             }
-            self.check_info_size(serde_json::to_string(&after.info).map_or(0, |t| t.len()))?;
+            self.check_info_of(&after)?;
             Ok(Draft::new(entries, after))
         })
         .await
@@ -667,6 +676,15 @@ impl Tenure {
         self.forget(key);
         Ok(())
     }
+}
+
+/// Refuses metadata that names the audit trail, also to remove it.
+fn check_derived(metadata: &Map<String, Value>) -> Result<()> {
+    if metadata.contains_key(DECISIONS) {
+        let why = "it is derived from the decisions in the session's log and cannot be written; leave it out";
+        return Err(Error::invalid(format!("metadata.{DECISIONS}"), why));
+    }
+    Ok(())
 }
 
 /// A session that waits for a person goes on when they have decided, or when its run is stopped.

@@ -2,7 +2,7 @@
 
 use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Post, Record, Rewound};
 use crate::error::{Error, Result};
-use crate::head::{Head, Mark, Status};
+use crate::head::{DECISIONS, Head, Mark, Status};
 use crate::hot::{Draft, Need};
 use crate::id::{Label, Principal, SessionId};
 use crate::media::Blob;
@@ -230,8 +230,13 @@ fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
         model: export.model.clone().into(),
         title: export.title.clone().into(),
         tags: Change::Set(export.tags.clone()),
-        metadata: patch_between(old, &export.metadata),
+        metadata: patch_between(&without_decisions(old), &export.metadata),
     }
+}
+
+/// Metadata as clients can write it.
+fn without_decisions(metadata: &Map<String, Value>) -> Map<String, Value> {
+    metadata.iter().filter(|(k, _)| *k != DECISIONS).map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
 /// The merge patch that turns one object into another.

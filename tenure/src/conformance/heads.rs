@@ -556,6 +556,7 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
             reviewer: "eve".to_owned(),
             notes: None,
             arguments: None,
+            previous: None,
         })
     };
     logs[1].push(decided("b", 2)).save(&*store).await;

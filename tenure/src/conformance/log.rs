@@ -1,8 +1,9 @@
 //! Commits and the log: what was acknowledged reads back, exactly, and nothing else does.
 
 use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
+use crate::audit::DecisionHash;
 use crate::entry::{
-    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Outcome, Post, Record, ReviewDecided,
+    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Post, Record, ReviewDecided,
     ReviewOpened, Rewound, Timeout,
 };
 use crate::error::Error;
@@ -81,6 +82,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             reviewer: "bob".to_owned(),
             notes: Some("less".to_owned()),
             arguments: Some(json!({"amount": 1e-7})),
+            previous: Some(DecisionHash([7; 32])),
         }),
         Entry::Compacted { upto: 2, summary: Message::parse(r#"{ "role":"user" , "content":"\u00e4" }"#).ok() },
         Entry::Compacted { upto: 0, summary: None },
@@ -105,6 +107,8 @@ pub(super) fn rich(id: &str) -> Log {
         metadata: map(json!({"n": 1.50, "big": u64::MAX, "o": {"z": 1, "a": [true, null]}, "\0": "\0"})),
         parent: None,
         began_at: None,
+        decisions: None,
+        origin: Some(Origin { export: "ab".repeat(32), at: moment(7), upto: 2 }),
     };
     let mut log = Log::begin(key("default", id), created, moment(0));
     for entry in every_kind() {

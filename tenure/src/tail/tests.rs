@@ -133,6 +133,7 @@ impl Log {
                     reviewer,
                     notes: None,
                     arguments: None,
+                    previous: None,
                 };
                 self.push(Entry::review_decided(decided));
             }

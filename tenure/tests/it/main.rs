@@ -7,6 +7,7 @@
 
 mod archive;
 mod asking;
+mod audit;
 mod clients;
 mod compact;
 mod crash;

@@ -1,0 +1,306 @@
+//! The audit trail: decisions cannot be written by clients, and what is changed in a log is detected.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::{Map, Value, json};
+use tenure::store::{Commit, Range};
+use tenure::*;
+
+fn map(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+/// A session with so many decisions, a minute apart.
+pub async fn decided(home: &Home, session: &str, rounds: usize) {
+    home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay"), reviewed("mail")]));
+    let tools = Workshop::new([(tool("pay"), Does::Says("paid")), (tool("mail"), Does::Says("sent"))]);
+    for round in 0..rounds {
+        let wanted = [("c1", "pay", json!({"n": 1})), ("c2", "mail", json!({"to": "bob"}))];
+        let model = Script::new([calls(&wanted), say("Done.")]);
+        let ask = Ask { session: Some(id(session)), ..question(&format!("Go {round}")) };
+        turn_of(&home.tenure, ask, &model, &tools).await.unwrap();
+        let s = home.tenure.load(&ada(), &id(session)).await.unwrap();
+        for (n, review) in open(&s).into_iter().enumerate() {
+            home.pass(SignedDuration::from_mins(1));
+            let arguments = Some(json!({"z": 0.1, "a": [1, null]}));
+            let verdict = match n {
+                0 => Verdict { notes: Some("=less".to_owned()), arguments, ..verdict(Decision::Corrected) },
+                _ => verdict(Decision::Rejected),
+            };
+            home.tenure.decide(&ada(), &review, &verdict).await.unwrap();
+        }
+        take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
+    }
+}
+
+async fn log(home: &Home, session: &str) -> Vec<Record> {
+    home.tenure.store().records(&ada().key(&id(session)), &Range::after(0)).await.unwrap()
+}
+
+/// Puts a log under an id, with the head that follows from it.
+async fn put(home: &Home, session: &str, records: Vec<Record>) {
+    let key = ada().key(&id(session));
+    let head = Session::replay(&key, records.clone()).unwrap().head().clone();
+    home.tenure.store().commit(&Commit::new(None, records, head)).await.unwrap();
+}
+
+async fn exported(home: &Home, who: &Principal, range: AuditRange) -> Vec<AuditedDecision> {
+    let (mut export, mut all) = (home.tenure.audit_export(who, range), Vec::new());
+    while let Some(page) = export.next().await.unwrap() {
+        all.extend(page);
+    }
+    all
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<T>) {
+    match result.unwrap_err() {
+        Error::Invalid { param, .. } => assert_eq!(param, "metadata.hitl_decisions"),
+        other => panic!("{other:?}"),
+    }
+}
+
+on_every_store! {
+    /// Before this was refused, a merge patch could forge decisions, or erase them and take the review from the list.
+    async fn decisions_cannot_be_forged_or_erased(home: &mut Home) {
+        decided(home, "x", 1).await;
+        let t = &home.tenure;
+        let before = t.load(&ada(), &id("x")).await.unwrap();
+        for value in [json!(null), json!([]), json!([{"step": "pay", "decision": "approved", "reviewer": "cfo"}]), json!({"0": null})] {
+            let metadata = map(json!({"hitl_decisions": value, "k": 1}));
+            refused(t.update(&ada(), &id("x"), InfoChange { metadata: metadata.clone(), ..InfoChange::default() }).await);
+            refused(t.create(&ada(), New { metadata: metadata.clone(), ..named("forged") }).await);
+            let export = Export { messages: turn(1), metadata, ..Export::default() };
+            refused(t.import(&ada(), &id("x"), export.clone()).await);
+            refused(t.import(&ada(), &id("forged"), export.clone()).await);
+            refused(t.import_new(&ada(), &id("forged"), &export).await);
+            refused(t.check_export(&ada(), &export));
+        }
+        assert_eq!(t.load(&ada(), &id("x")).await.unwrap(), before);
+        assert_eq!(t.head(&ada(), &id("forged")).await.unwrap_err().code(), "not_found");
+        let other = map(json!({"k": 1}));
+        t.update(&ada(), &id("x"), InfoChange { metadata: other, ..InfoChange::default() }).await.unwrap();
+        // Replacing the session removes no decision either.
+        t.import(&ada(), &id("x"), Export { messages: turn(1), ..Export::default() }).await.unwrap();
+        let after = t.load(&ada(), &id("x")).await.unwrap();
+        assert_eq!(after.info.metadata["hitl_decisions"], before.info.metadata["hitl_decisions"]);
+        assert_eq!(t.reviews(&ada(), &Reviews::Decided, None, 10).await.unwrap().reviews.len(), 2);
+        assert_eq!(t.audit(&ada(), &id("x")).await.unwrap().decisions.len(), 2);
+        assert_eq!(t.examine(|_| ()).await.unwrap(), []);
+    }
+
+    /// In a log of an older version, which let clients write the field, the decisions count and not what was written.
+    async fn a_log_with_an_erased_trail_still_has_it(home: &mut Home) {
+        decided(home, "x", 1).await;
+        let mut records = log(home, "x").await;
+        let erased = InfoChange { metadata: map(json!({"hitl_decisions": null, "k": 1})), ..InfoChange::default() };
+        let last = records.last().unwrap().clone();
+        records.push(Record { seq: last.seq + 1, at: last.at, entry: Entry::info(erased) });
+        put(home, "old", records).await;
+        let s = home.tenure.load(&ada(), &id("old")).await.unwrap();
+        assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 2);
+        assert_eq!(s.info.metadata["k"], 1);
+        assert_eq!(home.tenure.reviews(&ada(), &Reviews::Decided, None, 10).await.unwrap().reviews.len(), 4);
+    }
+
+    /// Changing, removing or reordering a decision is detected, and named by its session and record.
+    async fn the_hash_chain_detects_tampering(home: &mut Home) {
+        decided(home, "x", 3).await;
+        let t = &home.tenure;
+        let trail = t.audit(&ada(), &id("x")).await.unwrap();
+        assert_eq!((trail.decisions.len(), trail.broken.clone()), (6, None));
+        let mut previous = Some(DecisionHash::START);
+        for d in &trail.decisions {
+            assert_eq!((d.decided.previous, d.hash, d.imported), (previous, d.decided.hash(d.at), false));
+            previous = Some(d.hash);
+        }
+        let head = t.head(&ada(), &id("x")).await.unwrap();
+        assert_eq!(head.decisions, Some(DecisionChain { count: 6, hash: previous.unwrap() }));
+        assert_eq!(t.examine(|_| ()).await.unwrap(), []);
+        let records = log(home, "x").await;
+        let places: Vec<usize> = (0..records.len()).filter(|i| matches!(records[*i].entry, Entry::ReviewDecided(_))).collect();
+        let change = |change: &dyn Fn(&mut ReviewDecided)| {
+            let mut records = records.clone();
+            if let Entry::ReviewDecided(d) = &mut records[places[1]].entry {
+                change(d);
+            }
+            records
+        };
+        let nothing = |at: usize| {
+            let mut records = records.clone();
+            records[places[at]].entry = Entry::info(InfoChange::default());
+            records
+        };
+        let mut swapped = records.clone();
+        let (one, two) = (swapped[places[1]].entry.clone(), swapped[places[3]].entry.clone());
+        (swapped[places[1]].entry, swapped[places[3]].entry) = (two, one);
+        let mut later = records.clone();
+        later[places[1]].at = later[places[1]].at + SignedDuration::from_secs(1);
+        let cases = [
+            ("decision", change(&|d| d.decision = Decision::Approved), places[2]),
+            ("reviewer", change(&|d| d.reviewer = "cfo".to_owned()), places[2]),
+            ("notes", change(&|d| d.notes = Some("fine".to_owned())), places[2]),
+            ("step", change(&|d| d.step = "other".to_owned()), places[2]),
+            ("arguments", change(&|d| d.arguments = Some(json!({}))), places[2]),
+            ("time", later, places[2]),
+            ("first", nothing(0), places[1]),
+            ("removed", nothing(1), places[2]),
+            ("swapped", swapped, places[1]),
+            ("unlinked", change(&|d| d.previous = None), places[1]),
+            ("relinked", change(&|d| d.previous = Some(DecisionHash::START)), places[1]),
+        ];
+        for (name, tampered, place) in cases {
+            put(home, name, tampered).await;
+            let trail = t.audit(&ada(), &id(name)).await.unwrap();
+            let at = records[place].seq;
+            assert_eq!(trail.broken.as_ref().map(|(seq, _)| *seq), Some(at), "{name}: {:?}", trail.broken);
+            let found: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
+            assert!(found[0].contains(&format!("session acme/{name}, record {at}")), "{name}: {found:?}");
+            t.purge(&ada(), &id(name)).await.unwrap();
+        }
+        // The last one has no successor: the head tells.
+        for (name, decision) in [("last", Some(Decision::Approved)), ("gone", None)] {
+            let mut tampered = records.clone();
+            match (&mut tampered[places[5]].entry, decision) {
+                (Entry::ReviewDecided(d), Some(decision)) => d.decision = decision,
+                (entry, _) => *entry = Entry::info(InfoChange::default()),
+            }
+            let key = ada().key(&id(name));
+            let right = Session::replay(&key, records.clone()).unwrap().head().clone();
+            t.store().commit(&Commit::new(None, tampered, right)).await.unwrap();
+            assert!(t.audit(&ada(), &id(name)).await.unwrap().broken.is_some());
+            let found: Vec<String> = t.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect();
+            assert!(found[0].contains(&format!("session acme/{name}")) && found[0].contains("decisions"), "{found:?}");
+            t.purge(&ada(), &id(name)).await.unwrap();
+        }
+    }
+
+    /// What a rewind cuts off was decided all the same; a fork has its parent's part, and goes on with its chain.
+    async fn rewinds_and_forks_keep_the_trail(home: &mut Home) {
+        decided(home, "x", 2).await;
+        let t = home.tenure.clone();
+        t.fork(&ada(), &id("x"), Point::Turn(1), Some(id("early"))).await.unwrap();
+        t.fork(&ada(), &id("x"), Point::End, Some(id("late"))).await.unwrap();
+        t.fork(&ada(), &id("x"), Point::Position(0), Some(id("first"))).await.unwrap();
+        t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap();
+        let hashes = async |session: &str| {
+            let trail = t.audit(&ada(), &id(session)).await.unwrap();
+            assert_eq!(trail.broken, None, "{session}");
+            let metadata = t.head(&ada(), &id(session)).await.unwrap().info.metadata;
+            assert_eq!(metadata.get("hitl_decisions").map_or(0, |d| d.as_array().unwrap().len()), trail.decisions.len());
+            trail.decisions.iter().map(|d| d.hash).collect::<Vec<_>>()
+        };
+        let all = hashes("x").await;
+        assert_eq!((all.len(), hashes("early").await, hashes("late").await), (4, all[..2].to_vec(), all.clone()));
+        assert_eq!(hashes("first").await, []);
+        for fork in ["early", "late", "first"] {
+            decided(home, fork, 1).await;
+        }
+        assert_eq!(hashes("early").await[..2], all[..2]);
+        assert_eq!((hashes("early").await.len(), hashes("late").await.len(), hashes("first").await.len()), (4, 6, 2));
+        decided(home, "x", 1).await;
+        assert_eq!(hashes("x").await[..4], all[..]);
+        assert_eq!(t.examine(|_| ()).await.unwrap(), []);
+        // Each decision is exported once, also when a fork has inherited the log of a parent that was purged.
+        assert_eq!(exported(home, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
+        t.purge(&ada(), &id("x")).await.unwrap();
+        let left = exported(home, &admin(), AuditRange::default()).await;
+        assert_eq!(left.len(), 4 + 2 + 2 + 2, "the two after the forks are gone with the session");
+        assert!(left.iter().all(|d| d.broken.is_none()), "{left:?}");
+        drop(t);
+        home.reopen().await;
+        assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+    }
+
+    /// All decisions of a tenant, also of sessions that were deleted, within a span of time; nothing of others.
+    async fn a_tenant_exports_its_trail(home: &mut Home) {
+        for n in 0..3 {
+            decided(home, &format!("s{n}"), 1).await;
+        }
+        home.tenure.create(&ada(), named("quiet")).await.unwrap();
+        home.tenure.delete(&ada(), &id("s1")).await.unwrap();
+        let all = exported(home, &admin(), AuditRange::default()).await;
+        assert_eq!(all.len(), 6);
+        let mut times: Vec<_> = all.iter().map(|d| d.at).collect();
+        times.sort();
+        let range = AuditRange { from: Some(times[2]), to: Some(times[4]) };
+        let some = exported(home, &admin(), range).await;
+        assert_eq!(some.iter().map(|d| (d.session.as_str(), d.at)).collect::<Vec<_>>(), [("s1", times[2]), ("s1", times[3])]);
+        assert_eq!(exported(home, &ada(), AuditRange::default()).await.len(), 6);
+        for who in [Principal::tenant_wide("other"), Principal::new("acme", "bob")] {
+            assert_eq!(exported(home, &who.unwrap(), AuditRange::default()).await, []);
+        }
+        // A session that becomes active while the export is on its way is neither missed nor exported twice.
+        let mut export = home.tenure.audit_export(&admin(), AuditRange::default());
+        let mut seen = export.next().await.unwrap().unwrap();
+        for session in ["s0", "s2"] {
+            home.pass(SignedDuration::from_secs(1));
+            home.tenure.append(&ada(), &id(session), turn(1)).await.unwrap();
+        }
+        while let Some(page) = export.next().await.unwrap() {
+            seen.extend(page);
+        }
+        let mut places: Vec<_> = seen.iter().map(|d| (d.session.to_string(), d.seq)).collect();
+        places.sort();
+        places.dedup();
+        assert_eq!((seen.len(), places.len()), (6, 6));
+    }
+}
+
+/// Decisions of older versions have no link: they are read as they are, and the chain begins after them.
+#[tokio::test]
+async fn decisions_of_older_versions_stay_readable() {
+    let old = r#"{"review_decided":{"review":"rev_3_x","step":"pay","decision":"approved","reviewer":"eve","notes":"fine","arguments":{"a":1}}}"#;
+    let entry = Entry::decode(old).unwrap();
+    assert_eq!(entry.encode(), old);
+    let Entry::ReviewDecided(made) = &entry else { panic!("{entry:?}") };
+    assert_eq!(made.previous, None);
+    let created = r#"{"created":{"user":"ada","parent":{"session":"p","seq":1,"mark":{"messages":0,"turns":0,"visible":0,"hash":"00000000000000000000000000000000"}}}}"#;
+    assert_eq!(Entry::decode(created).unwrap().encode(), created);
+    let linked = old.replace("}}}", &format!(r#"}},"previous":"{}"}}}}"#, "0f".repeat(32)));
+    let Entry::ReviewDecided(made) = Entry::decode(&linked).unwrap() else { panic!() };
+    assert_eq!(made.previous, Some(DecisionHash([0x0f; 32])));
+    assert_eq!(Entry::decode(&linked).unwrap().encode(), linked);
+
+    let home = Home::new("memory").await.unwrap();
+    decided(&home, "x", 2).await;
+    let mut records = log(&home, "x").await;
+    let mut unlinked = 0;
+    for record in &mut records {
+        if let Entry::ReviewDecided(d) = &mut record.entry
+            && unlinked < 4
+        {
+            (d.previous, unlinked) = (None, unlinked + 1);
+        }
+    }
+    put(&home, "old", records).await;
+    let head = home.tenure.head(&ada(), &id("old")).await.unwrap();
+    assert_eq!(head.decisions, None);
+    decided(&home, "old", 1).await;
+    let trail = home.tenure.audit(&ada(), &id("old")).await.unwrap();
+    assert_eq!((trail.decisions.len(), trail.broken), (6, None));
+    assert_eq!(home.tenure.head(&ada(), &id("old")).await.unwrap().decisions.unwrap().count, 2);
+    assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+}
+
+/// The hash is part of the storage format: it must never change.
+#[test]
+fn the_hash_of_a_decision_is_stable() {
+    let decided = |session: &str| ReviewDecided {
+        review: ReviewId::of(&id(session), 12),
+        step: "pay".to_owned(),
+        decision: Decision::Corrected,
+        reviewer: "eve".to_owned(),
+        notes: None,
+        arguments: Some(json!({"b": 1.5, "a": null})),
+        previous: Some(DecisionHash([1; 32])),
+    };
+    let at = "2026-01-01T00:00:00.000001Z".parse().unwrap();
+    let previous = "01".repeat(32);
+    let content = format!(
+        r#"["tenure.decision.1","{previous}",12,"pay","corrected","eve",null,{{"a":null,"b":1.5}},1767225600000001]"#
+    );
+    assert_eq!(decided("x").hash(at).0, *blake3::hash(content.as_bytes()).as_bytes());
+    assert_eq!(decided("x").hash(at), decided("y").hash(at), "the session's id does not matter");
+}
