@@ -1,5 +1,6 @@
 //! What people type.
 
+mod audit;
 mod care;
 mod chat;
 mod client;
@@ -69,6 +70,8 @@ enum Command {
         #[command(subcommand)]
         command: reviews::Reviews,
     },
+    /// Show the decisions of people and verify their hash chain
+    Audit(audit::Audit),
     /// Look at what is remembered, add to it, take from it
     Memories {
         /// JSON, for programs
@@ -145,6 +148,7 @@ impl Cli {
             Command::Sessions { command, json } => return command.run(&at, json).await,
             Command::Runs { command, json } => return command.run(&at, json).await,
             Command::Reviews { command, json } => return command.run(&at, json).await,
+            Command::Audit(audit) => return audit.run(&at).await,
             Command::Memories { command, json } => return command.run(&at, json).await,
             Command::Dream(dream) => return dream.run(&at).await,
             Command::Chat(chat) => chat.run(&at).await?,

@@ -1,6 +1,7 @@
 //! Handlers, one file for each kind of thing: extract, one call, respond.
 
 pub mod assistants;
+pub mod audit;
 pub mod chat;
 pub mod checkpoints;
 pub mod compact;

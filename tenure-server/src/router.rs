@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules, search,
+    assistants, audit, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules, search,
     sessions, sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
@@ -79,6 +79,8 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(reviews::claim))
         .routes(routes!(reviews::release))
         .routes(routes!(reviews::decide))
+        .routes(routes!(audit::session))
+        .routes(routes!(audit::export))
         // memory
         .routes(routes!(memories::list, memories::create))
         .routes(routes!(memories::search))

@@ -127,6 +127,8 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/reviews/{review}/claim"),
     ("POST", "/reviews/{review}/release"),
     ("POST", "/reviews/{review}/decision"),
+    ("GET", "/sessions/{id}/audit"),
+    ("GET", "/audit"),
     ("POST", "/threads/{id}/session"),
     ("DELETE", "/users/{id}"),
     ("POST", "/sessions/{id}/compact"),

@@ -1,0 +1,89 @@
+//! `tenure audit`: the decisions of people, and whether they were changed since.
+
+use super::client::{At, Needs, with_query};
+use super::show::{self, age, brief, clean, field, line, note, print};
+use axum::http::Method;
+use clap::{Args, ValueEnum};
+use futures_util::StreamExt;
+use serde_json::Value;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Which decisions to show.
+#[derive(Debug, Args)]
+pub struct Audit {
+    /// The session; without one, the decisions of all sessions of the tenant are exported
+    session: Option<String>,
+    /// Made at or after this time, as 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME", conflicts_with = "session")]
+    from: Option<String>,
+    /// Made before this time
+    #[arg(long, value_name = "TIME", conflicts_with = "session")]
+    to: Option<String>,
+    /// The form of the export
+    #[arg(long, value_enum, default_value_t = Form::Jsonl, conflicts_with = "session")]
+    format: Form,
+    /// JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// The form of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// One JSON object per line
+    Jsonl,
+    /// For spreadsheets
+    Csv,
+}
+
+impl Audit {
+    /// Shows or exports them. A broken hash chain is exit code 1.
+    pub async fn run(self, at: &At) -> anyhow::Result<ExitCode> {
+        let client = at.client(Needs::Sessions).await?;
+        let Some(session) = &self.session else {
+            let form = self.format.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
+            let mut query = vec![("format", form)];
+            query.extend(self.from.clone().map(|t| ("from", t)));
+            query.extend(self.to.clone().map(|t| ("to", t)));
+            let mut answer = client.send(Method::GET, &with_query("/audit", &query)?, None).await?;
+            let mut out = std::io::stdout().lock();
+            while let Some(bytes) = answer.body.next().await {
+                out.write_all(&bytes?)?;
+            }
+            out.flush()?;
+            return Ok(ExitCode::SUCCESS);
+        };
+        let id = client.resolve(session).await?;
+        let text = client.send(Method::GET, &format!("/sessions/{id}/audit"), None).await?.text().await?;
+        let trail: Value = serde_json::from_str(&text)?;
+        let verified = trail["verified"] == true;
+        if self.json {
+            line(text)?;
+        } else {
+            print(decisions_table(trail["decisions"].as_array().map_or(&[], |d| d)))?;
+            if !verified {
+                let broken = &trail["broken"];
+                note(clean(&format!("the hash chain is broken at record {}: {}", broken["seq"], field(broken, "why"))));
+            }
+        }
+        Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn decisions_table(decisions: &[Value]) -> String {
+    let now = crate::clock::now();
+    let row = |d: &Value| {
+        let hash: String = field(d, "hash").chars().take(12).collect();
+        [
+            d["seq"].to_string(),
+            age(&d["timestamp"], now),
+            brief(field(d, "step"), 32),
+            field(d, "decision").to_owned(),
+            brief(field(d, "reviewer"), 24),
+            brief(field(d, "notes"), 40),
+            hash,
+        ]
+    };
+    show::table(["record", "age", "step", "decision", "reviewer", "notes", "hash"], decisions.iter().map(row).collect())
+}

@@ -1,0 +1,226 @@
+//! The audit trail: `/sessions/{id}/audit` and `/audit`.
+
+use crate::auth::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::Id;
+use crate::http::view::{Asking, Finding};
+use crate::query::Pairs;
+use crate::server::Shared;
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+use tenure::{AuditRange, AuditedDecision, Decision};
+use utoipa::ToSchema;
+
+/// One decision of the audit trail.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AuditedView {
+    /// The session.
+    session_id: String,
+    /// Its record in the session's log.
+    seq: u64,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    timestamp: String,
+    /// The review.
+    review_id: String,
+    /// The step that was under review.
+    step: String,
+    /// `approved`, `rejected` or `corrected`.
+    #[schema(value_type = String)]
+    decision: Decision,
+    /// Who decided.
+    reviewer: String,
+    /// Why.
+    notes: Option<String>,
+    /// The arguments to use instead, if corrected.
+    #[schema(value_type = Option<Object>)]
+    arguments: Option<Value>,
+    /// The hash of the previous decision; `null` in decisions of versions that did not link them.
+    previous: Option<String>,
+    /// The BLAKE3 hash of this decision.
+    hash: String,
+    /// Whether it came with an import: the exporting installation vouches for it, not this one.
+    imported: bool,
+    /// Whether it fits the hash chain.
+    verified: bool,
+}
+
+impl From<AuditedDecision> for AuditedView {
+    fn from(d: AuditedDecision) -> Self {
+        Self {
+            session_id: d.session.to_string(),
+            seq: d.seq,
+            timestamp: d.at.to_string(),
+            review_id: d.decided.review.to_string(),
+            step: d.decided.step,
+            decision: d.decided.decision,
+            reviewer: d.decided.reviewer,
+            notes: d.decided.notes,
+            arguments: d.decided.arguments,
+            previous: d.decided.previous.map(|h| h.to_string()),
+            hash: d.hash.to_string(),
+            imported: d.imported,
+            verified: d.broken.is_none(),
+        }
+    }
+}
+
+/// The audit trail of a session.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AuditView {
+    /// The session.
+    session_id: String,
+    /// Whether the hash chain is unbroken.
+    verified: bool,
+    /// Where it is broken first.
+    broken: Option<BrokenView>,
+    /// The decisions, oldest first; of a fork, its parent's part too.
+    decisions: Vec<AuditedView>,
+}
+
+/// Where a hash chain is broken.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct BrokenView {
+    /// The record.
+    seq: u64,
+    /// What is wrong there.
+    why: String,
+}
+
+/// The audit trail of a session
+///
+/// Every decision in the session's log, also those that a rewind has cut off, whatever the session's status.
+#[utoipa::path(
+    get, path = "/sessions/{id}/audit", tag = "audit", operation_id = "audit_session",
+    params(("id" = String, Path, description = "The session")),
+    responses((status = 200, description = "The audit trail", body = AuditView), Finding)
+)]
+pub async fn session(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<AuditView>> {
+    let trail = app.tenure.audit(&caller.reads()?, &id).await?;
+    Ok(Json(AuditView {
+        session_id: id.to_string(),
+        verified: trail.broken.is_none(),
+        broken: trail.broken.map(|(seq, why)| BrokenView { seq, why }),
+        decisions: trail.decisions.into_iter().map(AuditedView::from).collect(),
+    }))
+}
+
+/// How an export is written.
+#[derive(Clone, Copy)]
+enum Form {
+    Jsonl,
+    Csv,
+}
+
+const COLUMNS: &str =
+    "session_id,seq,timestamp,review_id,step,decision,reviewer,notes,arguments,previous,hash,imported,verified";
+
+/// Export the audit trail of the tenant
+///
+/// Every decision in the logs of all sessions, one per line, ordered by session. Needs the right `admin`.
+#[utoipa::path(
+    get, path = "/audit", tag = "audit", operation_id = "export_audit",
+    params(
+        ("from" = Option<String>, Query, description = "Made at or after this RFC 3339 time"),
+        ("to" = Option<String>, Query, description = "Made before this RFC 3339 time"),
+        ("format" = Option<String>, Query, description = "`jsonl` (if not given) or `csv`"),
+    ),
+    responses(
+        (status = 200, description = "The decisions", content((AuditedView = "application/jsonl"), (String = "text/csv"))),
+        Asking,
+    )
+)]
+pub async fn export(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Response> {
+    let who = caller.administers()?;
+    let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
+    let range = AuditRange { from: pairs.read::<Timestamp>("from", time)?, to: pairs.read::<Timestamp>("to", time)? };
+    let form = match pairs.one("format")?.as_deref() {
+        None | Some("jsonl") => Form::Jsonl,
+        Some("csv") => Form::Csv,
+        Some(other) => return Err(ApiError::invalid("format", format!("{other:.40?} is not jsonl or csv"))),
+    };
+    pairs.end()?;
+    let mut export = app.tenure.audit_export(&who, range);
+    // A store that cannot be read is an error response, not a stream that breaks off.
+    let first = export.next().await?;
+    let (kind, head) = match form {
+        Form::Jsonl => ("application/jsonl", String::new()),
+        Form::Csv => ("text/csv; charset=utf-8", format!("{COLUMNS}\r\n")),
+    };
+    let begin = head + &lines(form, first.unwrap_or_default());
+    let rest = stream::try_unfold(export, move |mut export| async move {
+        let page = export.next().await?;
+        Ok::<_, tenure::Error>(page.map(|page| (Bytes::from(lines(form, page)), export)))
+    });
+    use futures_util::StreamExt;
+    let all = stream::iter([Ok(Bytes::from(begin))]).chain(rest);
+    Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(all)).into_response())
+}
+
+fn lines(form: Form, page: Vec<AuditedDecision>) -> String {
+    let line = |decision: AuditedDecision| {
+        let view = AuditedView::from(decision);
+        match form {
+            Form::Jsonl => serde_json::to_string(&view).unwrap_or_default() + "\n",
+            Form::Csv => csv(&view),
+        }
+    };
+    page.into_iter().map(line).collect()
+}
+
+/// A decision as a line of CSV (RFC 4180).
+fn csv(view: &AuditedView) -> String {
+    let fields = [
+        view.session_id.clone(),
+        view.seq.to_string(),
+        view.timestamp.clone(),
+        view.review_id.clone(),
+        view.step.clone(),
+        view.decision.as_str().to_owned(),
+        view.reviewer.clone(),
+        view.notes.clone().unwrap_or_default(),
+        view.arguments.as_ref().map(ToString::to_string).unwrap_or_default(),
+        view.previous.clone().unwrap_or_default(),
+        view.hash.clone(),
+        view.imported.to_string(),
+        view.verified.to_string(),
+    ];
+    fields.iter().map(|f| field(f)).collect::<Vec<_>>().join(",") + "\r\n"
+}
+
+/// A field of CSV. Spreadsheets take what begins with one of these characters for a formula, so it gets an apostrophe in front.
+fn field(text: &str) -> String {
+    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
+    let text = if formula { format!("'{text}") } else { text.to_owned() };
+    if text.contains(['"', ',', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_fields_are_quoted_and_are_no_formulas() {
+        for (text, want) in [
+            ("plain", "plain"),
+            ("", ""),
+            ("a,b", "\"a,b\""),
+            ("say \"hi\"", "\"say \"\"hi\"\"\""),
+            ("two\nlines", "\"two\nlines\""),
+            ("=1+1", "'=1+1"),
+            ("+1", "'+1"),
+            ("-1", "'-1"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("=\"a\",1", "\"'=\"\"a\"\",1\""),
+        ] {
+            assert_eq!(field(text), want);
+        }
+    }
+}
