@@ -474,12 +474,17 @@ impl Entry {
         }
         if text.starts_with(MESSAGE) {
             let line: MessageLine<'_> = serde_json::from_str(text).map_err(unreadable)?;
-            let m = line.message;
-            let message = Message::trusted(keep(m.body.get()), m.cuts.clone());
-            let PostLine { run, lead, partial, replies_to, .. } = m;
-            return Ok(Entry::Message(Post { run, lead, partial, replies_to, message }));
+            return Ok(Entry::Message(line.message.post(keep)));
         }
         serde_json::from_str(text).map_err(unreadable)
+    }
+
+    /// Reads an entry that another program may have formatted anew. A message in it is not validated yet.
+    pub(crate) fn decode_any(text: &str) -> Result<Self, String> {
+        match serde_json::from_str::<MessageLine<'_>>(text) {
+            Ok(line) => Ok(Entry::Message(line.message.post(|text| text.into()))),
+            Err(_) => serde_json::from_str(text).map_err(unreadable),
+        }
     }
 }
 
@@ -508,6 +513,13 @@ struct PostLine<'a> {
     cuts: Vec<Cut>,
     #[serde(borrow)]
     body: &'a RawValue,
+}
+
+impl PostLine<'_> {
+    fn post(self, keep: impl Fn(&str) -> Text) -> Post {
+        let message = Message::trusted(keep(self.body.get()), self.cuts);
+        Post { run: self.run, lead: self.lead, partial: self.partial, replies_to: self.replies_to, message }
+    }
 }
 
 impl Record {

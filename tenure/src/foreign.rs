@@ -97,6 +97,16 @@ pub struct LeftOut {
     pub why: String,
 }
 
+impl Foreign {
+    /// Leaves out a model that is not known where the session goes.
+    pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
+        if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
+            let why = format!("the model {model:.60?} is not configured here; the session will use the default model");
+            self.left_out.push(LeftOut::new("model", why));
+        }
+    }
+}
+
 impl LeftOut {
     fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
         Self { place: place.into(), why: why.into() }

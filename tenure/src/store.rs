@@ -2,7 +2,7 @@
 
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Reviewing, Status, VisibleHash, field_label, fold_case, tag_label};
+use crate::head::{Head, Reviewing, Status, VisibleHash, field_label, fold_case, origin_label, tag_label};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
 use crate::media::{Blob, BlobId};
 use crate::message::Message;
@@ -267,6 +267,8 @@ pub struct Query {
     pub title: Option<String>,
     /// Having to do with people in this way.
     pub reviewing: Option<Reviewing>,
+    /// Imported from the export with this hash ([`Origin::export`](crate::Origin::export)).
+    pub origin: Option<String>,
     /// Leaning on this session.
     pub parent: Option<SessionId>,
     /// With one of these conversations.
@@ -302,6 +304,7 @@ impl Query {
             metadata: Vec::new(),
             title: None,
             reviewing: None,
+            origin: None,
             parent: None,
             hashes: Vec::new(),
             matches: Vec::new(),
@@ -317,7 +320,8 @@ impl Query {
     pub fn labels(&self) -> Vec<String> {
         let tags = self.tags.iter().map(|t| tag_label(t));
         let fields = self.metadata.iter().map(|(k, v)| field_label(k, v));
-        tags.chain(fields).chain(self.reviewing.iter().map(Reviewing::label)).collect()
+        let origin = self.origin.iter().map(|export| origin_label(export));
+        tags.chain(fields).chain(self.reviewing.iter().map(Reviewing::label)).chain(origin).collect()
     }
 
     /// What the folded title ([`Head::folded_title`]) must contain.

@@ -1,21 +1,29 @@
 //! Moving sessions: export one as JSON, import it elsewhere, go on.
 
-use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Post, Record, Rewound};
+pub(crate) mod log;
+
+use crate::entry::{Change, Checkpointed, Created, Entry, InfoChange, Origin, Post, Record, Rewound};
 use crate::error::{Error, Result};
 use crate::head::{DECISIONS, Head, Mark, Status};
 use crate::hot::{Draft, Need};
-use crate::id::{Label, Principal, SessionId};
-use crate::media::Blob;
+use crate::id::{Label, Principal, Seq, SessionId};
+use crate::media::{Blob, BlobId};
 use crate::message::Message;
 use crate::session::Session;
+use crate::store::{Query, Whose};
 use crate::tenure::Tenure;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-/// The newest form of an export.
-pub const EXPORT_FORMAT: u32 = 1;
+/// The newest form of an export. Form 1 has no log.
+pub const EXPORT_FORMAT: u32 = 2;
+
+/// So many sessions that came from the same export are named.
+const MAX_DUPLICATES: usize = 10;
 
 /// A session as it travels: everything that is needed to go on elsewhere. Only `messages` must be there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -58,6 +66,13 @@ pub struct Export {
     /// The points to come back to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<ExportedCheckpoint>,
+    /// The log, the parent's part and discarded messages included. In its messages, markers stand for media. With it, an import
+    /// preserves times, runs, reviews and branches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "log::records")]
+    pub log: Vec<Record>,
+    /// Media of the log that are not in `messages`, as base64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub blobs: BTreeMap<BlobId, String>,
 }
 
 /// A checkpoint as it travels.
@@ -79,14 +94,41 @@ pub struct ExportedCheckpoint {
 }
 
 impl Tenure {
-    /// A session as it travels.
+    /// A session as it travels, with its log.
     pub async fn export(&self, who: &Principal, id: &SessionId) -> Result<Export> {
-        Ok(self.load(who, id).await?.into())
+        let head = self.live(who, id).await?;
+        let log: Vec<Record> = self.log(&head).await?.into_iter().flatten().collect();
+        let session = Session::replay(&head.key(), log.iter().cloned());
+        let session = session.ok_or_else(|| {
+            Error::corrupt(format!("session {}", head.key()), "its log does not begin with `created`")
+        })?;
+        let mut blobs = BTreeMap::new();
+        for id in log::media_beside(&log, &session) {
+            let missing = || Error::corrupt(format!("blob {id}"), "it is missing");
+            let bytes = self.store().blob(&head.tenant, &id).await?.ok_or_else(missing)?;
+            blobs.insert(id, STANDARD.encode(bytes));
+        }
+        let metadata = session.info.metadata.clone();
+        let readable = Export::from(self.attach(session).await?);
+        let log = log.into_iter().map(log::marked).collect();
+        Ok(Export { metadata, log, blobs, ..readable })
+    }
+
+    /// The sessions of `who` that the same export was imported to before, the newest first, at most ten.
+    pub async fn imported_before(&self, who: &Principal, export: &Export) -> Result<Vec<SessionId>> {
+        self.know(&who.tenant).await?;
+        let mut query = Query::new(Whose::Tenant(who.tenant.clone()), MAX_DUPLICATES);
+        query.origin = Some(hash(&of_form(export.clone())));
+        self.narrow(who, &mut query)?;
+        let heads = self.store().heads(&query).await?;
+        Ok(heads.into_iter().map(|h| h.info.session_id).collect())
     }
 
     /// Puts a session under an id, in place of what is there: one step, wholly in or wholly out. What it replaces is rewound, not
-    /// destroyed.
+    /// destroyed. A session that exists has a log of its own: it gets the export's messages, checkpoints and info, and not its log.
     pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
+        self.know(&who.tenant).await?;
+        let export = of_form(export);
         let (entries, blobs) = self.prepare(who, &export)?;
         for _ in 0..=self.limits().max_retries {
             let replaced = self.write(who, id, Need::Session, |state, now| {
@@ -132,13 +174,15 @@ impl Tenure {
 
     /// Puts a session under an id that is free; else it is [`Error::Exists`].
     pub async fn import_new(&self, who: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
-        let (entries, blobs) = self.prepare(who, export)?;
-        self.begin_import(who, id, export, &entries, blobs).await
+        self.know(&who.tenant).await?;
+        let export = of_form(export.clone());
+        let (entries, blobs) = self.prepare(who, &export)?;
+        self.begin_import(who, id, &export, &entries, blobs).await
     }
 
     /// Whether an export could be imported; nothing is written.
     pub fn check_export(&self, who: &Principal, export: &Export) -> Result<()> {
-        self.prepare(who, export).map(drop)
+        self.prepare(who, &of_form(export.clone())).map(drop)
     }
 
     fn prepare(&self, who: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
@@ -146,7 +190,14 @@ impl Tenure {
             let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
             return Err(Error::NewerFormat { place, found, known });
         }
-        self.check_info(&created(who, export))?;
+        let mut info = created(who, export);
+        if !export.log.is_empty() {
+            // These are compared with the log.
+            info.metadata.remove(DECISIONS);
+            let id = export.session_id.clone().unwrap_or_else(SessionId::generate);
+            self.rebuild(who, &id, export, self.origin(export), self.now())?;
+        }
+        self.check_info(&info)?;
         let (stored, blobs) = self.detach(&export.messages)?;
         Ok((imported(export, &stored)?, blobs))
     }
@@ -159,11 +210,57 @@ impl Tenure {
         entries: &[Entry],
         blobs: Vec<Blob>,
     ) -> Result<Head> {
-        let records = (1..).zip([Entry::created(created(who, export))].into_iter().chain(entries.iter().cloned()));
-        let now = self.now();
-        let mut records: Vec<Record> = records.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
+        let (now, mut origin) = (self.now(), self.origin(export));
+        let (mut records, blobs) = if export.log.is_empty() {
+            origin.upto = 1 + entries.len() as Seq;
+            let created = Entry::created(Created { origin: Some(origin), ..created(who, export) });
+            let records = (1..).zip([created].into_iter().chain(entries.iter().cloned()));
+            (records.map(|(seq, entry)| Record { seq, at: now, entry }).collect(), blobs)
+        } else {
+            self.rebuild(who, id, export, origin, now)?
+        };
         let more = records.split_off(1);
         self.begin_with(&who.key(id), &records[0], more, blobs).await
+    }
+
+    fn origin(&self, export: &Export) -> Origin {
+        Origin { export: hash(export), at: self.now(), upto: 0 }
+    }
+}
+
+/// The hash that an export is recognised by.
+fn hash(export: &Export) -> String {
+    let mut hash = blake3::Hasher::new();
+    // Writing into a hash does not fail, and an export has string keys only.
+    let _ = serde_json::to_writer(&mut hash, export);
+    hash.finalize().to_hex().to_string()
+}
+
+/// Form 1 carried decisions without the log that proves them. They are left out.
+fn of_form(mut export: Export) -> Export {
+    if export.tenure == 1 {
+        export.metadata.remove(DECISIONS);
+    }
+    export
+}
+
+/// Puts a place before the path of what is wrong.
+fn within(place: &str, e: Error) -> Error {
+    match e {
+        Error::Invalid { param, message } if param.is_empty() => Error::invalid(place, message),
+        Error::Invalid { param, message } => Error::invalid(format!("{place}.{param}"), message),
+        other => other,
+    }
+}
+
+/// The change that brings a session's info to what an export says; nothing, if it says the same.
+fn difference(head: &Head, export: &Export) -> InfoChange {
+    let all = replacement(&head.info.metadata, export);
+    InfoChange {
+        model: if head.info.model == export.model { Change::Keep } else { all.model },
+        title: if head.info.title == export.title { Change::Keep } else { all.title },
+        tags: if head.info.tags == export.tags { Change::Keep } else { all.tags },
+        metadata: all.metadata,
     }
 }
 
@@ -187,10 +284,13 @@ impl From<Session> for Export {
             model: info.model,
             title: info.title,
             tags: info.tags,
-            metadata: info.metadata,
+            // Without the log, nothing proves decisions.
+            metadata: without_decisions(&info.metadata),
             lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
             checkpoints: checkpoints.collect(),
             messages: session.messages.into_iter().map(|m| m.message).collect(),
+            log: Vec::new(),
+            blobs: BTreeMap::new(),
         }
     }
 }
@@ -230,7 +330,7 @@ fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
         model: export.model.clone().into(),
         title: export.title.clone().into(),
         tags: Change::Set(export.tags.clone()),
-        metadata: patch_between(&without_decisions(old), &export.metadata),
+        metadata: patch_between(&without_decisions(old), &without_decisions(&export.metadata)),
     }
 }
 

@@ -5,6 +5,7 @@ use super::fields::{Fields, items};
 use super::mistralrs::Listed;
 use super::{Foreign, Format, LeftOut, at, path};
 use crate::error::{Error, Result};
+use crate::head::DECISIONS;
 use crate::message::Message;
 use crate::transfer::{EXPORT_FORMAT, Export};
 use serde_json::{Map, Value};
@@ -26,6 +27,9 @@ const INFO: [&str; 13] = [
     "checkpoints",
 ];
 
+/// The log of an export of ours.
+const LOG: [&str; 2] = ["log", "blobs"];
+
 /// Media that an export lists apart from its messages.
 pub(super) const MEDIA: [&str; 3] = ["images", "videos", "files"];
 
@@ -40,6 +44,19 @@ fn foreign(doc: &Doc<'_>, format: Format, place: &str) -> Result<Foreign> {
     let list = fields.get("messages").and_then(items);
     let list = list.ok_or_else(|| Error::invalid("messages", "`messages` must be a list of messages"))?;
     let (mut export, mut left_out) = info(&fields, format)?;
+    if format == Format::Tenure {
+        if let Some(raw) = fields.get("log") {
+            export.log = crate::transfer::log::parse(raw)?;
+        }
+        if let Some(raw) = fields.get("blobs") {
+            let why = "`blobs` must be an object of base64 texts, named by their hashes";
+            export.blobs = serde_json::from_str(raw).map_err(|_| Error::invalid("blobs", why))?;
+        }
+        if export.tenure == 1 && export.metadata.remove(DECISIONS).is_some() {
+            let why = "decisions are taken from the log of a session, and exports of this form have none";
+            left_out.push(LeftOut::new(format!("metadata.{DECISIONS}"), why));
+        }
+    }
     export.messages = match format {
         Format::MistralRs => Listed::read(&fields)?.messages(&list, &mut left_out)?,
         _ => list
@@ -57,6 +74,9 @@ fn foreign(doc: &Doc<'_>, format: Format, place: &str) -> Result<Foreign> {
 fn info(fields: &Fields<'_>, format: Format) -> Result<(Export, Vec<LeftOut>)> {
     let (mut known, mut left_out) = (Map::from_iter([("messages".to_owned(), Value::Array(Vec::new()))]), Vec::new());
     for (name, raw) in fields.0.iter().filter(|(_, raw)| *raw != "null") {
+        if format == Format::Tenure && LOG.contains(&&**name) {
+            continue;
+        }
         if name == "messages" || (MEDIA.contains(&&**name) && format != Format::OpenAi) {
             continue;
         }

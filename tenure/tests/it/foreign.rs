@@ -238,7 +238,7 @@ mod properties {
         #[test]
         fn media_are_not_doubled(export in any_export(false)) {
             let text = to_mistralrs(&export).unwrap();
-            let text = text.get().replacen(r#"{"tenure":0,"#, "{", 1).replacen(r#"{"tenure":1,"#, "{", 1);
+            let text = text.get().replacen(&format!(r#"{{"tenure":{},"#, export.tenure), "{", 1);
             let foreign = read(&text, None).unwrap().remove(0).unwrap();
             prop_assert_eq!(foreign.format, Format::MistralRs);
             prop_assert_eq!(&foreign.left_out, &[]);

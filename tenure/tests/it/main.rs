@@ -31,4 +31,5 @@ mod stores;
 mod takeover;
 mod traces;
 mod transcripts;
+mod transfer;
 mod verbs;

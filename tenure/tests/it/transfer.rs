@@ -1,0 +1,384 @@
+//! Exports and imports: the log travels, is validated, and means the same elsewhere.
+
+use crate::audit::decided;
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use tenure::*;
+
+/// A session with runs, tools, reviews, checkpoints, media, an edit and a summary; its fork, which was rewound too.
+async fn furnish(home: &Home) {
+    let t = &home.tenure;
+    decided(home, "p", 1).await;
+    home.pass(SignedDuration::from_secs(7));
+    t.append(&ada(), &id("p"), vec![picture("see", "P"), Message::assistant("nice")]).await.unwrap();
+    t.checkpoint(&ada(), &id("p"), Some(Label::new("mid").unwrap())).await.unwrap();
+    t.append(&ada(), &id("p"), vec![picture("gone", "Q"), Message::assistant("cut off")]).await.unwrap();
+    t.rewind(&ada(), &id("p"), "mid").await.unwrap();
+    home.pass(SignedDuration::from_secs(7));
+    t.append(&ada(), &id("p"), turn(1)).await.unwrap();
+    t.fork(&ada(), &id("p"), Point::End, Some(id("x"))).await.unwrap();
+    home.pass(SignedDuration::from_secs(7));
+    t.append(&ada(), &id("x"), turn(2)).await.unwrap();
+    decided(home, "x", 1).await;
+    t.rewind(&ada(), &id("x"), Point::Turn(3)).await.unwrap();
+    t.append(&ada(), &id("x"), turn(3)).await.unwrap();
+    let change =
+        InfoChange { title: Change::Set("T".into()), tags: Change::Set(vec!["a".into()]), ..InfoChange::default() };
+    t.update(&ada(), &id("x"), change).await.unwrap();
+}
+
+/// What a session means, without the names that an import changes.
+fn meaning(session: &Session) -> Value {
+    let review = |r: &Review| {
+        let decided =
+            r.decided.as_ref().map(|(at, d)| json!([at, d.decision, d.reviewer, d.notes, d.arguments, d.previous]));
+        json!([
+            r.opened_at,
+            r.seq,
+            r.opened.step,
+            r.opened.run,
+            r.opened.call,
+            r.opened.queue,
+            r.opened.detail,
+            r.claimed,
+            decided,
+            r.void
+        ])
+    };
+    let run = |r: &Run| {
+        let tools: Vec<_> = r.tools_started.iter().map(|s| json!([s.seq, s.call, s.tool, s.cached])).collect();
+        json!([r.id, r.started_at, r.ended, r.error, r.code, r.seq, r.detail, tools])
+    };
+    let h = session.head();
+    json!({
+        "messages": session.messages, "checkpoints": session.checkpoints,
+        "runs": session.runs.iter().map(run).collect::<Vec<_>>(),
+        "reviews": session.reviews.iter().map(review).collect::<Vec<_>>(),
+        "summary": session.summary().map(|s| (s.seq, s.at, s.upto, s.position, s.text())),
+        "info": [json!(h.info.model), json!(h.info.title), json!(h.info.tags), json!(h.info.metadata), json!(h.info.updated_at)],
+        "head": [json!(h.mark), json!(h.status), json!(h.active_at), json!(h.seq), json!(h.decisions), json!(h.assistant), json!(h.thread)],
+    })
+}
+
+async fn discarded(t: &Tenure, who: &Principal, session: &str) -> Value {
+    let all = t.discarded(who, &id(session)).await.unwrap();
+    all.iter().map(|d| json!([d.seq, d.at, d.position, d.messages])).collect()
+}
+
+/// As it arrives: through JSON.
+fn sent(export: &Export) -> Export {
+    let text = serde_json::to_string(export).unwrap();
+    let mut found = foreign::read(&text, None).unwrap();
+    let foreign = found.pop().unwrap().unwrap();
+    assert_eq!((foreign.format, foreign.left_out, found.len()), (foreign::Format::Tenure, vec![], 0));
+    assert_eq!(foreign.export, serde_json::from_str::<Export>(&text).unwrap());
+    foreign.export
+}
+
+on_every_store! {
+    /// Times, runs, reviews, checkpoints and branches are the same elsewhere, and it goes on.
+    async fn an_import_has_the_same_log(home: &mut Home) {
+        furnish(home).await;
+        let there = Home::new("memory").await.unwrap();
+        there.pass(SignedDuration::from_hours(24));
+        let bob = Principal::new("acme", "bob").unwrap();
+        for session in ["p", "x"] {
+            let export = sent(&home.tenure.export(&ada(), &id(session)).await.unwrap());
+            assert_eq!((export.tenure, export.log.len() as u64), (2, home.tenure.head(&ada(), &id(session)).await.unwrap().seq));
+            assert_eq!(export.blobs.len(), 1, "the one that is only in the discarded part");
+            let here = home.tenure.load(&ada(), &id(session)).await.unwrap();
+            for (house, who) in [(&home.tenure, &ada()), (&there.tenure, &bob)] {
+                let name = format!("{session}2");
+                house.import_new(who, &id(&name), &export).await.unwrap();
+                let copy = house.load(who, &id(&name)).await.unwrap();
+                assert_eq!(meaning(&copy), meaning(&here));
+                assert_eq!(discarded(house, who, &name).await, discarded(&home.tenure, &ada(), session).await);
+                assert_eq!((&copy.head().user, &copy.head().parent, copy.head().first), (&who.user, &None, 1));
+                let near = copy.info.created_at.duration_since(here.info.created_at);
+                assert!(near.abs() < SignedDuration::from_millis(1), "{near:?}");
+                let (ours, theirs) = (home.tenure.audit(&ada(), &id(session)).await.unwrap(), house.audit(who, &id(&name)).await.unwrap());
+                assert_eq!((theirs.broken.clone(), theirs.decisions.len()), (None, ours.decisions.len()));
+                assert!(theirs.decisions.iter().zip(&ours.decisions).all(|(a, b)| a.hash == b.hash && a.imported && !b.imported));
+                for review in &copy.reviews {
+                    assert_eq!(house.review(who, &review.opened.review).await.unwrap().1, *review, "it is found by its new name");
+                }
+                // The same export again, of the copy this time: it is the same log, and goes on with the same chain.
+                let again = sent(&house.export(who, &id(&name)).await.unwrap());
+                assert_eq!((again.messages, again.log.len()), (export.messages.clone(), export.log.len()));
+            }
+        }
+        decided(home, "x2", 1).await;
+        let trail = home.tenure.audit(&ada(), &id("x2")).await.unwrap();
+        assert_eq!((trail.broken, trail.decisions.len()), (None, 6));
+        assert_eq!(trail.decisions.iter().filter(|d| d.imported).count(), 4);
+        for house in [&home.tenure, &there.tenure] {
+            assert_eq!(house.examine(|_| ()).await.unwrap(), []);
+        }
+        home.reopen().await;
+        let reopened = home.tenure.load(&ada(), &id("p2")).await.unwrap();
+        assert_eq!(meaning(&reopened), meaning(&home.tenure.load(&ada(), &id("p")).await.unwrap()));
+    }
+
+    /// A run that was on ends; what it waited for is not asked here, and nobody holds a lease.
+    async fn what_was_on_ends(home: &mut Home) {
+        home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay")]));
+        let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
+        let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
+        assert!(turn_of(&home.tenure, question("Go"), &model, &tools).await.unwrap().waiting);
+        let export = sent(&home.tenure.export(&ada(), &id("x")).await.unwrap());
+        home.pass(SignedDuration::from_secs(5));
+        let head = home.tenure.import_new(&ada(), &id("y"), &export).await.unwrap();
+        assert_eq!((head.status, head.run, head.lease, head.reviews.len()), (Status::Active, None, None, 0));
+        let s = home.tenure.load(&ada(), &id("y")).await.unwrap();
+        assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+        assert!(s.reviews[0].void);
+        assert!(home.tenure.reviews(&ada(), &Reviews::Open(None), None, 9).await.unwrap().reviews.iter().all(|(h, _)| h.info.session_id == id("x")));
+        home.tenure.append(&ada(), &id("y"), turn(1)).await.unwrap();
+        assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+    }
+
+    /// The second import of an export names the first; both are there.
+    async fn a_second_import_is_reported(home: &mut Home) {
+        let t = home.tenure.clone();
+        t.create(&ada(), named("x")).await.unwrap();
+        t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+        let plain = Export { messages: turn(7), ..Export::default() };
+        for export in [sent(&t.export(&ada(), &id("x")).await.unwrap()), plain] {
+            let name = |n: usize| id(&format!("{}{n}", if export.log.is_empty() { "plain" } else { "log" }));
+            assert_eq!(t.imported_before(&ada(), &export).await.unwrap(), []);
+            t.import_new(&ada(), &name(1), &export).await.unwrap();
+            assert_eq!(t.imported_before(&ada(), &export).await.unwrap(), [name(1)]);
+            t.import_new(&ada(), &name(2), &export).await.unwrap();
+            let mut both = t.imported_before(&admin(), &export).await.unwrap();
+            both.sort();
+            assert_eq!(both, [name(1), name(2)]);
+            // What happened there since makes no difference; another user and tenant know nothing of it.
+            t.append(&ada(), &name(1), turn(2)).await.unwrap();
+            t.fork(&ada(), &name(1), Point::End, None).await.unwrap();
+            assert_eq!(t.imported_before(&ada(), &export).await.unwrap().len(), 2);
+            for who in [Principal::new("acme", "bob"), Principal::tenant_wide("other")] {
+                assert_eq!(t.imported_before(&who.unwrap(), &export).await.unwrap(), []);
+            }
+            let other = Export { title: Some("other".into()), ..export.clone() };
+            assert_eq!(t.imported_before(&ada(), &other).await.unwrap(), []);
+            t.purge(&ada(), &name(2)).await.unwrap();
+            assert_eq!(t.imported_before(&ada(), &export).await.unwrap(), [name(1)]);
+        }
+    }
+}
+
+/// What the readable part says of title, tags, model and metadata holds; an export that is older than the time to live is live.
+#[tokio::test]
+async fn an_old_export_is_live_and_can_be_edited() {
+    let mut home = Home::new("memory").await.unwrap();
+    let ttl = Some(std::time::Duration::from_secs(3600));
+    home.reopen_with(|o| o.policy.ttl = ttl).await;
+    let t = home.tenure.clone();
+    let metadata = json!({"a": 1, "b": {"c": 2}}).as_object().unwrap().clone();
+    t.create(&ada(), New { model: Some("m".into()), title: Some("T".into()), metadata, ..named("x") }).await.unwrap();
+    t.append(&ada(), &id("x"), turn(1)).await.unwrap();
+    let export = sent(&t.export(&ada(), &id("x")).await.unwrap());
+    home.pass(SignedDuration::from_hours(48));
+    assert_eq!(t.load(&ada(), &id("x")).await.unwrap_err().code(), "gone");
+    let metadata = json!({"b": {"d": 3}}).as_object().unwrap().clone();
+    let edited = Export {
+        model: None,
+        title: Some("New".into()),
+        metadata: metadata.clone(),
+        thread: Some("th".into()),
+        ..export
+    };
+    t.import_new(&ada(), &id("y"), &edited).await.unwrap();
+    let s = t.load(&ada(), &id("y")).await.unwrap();
+    assert_eq!((s.info.model.clone(), s.info.title.as_deref(), &s.info.metadata), (None, Some("New"), &metadata));
+    assert_eq!((s.thread.as_deref(), s.messages[0].at), (Some("th"), edited.log[1].at));
+    assert_eq!(t.examine(|_| ()).await.unwrap(), []);
+}
+
+/// Exports of form 1 have no log. Their decisions cannot be proved, and are left out.
+#[tokio::test]
+async fn exports_of_form_1_are_imported() {
+    let home = Home::new("memory").await.unwrap();
+    let text = r#"{"tenure":1,"session_id":"old","title":"T","metadata":{"k":1,"hitl_decisions":[{"step":"pay","decision":"approved","reviewer":"eve","timestamp":"2026-01-01T00:00:00Z"}]},
+        "messages":[{"role":"user","content":"hi"}],"checkpoints":[{"label":"here","position":1}]}"#;
+    let foreign = foreign::read(text, None).unwrap().pop().unwrap().unwrap();
+    assert_eq!(foreign.left_out[0].place, "metadata.hitl_decisions");
+    for (name, export) in [("a", foreign.export), ("b", serde_json::from_str(text).unwrap())] {
+        home.tenure.import_new(&ada(), &id(name), &export).await.unwrap();
+        let s = home.tenure.load(&ada(), &id(name)).await.unwrap();
+        assert_eq!((s.messages.len(), labels(&s)), (1, vec![("here".to_owned(), 1)]));
+        assert_eq!(Value::Object(s.info.metadata.clone()), json!({"k": 1}));
+    }
+    assert_eq!(home.tenure.reviews(&ada(), &Reviews::Decided, None, 9).await.unwrap().reviews.len(), 0);
+}
+
+/// Whatever is wrong is named by its path, and nothing is changed.
+#[tokio::test]
+async fn an_export_is_validated() {
+    let mut home = Home::new("memory").await.unwrap();
+    furnish(&home).await;
+    home.reopen_with(|o| o.limits.max_message_bytes = 1 << 20).await;
+    let t = home.tenure.clone();
+    let good = serde_json::to_value(t.export(&ada(), &id("x")).await.unwrap()).unwrap();
+    let place =
+        |kind: &str| good["log"].as_array().unwrap().iter().position(|r| r["entry"].get(kind).is_some()).unwrap();
+    let (message, rewound, decision, opened) =
+        (place("message"), place("rewound"), place("review_decided"), place("review_opened"));
+    let fork = good["log"].as_array().unwrap().iter().rposition(|r| r["entry"].get("created").is_some()).unwrap();
+    let with_media =
+        good["log"].as_array().unwrap().iter().position(|r| r["entry"]["message"].get("cuts").is_some()).unwrap();
+    assert!(fork > 0);
+    type Change<'a> = Box<dyn Fn(&mut Value) + 'a>;
+    let last = good["log"].as_array().unwrap().len() - 1;
+    let cases: Vec<(String, Change<'_>)> = vec![
+        (
+            "log[0].seq".into(),
+            Box::new(|e| e["log"].as_array_mut().unwrap().remove(0).take().as_null().unwrap_or_default()),
+        ),
+        ("log[2].seq".into(), Box::new(|e| drop(e["log"].as_array_mut().unwrap().remove(2)))),
+        ("log[1].seq".into(), Box::new(|e| e["log"][1]["seq"] = json!(7))),
+        ("log[0].entry".into(), Box::new(|e| e["log"][0]["entry"] = json!({"status": {"to": "active"}}))),
+        ("log[0].entry.created.parent".into(), Box::new(|e| e["log"][0]["entry"] = e["log"][fork]["entry"].clone())),
+        ("log[2].entry".into(), Box::new(|e| e["log"][2]["entry"] = e["log"][0]["entry"].clone())),
+        (
+            format!("log[{fork}].entry.created.parent.seq"),
+            Box::new(|e| e["log"][fork]["entry"]["created"]["parent"]["seq"] = json!(2)),
+        ),
+        ("log[2].entry".into(), Box::new(|e| e["log"][2]["entry"] = json!({"nonsense": {}}))),
+        ("log[2]".into(), Box::new(|e| e["log"][2] = json!(7))),
+        ("log[2]".into(), Box::new(|e| e["log"][2]["at"] = json!("yesterday"))),
+        ("log[2].at".into(), Box::new(|e| e["log"][2]["at"] = json!("2100-01-01T00:00:00Z"))),
+        ("log".into(), Box::new(|e| e["log"] = json!({"a": 1}))),
+        (
+            format!("log[{message}].entry.message.body.role"),
+            Box::new(|e| e["log"][message]["entry"]["message"]["body"]["role"] = json!("king")),
+        ),
+        (
+            format!("messages[0]"),
+            Box::new(|e| e["log"][message]["entry"]["message"]["body"]["content"] = json!("forged")),
+        ),
+        ("messages[1]".into(), Box::new(|e| e["messages"][1]["content"] = json!("forged"))),
+        ("messages".into(), Box::new(|e| drop(e["messages"].as_array_mut().unwrap().pop()))),
+        (
+            format!("log[{message}].entry.message.replies_to"),
+            Box::new(|e| e["log"][message]["entry"]["message"]["replies_to"] = json!(9999)),
+        ),
+        (
+            format!("log[{rewound}].entry.rewound.to"),
+            Box::new(|e| e["log"][rewound]["entry"]["rewound"]["to"] = json!(rewound + 1)),
+        ),
+        (
+            format!("log[{opened}].entry.review_opened.review"),
+            Box::new(|e| e["log"][opened]["entry"]["review_opened"]["review"] = json!("rev_1_x")),
+        ),
+        (
+            format!("log[{}].entry.review_decided.previous", decision),
+            Box::new(|e| e["log"][decision]["entry"]["review_decided"]["previous"] = json!("11".repeat(32))),
+        ),
+        (
+            format!("log[{with_media}].entry.message.cuts"),
+            Box::new(|e| {
+                e["log"][with_media]["entry"]["message"]["body"] = json!({"role": "user", "content": "no place"})
+            }),
+        ),
+        (
+            format!("log[{with_media}].entry.message.cuts"),
+            Box::new(|e| e["log"][with_media]["entry"]["message"]["cuts"][0]["id"] = json!("22".repeat(32))),
+        ),
+        (
+            format!("blobs.{}", good["blobs"].as_object().unwrap().keys().next().unwrap()),
+            Box::new(|e| e["blobs"].as_object_mut().unwrap().values_mut().for_each(|b| *b = json!("AAAA"))),
+        ),
+        ("blobs".into(), Box::new(|e| e["blobs"] = json!([]))),
+        ("metadata.hitl_decisions".into(), Box::new(|e| e["metadata"]["hitl_decisions"][0]["reviewer"] = json!("cfo"))),
+        ("metadata.hitl_decisions".into(), Box::new(|e| e["metadata"]["hitl_decisions"] = json!([]))),
+        ("metadata.hitl_decisions".into(), Box::new(|e| drop(e.as_object_mut().unwrap().remove("log")))),
+        (
+            "max_message_bytes".into(),
+            Box::new(|e| e["log"][last]["entry"] = json!({"status": {"to": "active", "reason": "x".repeat(2 << 20)}})),
+        ),
+    ];
+    let count = async || t.list(&admin(), Query::new(Whose::Everyone, 100)).await.unwrap().heads.len();
+    let before = count().await;
+    for (param, change) in cases {
+        let mut wrong = good.clone();
+        change(&mut wrong);
+        let read = foreign::read(&wrong.to_string(), Some(foreign::Format::Tenure)).unwrap().pop().unwrap();
+        let done = match read {
+            Ok(foreign) => {
+                assert!(t.check_export(&ada(), &foreign.export).is_err(), "{param}");
+                assert!(t.import(&ada(), &id("p"), foreign.export.clone()).await.is_err(), "{param}");
+                t.import_new(&ada(), &id("n"), &foreign.export).await
+            }
+            Err(e) => Err(e),
+        };
+        match done.unwrap_err() {
+            Error::Invalid { param: found, message } => assert_eq!(found, param, "{message}"),
+            Error::TooLarge { limit, .. } => assert_eq!(limit, param),
+            other => panic!("{param}: {other:?}"),
+        }
+    }
+    assert_eq!(count().await, before);
+    let foreign = foreign::read(&good.to_string(), None).unwrap().pop().unwrap().unwrap();
+    t.import_new(&ada(), &id("n"), &foreign.export).await.unwrap();
+    // Marks are computed, not believed; owners and leases are not taken over.
+    let mut forged = good.clone();
+    let bad = json!({"messages": 1, "turns": 1, "visible": 1, "hash": "ff".repeat(16)});
+    forged["log"][rewound]["entry"]["rewound"]["mark"] = bad.clone();
+    forged["log"][fork]["entry"]["created"]["parent"]["mark"] = bad;
+    forged["log"][0]["entry"]["created"]["user"] = json!("cfo");
+    forged["log"][fork]["entry"]["created"]["user"] = json!("cfo");
+    let foreign = foreign::read(&forged.to_string(), None).unwrap().pop().unwrap().unwrap();
+    let head = t.import_new(&ada(), &id("m"), &foreign.export).await.unwrap();
+    assert_eq!((head.user.as_str(), head.mark == t.head(&ada(), &id("x")).await.unwrap().mark), ("ada", true));
+    assert_eq!(t.examine(|_| ()).await.unwrap(), []);
+}
+
+/// A session that was purged and imported again is not taken for the one that another process still remembers.
+#[tokio::test]
+async fn a_session_imported_again_is_another_one() {
+    let home = Home::new("memory").await.unwrap();
+    let (here, there) = (home.tenure.clone(), home.beside());
+    here.create(&ada(), named("x")).await.unwrap();
+    here.append(&ada(), &id("x"), turn(1)).await.unwrap();
+    let export = sent(&here.export(&ada(), &id("x")).await.unwrap());
+    there.append(&ada(), &id("x"), turn(2)).await.unwrap();
+    assert_eq!(there.load(&ada(), &id("x")).await.unwrap().messages.len(), 8);
+    here.purge(&ada(), &id("x")).await.unwrap();
+    here.import_new(&ada(), &id("x"), &export).await.unwrap();
+    here.append(&ada(), &id("x"), turn(3)).await.unwrap();
+    here.append(&ada(), &id("x"), turn(4)).await.unwrap();
+    let (a, b) = (there.load(&ada(), &id("x")).await.unwrap(), here.load(&ada(), &id("x")).await.unwrap());
+    assert_eq!(texts(&a), texts(&b));
+    assert_eq!(texts(&a), raw(&[turn(1), turn(3), turn(4)].concat()));
+}
+
+/// Other programs format JSON in their own way; that changes nothing.
+#[tokio::test]
+async fn an_export_that_was_formatted_anew_is_imported() {
+    let home = Home::new("memory").await.unwrap();
+    furnish(&home).await;
+    let export = home.tenure.export(&ada(), &id("x")).await.unwrap();
+    let pretty = serde_json::to_string_pretty(&serde_json::to_value(&export).unwrap()).unwrap();
+    let foreign = foreign::read(&pretty, None).unwrap().pop().unwrap().unwrap();
+    home.tenure.import_new(&ada(), &id("y"), &foreign.export).await.unwrap();
+    let (a, b) = (home.tenure.load(&ada(), &id("x")).await.unwrap(), home.tenure.load(&ada(), &id("y")).await.unwrap());
+    let values = |s: &Session| s.messages.iter().map(|m| m.message.to_value()).collect::<Vec<_>>();
+    assert_eq!((values(&a), &a.head().mark.hash), (values(&b), &b.head().mark.hash));
+}
+
+/// Old entries, as older versions wrote them, and new ones.
+#[test]
+fn entries_with_an_origin_are_read() {
+    let old = r#"{"created":{"user":"ada","title":"T"}}"#;
+    let Entry::Created(created) = Entry::decode(old).unwrap() else { panic!() };
+    assert_eq!((created.origin, created.decisions), (None, None));
+    let new = r#"{"created":{"user":"ada","origin":{"export":"ab","at":"2026-01-01T00:00:00Z","upto":3}}}"#;
+    assert_eq!(Entry::decode(new).unwrap().encode(), new);
+    let unused: BTreeMap<BlobId, String> = Export::default().blobs;
+    assert!(unused.is_empty());
+}
