@@ -3,8 +3,8 @@
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::http::{
-    assistants, audit, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules, search,
-    sessions, sessions_v1, threads, transfer, users,
+    assistants, audit, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules,
+    search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
 use crate::telemetry;
@@ -125,7 +125,11 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
             .allow_origin(AllowOrigin::list(origins))
             .allow_methods(methods)
             .allow_headers(allowed.collect::<Vec<_>>())
-            .expose_headers([HeaderName::from_static("x-session-id"), header::ETAG])
+            .expose_headers([
+                HeaderName::from_static("x-session-id"),
+                HeaderName::from_static(transfer::LEFT_OUT),
+                header::ETAG,
+            ])
     })
 }
 

@@ -7,7 +7,7 @@ use crate::server::{App, Shared, in_process};
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::{Method, Request, header};
+use axum::http::{HeaderMap, Method, Request, header};
 use clap::Args;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
@@ -176,6 +176,8 @@ enum Way {
 pub struct Answer {
     /// Its body in parts.
     pub body: BoxStream<'static, anyhow::Result<Bytes>>,
+    /// What the answer's format cannot carry, if it is an export.
+    pub left_out: Option<String>,
 }
 
 /// What was asked for was refused.
@@ -219,6 +221,10 @@ impl Refused {
     }
 }
 
+fn left_out(headers: &HeaderMap) -> Option<String> {
+    headers.get(crate::http::transfer::LEFT_OUT)?.to_str().ok().map(str::to_owned)
+}
+
 impl Client {
     /// Asks, and gives the answer if it is a good one.
     pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
@@ -235,7 +241,7 @@ impl Client {
                 let response = router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
                 let (parts, body) = response.into_parts();
                 let body = body.into_data_stream().map(|part| part.map_err(anyhow::Error::from)).boxed();
-                (parts.status, Answer { body })
+                (parts.status, Answer { left_out: left_out(&parts.headers), body })
             }
             Way::Remote { http, base, key } => {
                 let mut request = http.request(method, format!("{base}{path}"));
@@ -252,10 +258,10 @@ impl Client {
                     true => anyhow!("can not reach {base}; is the server running? start it with `tenure serve`, or leave --server out to open the store"),
                     false => anyhow::Error::from(e.without_url()).context(format!("{base} did not answer")),
                 })?;
-                let status = response.status();
+                let (status, left_out) = (response.status(), left_out(response.headers()));
                 let lost = |e: reqwest::Error| anyhow::Error::from(e.without_url()).context("the connection was lost");
                 let body = response.bytes_stream().map(move |part| part.map_err(lost)).boxed();
-                (status, Answer { body })
+                (status, Answer { body, left_out })
             }
         };
         if status.is_success() {

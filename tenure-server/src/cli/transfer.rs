@@ -87,9 +87,11 @@ pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> 
         let id = client.resolve(what.id.as_deref().unwrap_or_default()).await?;
         let path = export_path(id.as_str(), what.format)?;
         match &what.output {
-            Some(file) => save(client, &path, file).await?,
+            Some(file) => tell_left_out(save(client, &path, file).await?.as_deref()),
             None => {
-                let mut text = client.send(Method::GET, &path, None).await?.text().await?;
+                let answer = client.send(Method::GET, &path, None).await?;
+                tell_left_out(answer.left_out.as_deref());
+                let mut text = answer.text().await?;
                 if !text.ends_with('\n') {
                     text.push('\n');
                 }
@@ -100,20 +102,24 @@ pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> 
     };
     fs::create_dir_all(dir).with_context(|| format!("can not make the directory {}", dir.display()))?;
     let (sessions, _) = Pages::new(client, "/sessions", &[], usize::MAX).all().await?;
-    let (mut failed, mut users) = (0, BTreeSet::new());
+    let (mut failed, mut users, mut left_out) = (0, BTreeSet::new(), None);
     let bar = bar(Some(sessions.len() as u64), "exported");
     let end = if what.format == Form::Jsonl { "jsonl" } else { "json" };
     for session in &sessions {
         let id = field(session, "id");
         users.insert(field(session, "user"));
-        if let Err(e) = save(client, &export_path(id, what.format)?, &dir.join(format!("{id}.{end}"))).await {
-            failed += 1;
-            bar.suspend(|| note(format!("{id}: {e:#}")));
+        match save(client, &export_path(id, what.format)?, &dir.join(format!("{id}.{end}"))).await {
+            Ok(told) => left_out = left_out.or(told),
+            Err(e) => {
+                failed += 1;
+                bar.suspend(|| note(format!("{id}: {e:#}")));
+            }
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
     line(format!("{} sessions are in {}", sessions.len() - failed, dir.display()))?;
+    tell_left_out(left_out.as_deref());
     if users.len() > 1 {
         note(format!(
             "they belong to {} users, which a file does not say; to keep them apart, export with --user, each to a directory of its own",
@@ -126,8 +132,15 @@ pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file appears under its name when it is whole.
-async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<()> {
+/// Says what a format cannot carry.
+fn tell_left_out(list: Option<&str>) {
+    if let Some(list) = list {
+        note(format!("this format leaves out: {}", clean(&list.replace(',', ", "))));
+    }
+}
+
+/// A file appears under its name when it is whole. Returns what its format cannot carry.
+async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<Option<String>> {
     let mut answer = client.send(Method::GET, path, None).await?;
     let mut part = file.as_os_str().to_owned();
     part.push(".part");
@@ -137,7 +150,8 @@ async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<()> {
     while let Some(bytes) = answer.body.next().await {
         out.write_all(&bytes?).with_context(wrong)?;
     }
-    out.sync_all().and_then(|()| fs::rename(&part, file)).with_context(wrong)
+    out.sync_all().and_then(|()| fs::rename(&part, file)).with_context(wrong)?;
+    Ok(answer.left_out)
 }
 
 /// What an import has done so far.
@@ -145,6 +159,7 @@ async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<()> {
 struct Done {
     sessions: Vec<Value>,
     left_out: Vec<Value>,
+    duplicate_of: Vec<Value>,
     failed: Vec<Value>,
 }
 
@@ -182,10 +197,15 @@ pub async fn import(client: &Client, what: &Import, json: bool) -> anyhow::Resul
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let Done { sessions, left_out, failed } = done;
+    let Done { sessions, left_out, duplicate_of, failed } = done;
     let (right, wrong) = (sessions.len(), failed.len());
     match json {
-        true => line(json!({"sessions": sessions, "left_out": left_out, "failed": failed}).to_string())?,
+        true => {
+            let told = json!({
+                "sessions": sessions, "left_out": left_out, "duplicate_of": duplicate_of, "failed": failed,
+            });
+            line(told.to_string())?;
+        }
         false if files.len() + right > 2 => line(format!("{right} sessions from {} files", files.len()))?,
         false => {}
     }
@@ -246,6 +266,7 @@ async fn put(
     let mut answer: Value = answer.json().await?;
     let Value::Array(sessions) = answer["sessions"].take() else { bail!("the server did not say what it imported") };
     let theirs = answer["left_out"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let duplicates = answer["duplicate_of"].as_array_mut().map(std::mem::take).unwrap_or_default();
     let ours = left_out.iter().map(|l| json!({"place": l.place, "why": l.why}));
     let mut lines = Vec::new();
     for session in &sessions {
@@ -255,6 +276,11 @@ async fn put(
             told.push_str(&format!("; its own id {own} is taken"));
         }
         lines.push(told);
+    }
+    if !duplicates.is_empty() {
+        let ids: Vec<&str> = duplicates.iter().filter_map(Value::as_str).collect();
+        lines.push(format!("  the same export was imported before: {}", ids.join(", ")));
+        done.duplicate_of.extend(duplicates);
     }
     for mut left in ours.chain(theirs) {
         lines.push(format!("  left out: {}: {}", field(&left, "place"), field(&left, "why")));

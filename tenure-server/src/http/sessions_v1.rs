@@ -78,7 +78,7 @@ pub struct ExportView {
 pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Response> {
     let session = app.tenure.load(&caller.reads()?, &id).await.map_err(not_there)?;
     let seq = session.seq;
-    Ok(view::json(StatusCode::OK, Some(seq), transfer::mistralrs(&session.into())?))
+    transfer::mistralrs_response(seq, &session.into())
 }
 
 /// What came of a PUT.
@@ -115,11 +115,17 @@ pub async fn put(
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let mut found = transfer::read(&text, None)?;
-    let (Some(one), true) = (found.pop(), found.is_empty()) else {
+    let (Some(mut one), true) = (found.pop(), found.is_empty()) else {
         return Err(ApiError::invalid("body", "there must be one session in it; POST /sessions/import takes many"));
     };
     app.check_workspace(&who, &one.export.metadata).await?;
-    let left_out = transfer::left_out(&id, &one);
+    one.keep_model(|model| app.models.get(model).is_some());
+    let mut left_out = transfer::left_out(&id, &one);
+    if !one.export.log.is_empty() && app.tenure.head(&who, &id).await.is_ok() {
+        let (session_id, place) = (id.to_string(), "log".to_owned());
+        let why = "the session exists and has a log of its own: times, runs and reviews are not replaced".to_owned();
+        left_out.push(LeftOutView { session_id, place, why });
+    }
     let head = if_match.on(&app.tenure).import(&who, &id, one.export).await.map_err(|e| if_match.error(e))?;
     let (session_id, seq, message_count) = (id.to_string(), head.seq, head.mark.messages);
     let body = view::text(&ReplacedView { session_id, seq, message_count, left_out });

@@ -8,7 +8,7 @@ use crate::query::Pairs;
 use crate::server::Shared;
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 /// Export a session
 ///
 /// `tenure`: everything, for another Tenure. `openai`: `{"messages": […]}`. `mistralrs`: as `GET /v1/sessions/{id}` answers.
-/// `jsonl`: one message per line.
+/// `jsonl`: one message per line. The header `X-Tenure-Left-Out` lists what the format cannot carry.
 #[utoipa::path(
     get, path = "/sessions/{id}/export", tag = "transfer", operation_id = "export_session",
     params(
@@ -37,8 +37,9 @@ pub async fn export(State(app): State<Shared>, caller: Caller, Id(id): Id, mut p
     pairs.end()?;
     let (seq, body) = match format.as_deref().unwrap_or("tenure") {
         "tenure" => {
-            let session = app.tenure.load(&who, &id).await?;
-            (session.seq, view::text(&Export::from(session)))
+            let export = app.tenure.export(&who, &id).await?;
+            let seq = export.log.last().map_or(0, |r| r.seq);
+            return Ok(view::json(StatusCode::OK, Some(seq), view::text(&export)));
         }
         "openai" => {
             let list = |s: &tenure::Session| (s.seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
@@ -55,21 +56,39 @@ pub async fn export(State(app): State<Shared>, caller: Caller, Id(id): Id, mut p
             });
             let (seq, lines) = lines.await?;
             let mut response = view::json(StatusCode::OK, Some(seq), lines);
-            response
-                .headers_mut()
-                .insert(header::CONTENT_TYPE, axum::http::HeaderValue::from_static("application/jsonl"));
-            return Ok(response);
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/jsonl"));
+            return Ok(with_left_out(response, MESSAGES_LEAVE_OUT));
         }
         other => {
             let message = format!("{other:.40?} is not tenure, openai, mistralrs or jsonl");
             return Err(ApiError::invalid("format", message));
         }
     };
-    Ok(view::json(StatusCode::OK, Some(seq), body))
+    let left_out = if format.as_deref() == Some("openai") { MESSAGES_LEAVE_OUT } else { MISTRALRS_LEAVES_OUT };
+    Ok(with_left_out(view::json(StatusCode::OK, Some(seq), body), left_out))
+}
+
+/// The header that lists what a format cannot carry.
+pub const LEFT_OUT: &str = "x-tenure-left-out";
+
+/// What a list of messages cannot carry.
+const MESSAGES_LEAVE_OUT: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
+
+/// What an export for mistral.rs cannot carry.
+const MISTRALRS_LEAVES_OUT: &str = "timestamps,runs,reviews,discarded";
+
+fn with_left_out(mut response: Response, left_out: &'static str) -> Response {
+    response.headers_mut().insert(LEFT_OUT, HeaderValue::from_static(left_out));
+    response
+}
+
+/// A session as mistral.rs answers it, with the header that lists what it cannot carry.
+pub(super) fn mistralrs_response(seq: tenure::Seq, export: &Export) -> ApiResult<Response> {
+    Ok(with_left_out(view::json(StatusCode::OK, Some(seq), mistralrs(export)?), MISTRALRS_LEAVES_OUT))
 }
 
 /// An export as mistral.rs answers it.
-pub(super) fn mistralrs(export: &Export) -> ApiResult<String> {
+fn mistralrs(export: &Export) -> ApiResult<String> {
     let raw: Box<RawValue> = foreign::to_mistralrs(export)?;
     Ok(String::from(Box::<str>::from(raw)))
 }
@@ -88,6 +107,8 @@ pub struct ImportedView {
     sessions: Vec<SessionView>,
     /// What a session has no place for.
     left_out: Vec<LeftOutView>,
+    /// The sessions that the same exports were imported to before. They were imported again all the same.
+    duplicate_of: Vec<String>,
 }
 
 /// Something that a session has no place for.
@@ -134,19 +155,22 @@ pub async fn import(
     pairs.end()?;
     let (text, named) = without_id(text)?;
     id = id.or(named);
-    let all = read(&text, format)?;
+    let mut all = read(&text, format)?;
     if all.is_empty() {
         return Err(ApiError::invalid("body", "there is no session in it"));
     }
     if all.len() > 1 && id.is_some() {
         return Err(ApiError::invalid("id", format!("there are {} sessions, and one id", all.len())));
     }
-    for one in &all {
+    for one in &mut all {
+        one.keep_model(|model| app.models.get(model).is_some());
         app.tenure.check_export(&who, &one.export)?;
         app.check_workspace(&who, &one.export.metadata).await?;
     }
-    let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new() };
+    let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new(), duplicate_of: Vec::new() };
     for one in all {
+        let before = app.tenure.imported_before(&who, &one.export).await?;
+        view.duplicate_of.extend(before.iter().map(ToString::to_string));
         let own = one.export.session_id.clone();
         let first = id.clone().or(own).unwrap_or_else(SessionId::generate);
         let head = match app.tenure.import_new(&who, &first, &one.export).await {

@@ -60,7 +60,7 @@ async fn decisions_cannot_be_written_over_http() {
         assert_eq!(ada.patch("/sessions/s", with(json!({}))).await.wrong(400).1, param);
         assert_eq!(ada.post("/sessions", with(json!({"id": "n"}))).await.wrong(400).1, param);
         assert_eq!(ada.post("/threads/t/session", with(json!({}))).await.wrong(400).1, param);
-        for body in [json!({"messages": messages})] {
+        for body in [json!({"messages": messages}), json!({"tenure": 2, "messages": messages})] {
             assert_eq!(ada.put("/v1/sessions/s", with(body.clone())).await.wrong(400).1, param);
             assert_eq!(ada.put("/v1/sessions/n", with(body.clone())).await.wrong(400).1, param);
             assert_eq!(ada.post("/sessions/import", with(body)).await.wrong(400).1, param);

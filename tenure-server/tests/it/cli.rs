@@ -316,6 +316,14 @@ fn people_decide_reviews() {
     assert_eq!(ran.ok(), format!("{one} is rejected\n"));
     let shown = tenure(dir, &["reviews", "show", &one, "--json"]).json();
     assert_eq!((&shown["reviewer"], &shown["notes"]), (&"ada".into(), &"too much".into()));
+    let trail = tenure(dir, &["audit", "one", "--json"]).json();
+    assert_eq!((&trail["verified"], &trail["decisions"][0]["reviewer"]), (&true.into(), &"ada".into()));
+    let table = tenure(dir, &["audit", "one"]).ok();
+    assert!(table.starts_with("RECORD ") && table.contains("rejected") && table.contains("too much"), "{table}");
+    assert_eq!(tenure(dir, &["audit"]).json()["hash"], trail["decisions"][0]["hash"]);
+    assert_eq!(tenure(dir, &["audit", "--format", "csv"]).ok().lines().count(), 2);
+    assert_eq!(tenure(dir, &["audit", "--from", "2200-01-01T00:00:00Z"]).ok(), "");
+    tenure(dir, &["audit", "--from", "soon"]).fails(1, "from");
     tenure(dir, &["reviews", "approve", &one]).fails(1, "decided");
     tenure(dir, &["reviews", "approve", "rev_99_nobody"]).fails(1, "rev_99_nobody");
     tenure(dir, &["reviews", "correct", &two, "5"]).fails(1, "JSON object");
@@ -381,15 +389,20 @@ fn out_and_in_again() {
         let mut value: Value = serde_json::from_slice(&std::fs::read(dir.join(from).join(name)).unwrap()).unwrap();
         let times = ["created_at", "updated_at"];
         times.iter().for_each(|t| drop(value.as_object_mut().unwrap().remove(*t)));
-        for c in value["checkpoints"].as_array_mut().unwrap() {
-            c.as_object_mut().unwrap().remove("created_at");
-        }
+        // How they began is all that differs: an import names its origin.
+        value["log"].as_array_mut().unwrap().retain(|r| r["entry"].get("created").is_none());
         value
     };
     for file in std::fs::read_dir(dir.join("out")).unwrap() {
         let name = file.unwrap().file_name();
         assert_eq!(read("out", &name), read("again", &name));
     }
+    let openai = tenure(dir, &["sessions", "export", "one", "--format", "openai"]);
+    assert!(openai.err.contains("this format leaves out: info, timestamps, runs"), "{}", openai.err);
+    let again = tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "again", "--json"]].concat()).json();
+    assert_eq!(again["duplicate_of"], serde_json::json!(["one"]));
+    let again = tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok();
+    assert!(again.contains("the same export was imported before: "), "{again}");
     // Twice: nothing is replaced.
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok().contains("its own id one is taken"));
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).ok().starts_with("mine: 6"));
@@ -431,8 +444,10 @@ fn other_peoples_sessions() {
     assert!(ran.err.contains("not imported: mixed/a.json: messages[0]"), "{}", ran.err);
     assert!(ran.out.contains("1 message from mixed/b.json (openai)"), "{}", ran.out);
     ran.fails(1, "1 could not be imported");
-    let piped =
-        finish(command(dir, &["sessions", "import", "-", "--id", "piped"]), "{\"role\":\"user\",\"content\":\"hi\"}\n");
+    let piped = finish(
+        command(dir, &["sessions", "import", "-", "--id", "piped"]),
+        "{\"role\":\"user\",\"content\":\"hello there\"}\n",
+    );
     assert_eq!(piped.ok(), "piped: 1 message from - (openai)\n");
     assert_eq!(tenure(dir, &["sessions", "import", "x", "--format", "word"]).code, 2);
 }

@@ -1,5 +1,6 @@
 //! Sessions that move: exports, imports, and what other programs wrote.
 
+use crate::audit::seed;
 use crate::door::{Door, each};
 use serde_json::{Value, json};
 
@@ -186,4 +187,80 @@ async fn sessions_are_imported_under_ids_that_are_free() {
         assert_eq!(answer.wrong(400).1, param, "{path} {body}: {text}");
     }
     assert_eq!(each(&door.get("/sessions?limit=100").await.is(200), "id").len(), count);
+}
+
+/// Times, reviews and decisions arrive with a session, and a second import of the same export is reported.
+#[tokio::test]
+async fn an_export_carries_the_log() {
+    let (here, there) = (Door::memory().await, Door::memory().await);
+    seed(&here, "default", "s", 2, |_| ()).await;
+    let export = here.get("/sessions/s/export").await;
+    assert!(!export.headers.contains_key("x-tenure-left-out"));
+    assert_eq!(export.json()["tenure"], 2);
+    there.later(3600);
+    let made = there.with("x-tenure-user", "bob").post("/sessions/import?id=t", &export.text).await.is(201);
+    assert_eq!(
+        (&made["sessions"][0]["user"], &made["left_out"], &made["duplicate_of"]),
+        (&json!("bob"), &json!([]), &json!([]))
+    );
+    let (ours, theirs) = (here.get("/sessions/s").await.is(200), there.get("/sessions/t").await.is(200));
+    for field in ["messages", "checkpoints", "runs", "metadata", "updated_at", "active_at", "seq"] {
+        assert_eq!(ours[field], theirs[field], "{field}");
+    }
+    let (ours, theirs) = (here.get("/sessions/s/audit").await.is(200), there.get("/sessions/t/audit").await.is(200));
+    assert_eq!(theirs["verified"], true);
+    for (a, b) in ours["decisions"].as_array().unwrap().iter().zip(theirs["decisions"].as_array().unwrap()) {
+        assert_eq!((&a["hash"], &a["timestamp"], &a["imported"]), (&b["hash"], &b["timestamp"], &json!(false)));
+        assert_eq!((&b["imported"], &b["session_id"]), (&json!(true), &json!("t")));
+        there.get(&format!("/reviews/{}", b["review_id"].as_str().unwrap())).await.is(200);
+    }
+    // Again: it is reported, and imported all the same; an id that is taken is refused as ever.
+    let again = there.post("/sessions/import", &export.text).await.is(201);
+    assert_eq!(again["duplicate_of"], json!(["t"]));
+    let third = there.post("/sessions/import", &export.text).await.is(201);
+    assert_eq!(third["duplicate_of"].as_array().unwrap().len(), 2);
+    assert_eq!(there.post("/sessions/import?id=t", &export.text).await.wrong(409).0, "exists");
+    // A session that exists keeps its own log.
+    let put = there.put("/v1/sessions/t", &export.text).await.is(200);
+    assert_eq!(put["left_out"][0]["place"], "log");
+    assert_eq!(there.put("/v1/sessions/new", &export.text).await.is(200)["left_out"], json!([]));
+    // What is wrong is named by its path.
+    let wrong = export.text.replacen(r#""seq":3,"#, r#""seq":9,"#, 1);
+    assert_eq!(there.post("/sessions/import", &wrong).await.wrong(400).1, "log[2].seq");
+    let forged = export.text.replacen(r#""reviewer":"user_789""#, r#""reviewer":"cfo""#, 1);
+    assert_eq!(there.post("/sessions/import", &forged).await.wrong(400).1, "metadata.hitl_decisions");
+}
+
+/// A format says what it cannot carry, and a model that nobody can ask here is left out.
+#[tokio::test]
+async fn what_cannot_be_carried_is_reported() {
+    let here = Door::memory().await;
+    here.post("/sessions", json!({"id": "s", "model": "their-model", "metadata": {"k": 1}})).await.is(201);
+    here.say("s", json!([{"role": "user", "content": "x"}])).await;
+    let messages = "info,timestamps,runs,reviews,checkpoints,discarded";
+    let mistralrs = "timestamps,runs,reviews,discarded";
+    for (path, list) in [
+        ("/sessions/s/export?format=openai", Some(messages)),
+        ("/sessions/s/export?format=jsonl", Some(messages)),
+        ("/sessions/s/export?format=mistralrs", Some(mistralrs)),
+        ("/v1/sessions/s", Some(mistralrs)),
+        ("/sessions/s/export?format=tenure", None),
+        ("/sessions/s/export", None),
+    ] {
+        let answer = here.get(path).await;
+        assert_eq!(answer.headers.get("x-tenure-left-out").map(|h| h.to_str().unwrap()), list, "{path}");
+    }
+    let export = here.get("/sessions/s/export").await.text;
+    let model =
+        |name: &str| serde_json::from_value(json!({"name": name, "base_url": "http://127.0.0.1:9/v1"})).unwrap();
+    let there = Door::set_up("memory:", |c| c.models = vec![model("one"), model("two")]).await;
+    let made = there.post("/sessions/import", &export).await.is(201);
+    assert_eq!((&made["sessions"][0]["model"], &made["left_out"][0]["place"]), (&Value::Null, &json!("model")));
+    assert_eq!(there.get("/sessions/s").await.is(200)["metadata"], json!({"k": 1}));
+    let put = there.put("/v1/sessions/p", &export).await.is(200);
+    assert_eq!(put["left_out"][0]["place"], "model");
+    assert_eq!(there.get("/sessions/p").await.is(200)["model"], Value::Null);
+    let known = export.replace("their-model", "two");
+    let made = there.post("/sessions/import?id=k", &known).await.is(201);
+    assert_eq!((&made["sessions"][0]["model"], &made["left_out"]), (&json!("two"), &json!([])));
 }

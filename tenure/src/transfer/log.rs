@@ -79,8 +79,18 @@ fn marker(id: &BlobId) -> String {
     format!("tenure-blob:{id}")
 }
 
-/// A record as it travels: its media are replaced by markers.
+/// Removes the lease that a record grants. The record stays, so that the numbers of the others do.
+fn drop_lease(record: &mut Record) {
+    match &mut record.entry {
+        Entry::RunStarted { claim, .. } => *claim = None,
+        Entry::RunClaimed { claim, .. } => *claim = Claim { node: String::new(), until: record.at },
+        _ => {}
+    }
+}
+
+/// A record as it travels: without leases, and its media are replaced by markers.
 pub(super) fn marked(mut record: Record) -> Record {
+    drop_lease(&mut record);
     if let Entry::Message(post) = &mut record.entry
         && !post.message.cuts().is_empty()
     {
@@ -200,7 +210,7 @@ impl Rebuild<'_> {
         if record.at > self.now.saturating_add(MAX_CLOCK_DIFFERENCE).unwrap_or(Timestamp::MAX) {
             return Err(wrong("at", "the time is in the future"));
         }
-        let (seq, at) = (record.seq, record.at);
+        let seq = record.seq;
         let before = |other: Seq| other < seq;
         match &mut record.entry {
             Entry::Created(created) => {
@@ -256,9 +266,8 @@ impl Rebuild<'_> {
                     return Err(wrong("entry.info.model", why));
                 }
             }
-            Entry::RunStarted { claim, .. } => *claim = None,
-            // A lease elsewhere is none here. The record stays, so that the numbers of the others do.
-            Entry::RunClaimed { claim, .. } => *claim = Claim { node: String::new(), until: at },
+            // A lease elsewhere is none here.
+            Entry::RunStarted { .. } | Entry::RunClaimed { .. } => drop_lease(&mut record),
             Entry::ReviewOpened(opened) => {
                 if opened.review.seq().is_some_and(|s| s != seq) {
                     return Err(wrong(
