@@ -73,13 +73,23 @@ fn run_and_kill(url: &str, after: usize) -> BTreeMap<String, usize> {
     acknowledged
 }
 
+/// Opens a store again. A process that another test is about to start has our files open, and their locks, until it begins to run.
+async fn reopened(url: &str) -> Tenure {
+    loop {
+        match Tenure::open(url).await {
+            Err(Error::Locked { .. }) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 async fn killed_writers(kind: &str) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("{kind}:{}", dir.path().join("store").display());
     let mut acknowledged: BTreeMap<String, usize> = BTreeMap::new();
     for round in 0..8 {
         acknowledged.extend(run_and_kill(&url, 10 + 10 * round));
-        let tenure = Tenure::open(&url).await.unwrap();
+        let tenure = reopened(&url).await;
         for (session, turns) in &acknowledged {
             let s = tenure.load(&ada(), &id(session)).await.unwrap();
             let found = s.messages.len() / 4;
@@ -221,7 +231,7 @@ async fn a_file_cut_at_every_byte_is_a_prefix() {
     for cut in 0..=bytes.len() {
         std::fs::write(&file, &bytes[..cut]).unwrap();
         let (end, want) = states.iter().rev().find(|(end, _)| *end <= cut).unwrap();
-        let tenure = Tenure::open(&url).await.unwrap();
+        let tenure = reopened(&url).await;
         assert_eq!(
             tenure.repairs().len(),
             usize::from(*end != cut || cut == 0),
@@ -238,7 +248,7 @@ async fn a_file_cut_at_every_byte_is_a_prefix() {
         }
         tenure.append(&ada(), &id("x"), turn(9)).await.unwrap();
         drop(tenure);
-        let again = Tenure::open(&url).await.unwrap();
+        let again = reopened(&url).await;
         assert!(again.repairs().is_empty());
         let s = again.load(&ada(), &id("x")).await.unwrap();
         assert_eq!(texts(&s), [want.clone().unwrap_or_default(), raw(&turn(9))].concat(), "cut at {cut}");
