@@ -4,14 +4,15 @@
 
 use crate::entry::{Entry, Record, ReviewDecided};
 use crate::error::{Error, Result};
-use crate::head::{Head, Reviewing, Status};
+use crate::head::{DECISIONS, Head, Reviewing, Status};
 use crate::id::{Principal, Reach, Seq, SessionId};
 use crate::media::{Nulls, canonical};
+use crate::session::Session;
 use crate::store::{Cursor, Query, Range, Whose};
 use crate::tenure::Tenure;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -199,6 +200,25 @@ impl AuditTrail {
             trail.broken = Some((last, why));
         }
         trail
+    }
+}
+
+impl Session {
+    /// Its head as a fork at this record copies it: without the decisions that were made later.
+    pub(crate) fn head_at(&self, seq: Seq) -> Head {
+        let mut head = self.head().clone();
+        let count = self.decided.partition_point(|(s, _)| *s <= seq);
+        if count == self.decided.len() {
+            return head;
+        }
+        head.decisions = count.checked_sub(1).and_then(|last| self.decided[last].1);
+        if let Some(Value::Array(all)) = head.info.metadata.get_mut(DECISIONS) {
+            all.truncate(count);
+        }
+        if count == 0 {
+            head.info.metadata.remove(DECISIONS);
+        }
+        head
     }
 }
 

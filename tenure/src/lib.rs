@@ -73,6 +73,7 @@ mod media;
 mod memory;
 mod memory_tool;
 mod message;
+mod metadata;
 mod model;
 mod needle;
 mod next;

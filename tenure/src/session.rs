@@ -5,9 +5,10 @@ use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDe
 use crate::head::{DECISIONS, Front, Head, Lease, Mark, OpenReview, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
 use crate::message::{Message, Role};
+use crate::metadata;
 use jiff::Timestamp;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::sync::OnceLock;
 
@@ -309,23 +310,6 @@ impl Session {
         &self.head
     }
 
-    /// Its head as a fork at this record copies it: without the decisions that were made later.
-    pub(crate) fn head_at(&self, seq: Seq) -> Head {
-        let mut head = self.head.clone();
-        let count = self.decided.partition_point(|(s, _)| *s <= seq);
-        if count == self.decided.len() {
-            return head;
-        }
-        head.decisions = count.checked_sub(1).and_then(|last| self.decided[last].1);
-        if let Some(Value::Array(all)) = head.info.metadata.get_mut(DECISIONS) {
-            all.truncate(count);
-        }
-        if count == 0 {
-            head.info.metadata.remove(DECISIONS);
-        }
-        head
-    }
-
     pub(crate) fn set_head(&mut self, head: Head) {
         self.head = head;
     }
@@ -611,13 +595,7 @@ impl Head {
                 let mut tags = Some(std::mem::take(&mut self.info.tags));
                 change.tags.apply(&mut tags);
                 self.info.tags = tags.unwrap_or_default();
-                // Older versions let clients write the field; what they wrote is not a decision.
-                let decisions = self.info.metadata.remove(DECISIONS);
-                merge_patch(&mut self.info.metadata, &change.metadata);
-                match decisions {
-                    Some(decisions) => drop(self.info.metadata.insert(DECISIONS.to_owned(), decisions)),
-                    None => drop(self.info.metadata.remove(DECISIONS)),
-                }
+                metadata::apply_patch(&mut self.info.metadata, &change.metadata);
             }
             Entry::Status { to, .. } => {
                 // Restored, or done waiting: its time to live begins anew.
@@ -643,7 +621,7 @@ impl Head {
             }
             Entry::ReviewDecided(d) => {
                 self.reviews.retain(|open| d.review.seq() != Some(open.seq));
-                record_decision(&mut self.info.metadata, d, at);
+                metadata::record_decision(&mut self.info.metadata, d, at);
                 self.decisions = DecisionChain::after(self.decisions, d, at);
             }
             Entry::Compacted { upto, summary } => {
@@ -656,40 +634,6 @@ impl Head {
         if active {
             // A clock that jumps back must not make a session look idle.
             self.active_at = self.active_at.max(at);
-        }
-    }
-}
-
-fn record_decision(metadata: &mut Map<String, Value>, d: &ReviewDecided, at: Timestamp) {
-    let mut decision = json!({"step": d.step, "decision": d.decision, "reviewer": d.reviewer, "timestamp": at});
-    if let Some(notes) = &d.notes {
-        decision["notes"] = json!(notes);
-    }
-    match metadata.entry(DECISIONS).or_insert_with(|| json!([])) {
-        Value::Array(all) => all.push(decision),
-        other => *other = json!([decision]),
-    }
-}
-
-/// A JSON merge patch (RFC 7396): objects merge, `null` removes, anything else replaces.
-pub(crate) fn merge_patch(target: &mut Map<String, Value>, patch: &Map<String, Value>) {
-    for (key, value) in patch {
-        match value {
-            Value::Null => {
-                target.remove(key);
-            }
-            Value::Object(inner) => {
-                let slot = target.entry(key.clone()).or_insert_with(|| json!({}));
-                if !slot.is_object() {
-                    *slot = json!({});
-                }
-                if let Value::Object(map) = slot {
-                    merge_patch(map, inner);
-                }
-            }
-            plain => {
-                target.insert(key.clone(), plain.clone());
-            }
         }
     }
 }

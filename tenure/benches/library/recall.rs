@@ -129,7 +129,7 @@ pub async fn scope_none(report: &mut Report) {
             let ask = Ask {
                 session: Some(id(assistant)),
                 messages: vec![Message::user(&format!("{i} {}", words(200, i)))],
-                mode: Mode::Append,
+                history: Some(HistoryMode::Append),
                 assistant: Some(assistant.to_owned()),
                 ..Ask::default()
             };

@@ -64,7 +64,7 @@ fn ask(session: &SessionId) -> Ask {
     Ask {
         session: Some(session.clone()),
         messages: vec![turn(0)[0].clone()],
-        mode: Mode::Append,
+        history: Some(HistoryMode::Append),
         assistant: Some("a".to_owned()),
         detail: serde_json::Map::from_iter([("model".to_owned(), json!("m"))]),
         ..Ask::default()

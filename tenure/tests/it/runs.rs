@@ -89,8 +89,8 @@ async fn usage_is_the_sum_of_all_rounds() {
     assert_eq!(answered.answer.usage, Some(json!({"total_tokens": 30})));
     let total = |body: &str| serde_json::from_str::<Value>(body).unwrap()["usage"]["total_tokens"].clone();
     assert_eq!(total(&answered.answer.body("x", home.now())), 30);
-    let Begun::Before { body, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else { panic!("it was done") };
-    assert_eq!(total(&body), 30);
+    let Begun::Before { replay, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else { panic!("it was done") };
+    assert_eq!(total(&replay.body), 30);
     // One that dies after its second answer, and one that goes on.
     let store = Fragile::new(home.tenure.store(), Some((4, When::Before)));
     let mortal = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
