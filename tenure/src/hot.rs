@@ -426,7 +426,10 @@ impl Tenure {
     async fn follow_up(&self, mut state: State, head: Head) -> Result<State> {
         let (State::Tail(known, _) | State::Whole(known)) = &state else { return Ok(State::Head(Box::new(head))) };
         // Not behind by more than records of its own.
-        let same = known.info.created_at == head.info.created_at && known.origin == head.origin && known.seq <= head.seq && known.seq >= head.first;
+        let same = known.info.created_at == head.info.created_at
+            && known.origin == head.origin
+            && known.seq <= head.seq
+            && known.seq >= head.first;
         if !same {
             return Ok(State::Head(Box::new(head)));
         }

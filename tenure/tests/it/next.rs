@@ -92,8 +92,15 @@ impl Log {
         let log = self.review(call, lost);
         let review = ReviewId::of(&SessionId::new("s").unwrap(), log.seq());
         let arguments = (decision == Decision::Corrected).then(|| json!({"amount": 7}));
-        let decided =
-            ReviewDecided { review, step: "t".into(), decision, reviewer: "eve".into(), notes: None, arguments, previous: None };
+        let decided = ReviewDecided {
+            review,
+            step: "t".into(),
+            decision,
+            reviewer: "eve".into(),
+            notes: None,
+            arguments,
+            previous: None,
+        };
         log.push(Entry::review_decided(decided))
     }
 
