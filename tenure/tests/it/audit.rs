@@ -136,7 +136,7 @@ on_every_store! {
         let (one, two) = (swapped[places[1]].entry.clone(), swapped[places[3]].entry.clone());
         (swapped[places[1]].entry, swapped[places[3]].entry) = (two, one);
         let mut later = records.clone();
-        later[places[1]].at = later[places[1]].at + SignedDuration::from_secs(1);
+        later[places[1]].at += SignedDuration::from_secs(1);
         let cases = [
             ("decision", change(&|d| d.decision = Decision::Approved), places[2]),
             ("reviewer", change(&|d| d.reviewer = "cfo".to_owned()), places[2]),
