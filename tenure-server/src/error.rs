@@ -92,6 +92,13 @@ impl ApiError {
         self
     }
 
+    /// For whom the same request would start over what was stopped, or fail again: SDKs retry a 409 or a 5xx by themselves
+    /// unless this header forbids it.
+    #[must_use]
+    pub fn not_to_be_retried(self) -> Self {
+        self.with_header(HeaderName::from_static("x-should-retry"), "false")
+    }
+
     /// The error as it stands in a stream.
     pub fn body(&self) -> ErrorBody {
         let kind = match self.status.as_u16() {
@@ -150,7 +157,11 @@ impl From<Error> for ApiError {
             }
             _ => e.to_string(),
         };
-        Self { param, ..Self::new(status, e.code(), message) }
+        let error = Self { param, ..Self::new(status, e.code(), message) };
+        match e {
+            Error::Paused { .. } | Error::OtherAssistant { .. } | Error::Superseded { .. } => error.not_to_be_retried(),
+            _ => error,
+        }
     }
 }
 
@@ -178,11 +189,15 @@ impl From<TurnError> for ApiError {
         match e {
             TurnError::Store(e) => e.into(),
             TurnError::Model(e) => e.into(),
-            TurnError::Stopped | TurnError::Cancelled => Self::new(StatusCode::CONFLICT, e.code(), e.to_string()),
-            TurnError::Limit { code: code @ ("out_of_time" | "tool_timeout"), .. } => {
-                Self::new(StatusCode::GATEWAY_TIMEOUT, code, e.to_string())
+            TurnError::Stopped | TurnError::Cancelled => {
+                Self::new(StatusCode::CONFLICT, e.code(), e.to_string()).not_to_be_retried()
             }
-            TurnError::Limit { code, .. } => Self::new(StatusCode::BAD_GATEWAY, code, e.to_string()),
+            TurnError::Limit { code: code @ ("out_of_time" | "tool_timeout"), .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, code, e.to_string()).not_to_be_retried()
+            }
+            TurnError::Limit { code, .. } => {
+                Self::new(StatusCode::BAD_GATEWAY, code, e.to_string()).not_to_be_retried()
+            }
             TurnError::Tools(_) => Self::new(StatusCode::BAD_GATEWAY, "tools_unavailable", e.to_string()),
         }
     }

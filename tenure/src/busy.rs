@@ -95,11 +95,6 @@ impl Gates {
         }
     }
 
-    /// Whether a turn is on in a session, or others wait for it.
-    pub fn is_busy(&self, key: &Key) -> bool {
-        self.lock().contains_key(key)
-    }
-
     /// Stops the turn that is on if this is its run; whether it is.
     pub fn cancel(&self, key: &Key, run: &RunId) -> bool {
         let all = self.lock();
@@ -112,6 +107,11 @@ impl Gates {
 
     /// Waits for the right to take a turn. At most `max` wait.
     pub async fn enter(&self, key: &Key, busy: OnBusy, max: usize) -> Result<Entered> {
+        self.enter_telling(key, busy, max, || ()).await
+    }
+
+    /// The same; `queued` is called if the caller has to wait.
+    pub async fn enter_telling(&self, key: &Key, busy: OnBusy, max: usize, queued: impl FnOnce()) -> Result<Entered> {
         let (turn, stop, has_waited) = {
             let mut all = self.lock();
             let gate = all.entry(key.clone()).or_insert_with(|| Gate {
@@ -135,6 +135,9 @@ impl Gates {
                 }
             }
             gate.interested += 1;
+            if has_waited {
+                queued();
+            }
             (gate.turn.clone(), gate.stop.subscribe(), has_waited)
         };
         let mut waiting = Waiting(Some((self, key)));

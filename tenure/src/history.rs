@@ -37,21 +37,24 @@ pub(crate) fn shown_with<'a>(
     window: &Window,
     overlay: &Overlay,
 ) -> Vec<Message> {
+    let messages: Vec<&Said> = messages.collect();
+    let summary = summaries.iter().rev().find(|s| holds(s, &messages));
     if overlay.is_empty() {
-        return shown(&messages.collect::<Vec<_>>(), reviews, summaries, window);
+        return shown(&messages, reviews, summary, window);
     }
-    let messages = overlay.apply(messages);
+    // A client that sends its own beginning after what is summarized does not want the summary.
+    let summary = summary.filter(|s| !overlay.hides(s.upto));
+    let messages = overlay.apply(messages.into_iter());
     let messages: Vec<&Said> = messages.iter().map(|m| &**m).collect();
-    let summaries = if overlay.hides_the_beginning() { &[] } else { summaries };
-    shown(&messages, reviews, summaries, window)
+    shown(&messages, reviews, summary, window)
 }
 
 /// The same for a list of messages. Costs what the window shows, however long the list is.
-fn shown(messages: &[&Said], reviews: &[Review], summaries: &[Summary], window: &Window) -> Vec<Message> {
+fn shown(messages: &[&Said], reviews: &[Review], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
     let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
-    let summary = summaries.iter().rev().find(|s| holds(s, messages));
     shown.extend(summary.map(|s| s.message.clone()));
-    let from = summary.map_or(0, |s| s.position).max(opening(messages));
+    let covered = |upto: Seq| messages.partition_point(|m| m.seq <= upto);
+    let from = summary.map_or(0, |s| covered(s.upto)).max(opening(messages));
     let said: Vec<&Said> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
     let spoken: Vec<&Message> = said.iter().map(|m| &m.message).collect();
     let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());

@@ -5,6 +5,9 @@ use crate::message::meaning::Meaning;
 use crate::message::{Message, Role};
 use std::borrow::Cow;
 
+/// A session is not found by longer ids: they are in its head.
+const MAX_CALL_BYTES: usize = 256;
+
 impl Mark {
     /// What has been said, and this too.
     pub fn advance(&mut self, message: &Message) {
@@ -18,7 +21,10 @@ impl Mark {
         }
         match role {
             Role::User => self.calls.clear(),
-            Role::Assistant => self.calls.extend(message.call_ids().into_iter().map(Cow::into_owned)),
+            Role::Assistant => {
+                let calls = message.call_ids().into_iter().filter(|id| id.len() <= MAX_CALL_BYTES);
+                self.calls.extend(calls.map(Cow::into_owned));
+            }
             _ => {}
         }
         let over = self.calls.len().saturating_sub(MAX_MARK_CALLS);

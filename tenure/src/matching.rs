@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::head::{Head, Status, VisibleHash};
 use crate::id::{Principal, SessionId};
+use crate::message::meaning::CallMatch;
 use crate::message::{Message, Role};
 use crate::review::noticed;
 use crate::session::Session;
@@ -14,6 +15,12 @@ use crate::tenure::Tenure;
 
 /// So many sessions are considered for one look-up. With more of them the request says too little.
 const MAX_CANDIDATES: usize = 64;
+
+/// So many beginnings of a request are looked up one by one if many sessions match.
+const MAX_PREFIX_QUERIES: usize = 8;
+
+/// A session is looked up by so many tool calls of a request.
+const MAX_CALLS: usize = 256;
 
 /// So many sessions are read to compare them with a window.
 const MAX_WINDOW_CANDIDATES: usize = 8;
@@ -38,6 +45,10 @@ struct Prefix {
     hash: VisibleHash,
     /// It has an answer; otherwise only a tool call.
     is_answered: bool,
+    /// The request goes on with an answer.
+    is_followed_by_an_answer: bool,
+    /// It is as long as a window must be.
+    tells_enough: bool,
 }
 
 impl<'a> Keys<'a> {
@@ -46,6 +57,7 @@ impl<'a> Keys<'a> {
         let (mut hash, mut question) = (VisibleHash::default(), None);
         let (mut is_ours, mut is_answered) = (false, false);
         let (mut visible, mut window) = (Vec::new(), None);
+        let (mut chars, mut answered, mut answers) = (0, 0, Vec::new());
         for message in messages {
             let role = message.role();
             keys.calls.extend(message.call_ids().into_iter().chain(message.answers()).map(|id| id.into_owned()));
@@ -53,18 +65,25 @@ impl<'a> Keys<'a> {
             if message.is_visible() {
                 let meaning = message.meaning();
                 hash = hash.then(role, &meaning);
+                chars += meaning.text.chars().count();
                 visible.push(message);
                 match role {
                     Role::User => question = Some(VisibleHash::default().then(role, &meaning)),
                     _ => {
-                        is_answered = true;
+                        (is_answered, answered) = (true, answered + 1);
                         window = question.map(|q: VisibleHash| (visible.len(), q.then(role, &meaning)));
                     }
                 }
             }
             if is_ours && !visible.is_empty() && keys.prefixes.last().is_none_or(|p: &Prefix| p.hash != hash) {
-                keys.prefixes.push(Prefix { hash, is_answered });
+                let tells_enough = visible.len() >= MIN_WINDOW_MESSAGES || chars >= MIN_WINDOW_CHARS;
+                let is_followed_by_an_answer = false;
+                keys.prefixes.push(Prefix { hash, is_answered, is_followed_by_an_answer, tells_enough });
+                answers.push(answered);
             }
+        }
+        for (prefix, answers) in keys.prefixes.iter_mut().zip(answers) {
+            prefix.is_followed_by_an_answer = answers < answered;
         }
         keys.prefixes.reverse();
         keys.window = window.map(|(len, exchange)| {
@@ -107,14 +126,34 @@ impl Tenure {
         if let Some(found) = self.find_by_prefix(who, &keys, messages).await? {
             return Ok(found);
         }
-        let matches: Vec<_> = keys.calls.iter().map(|id| VisibleHash::of_call(id)).collect();
+        match self.find_by_call(who, &keys, messages).await? {
+            Some(found) => Ok(found),
+            None => self.find_by_window(who, &keys).await,
+        }
+    }
+
+    /// `None`: no session issued a call of the request. `Some(None)`: several did.
+    async fn find_by_call(
+        &self,
+        who: &Principal,
+        keys: &Keys<'_>,
+        messages: &[Message],
+    ) -> Result<Option<Option<SessionId>>> {
+        let matches: Vec<_> = keys.calls.iter().take(MAX_CALLS).map(|id| VisibleHash::of_call(id)).collect();
         let mut heads = self.live_matches(who, |query| query.matches = matches).await?;
         heads.retain(|head| keys.has_call_of(head));
-        match &heads[..] {
-            [] => self.find_by_window(who, &keys).await,
-            [head] => Ok(Some(head.info.session_id.clone())),
-            _ => Ok(None),
+        if heads.len() > MAX_WINDOW_CANDIDATES {
+            return Ok(Some(None));
         }
+        // Not every server makes unique ids: the call and its question must agree too, as far as the request has them.
+        let mut found = None;
+        for head in heads {
+            let session = self.fold(head).await?;
+            if issued_calls(&session, messages) && found.replace(session.info.session_id.clone()).is_some() {
+                return Ok(Some(None));
+            }
+        }
+        Ok(found.map(Some))
     }
 
     /// `None`: no conversation is a beginning of the request. `Some(None)`: several are.
@@ -130,14 +169,18 @@ impl Tenure {
         }
         let heads = self.live_matches(who, |query| query.hashes = hashes).await?;
         let has_media = messages.iter().any(|m| !m.meaning().media.is_empty());
-        for prefix in &keys.prefixes {
+        for (i, prefix) in keys.prefixes.iter().enumerate() {
             let mut equal: Vec<Head> = heads.iter().filter(|h| h.mark.hash == prefix.hash).cloned().collect();
-            if heads.len() == MAX_CANDIDATES {
+            if heads.len() == MAX_CANDIDATES && i < MAX_PREFIX_QUERIES {
                 // So many that some of this length may be missing.
                 equal = self.live_matches(who, |query| query.hashes = vec![prefix.hash]).await?;
             }
             if !prefix.is_answered {
                 equal.retain(|head| keys.has_call_of(head));
+            }
+            if prefix.is_followed_by_an_answer && !prefix.tells_enough {
+                // The client has an answer that this session has not given, and says too little that agrees.
+                equal.clear();
             }
             if has_media && !equal.is_empty() {
                 // The hash covers texts only: conversations that differ in their media are told apart here.
@@ -221,4 +264,24 @@ impl Tenure {
 fn has_in_order(session: &Session, messages: &[&Message]) -> bool {
     let mut stored = session.messages.iter().rev().filter(|m| m.message.is_visible());
     messages.iter().rev().all(|message| stored.any(|m| m.message.is_same(message)))
+}
+
+/// Whether a session issued the request's tool calls: a call with the same id, name and arguments, after the same question, as far
+/// as the request has them.
+fn issued_calls(session: &Session, messages: &[Message]) -> bool {
+    let asked = |before: usize| messages[..before].iter().rev().find(|m| m.role() == Role::User);
+    let mut calls = messages.iter().enumerate().filter(|(_, m)| !m.call_ids().is_empty()).peekable();
+    if calls.peek().is_none() {
+        // Only results: their ids are all there is.
+        return true;
+    }
+    calls.any(|(i, theirs)| {
+        let ours = session.messages.iter().rposition(|m| m.message.call_match(theirs) == Some(CallMatch::Both));
+        let Some(ours) = ours else { return false };
+        let question = session.messages[..ours].iter().rev().find(|m| m.message.role() == Role::User);
+        match (question, asked(i)) {
+            (Some(ours), Some(theirs)) => ours.message.is_same(theirs),
+            _ => true,
+        }
+    })
 }

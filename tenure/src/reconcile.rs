@@ -128,14 +128,15 @@ pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
     let (system, rest) = messages.split_at(split);
     let stored = &session.messages[..];
     let spoken = stored.iter().any(|m| !m.message.role().instructs());
-    let rows = Rows { session, stored: &Stored::new(stored), rest, may_rewind: true, is_retry: incoming.is_retry };
+    let (may_edit, is_retry) = (!incoming.has_waited, incoming.is_retry);
+    let rows = Rows { session, stored: &Stored::new(stored), rest, may_rewind: true, may_edit, is_retry };
     let plan = match incoming.history {
         _ if rest.is_empty() || !spoken => rows.append_all(0),
         // Bare tool results are never a whole history.
-        HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(stored, rest),
+        HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(rows.stored, rest),
         HistoryMode::Full => rows.decide(),
         HistoryMode::Auto if !incoming.has_waited || incoming.is_retry => rows.decide(),
-        HistoryMode::Auto | HistoryMode::Append => Rows { may_rewind: false, ..rows }.decide(),
+        HistoryMode::Auto | HistoryMode::Append => Rows { may_rewind: false, may_edit: false, ..rows }.decide(),
     };
     with_system_prompt(plan, stored, system)
 }
@@ -178,6 +179,9 @@ fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> C
     Cow::Owned(answers.collect())
 }
 
+/// A question that failed more often under the same words is compared with so many of its copies.
+const MAX_FAILED: usize = 16;
+
 /// The rows of the reconciliation table.
 struct Rows<'a> {
     session: &'a Session,
@@ -185,6 +189,8 @@ struct Rows<'a> {
     /// The request without its system prompt.
     rest: &'a [Message],
     may_rewind: bool,
+    /// More than the last answer to the same question may be rewound.
+    may_edit: bool,
     is_retry: bool,
 }
 
@@ -194,6 +200,11 @@ impl<'a> Rows<'a> {
         if self.continues_last_answer() {
             let alignment = Alignment::new(self.stored, rest, rest.len() - 1, self.stored.len() - 1);
             return self.with_alignment(Plan::keeping(self.stored, self.stored.len()), &alignment);
+        }
+        if self.extends_last_answer()
+            && let Some(plan) = self.clients_version_of_last_answer(rest.len() - 1)
+        {
+            return plan;
         }
         // An assistant message at the very end is the beginning of an answer: it belongs to what is new.
         let before_last = &rest[..rest.len() - 1];
@@ -205,6 +216,9 @@ impl<'a> Rows<'a> {
             return plan;
         }
         let located = align::locate(self.stored, rest, end);
+        if let Some(plan) = located.and_then(|filler| self.after_filler(end, filler)) {
+            return plan;
+        }
         let alignment = located.map(|l| Alignment::new(self.stored, rest, end, l.position));
         if let (Some(located), Some(alignment)) = (located, &alignment) {
             if rest[after..].iter().all(|m| m.role() == Role::Tool) {
@@ -239,6 +253,35 @@ impl<'a> Rows<'a> {
             }
     }
 
+    /// Whether the request ends with the last answer and more text: some clients write the results of tools into it.
+    fn extends_last_answer(&self) -> bool {
+        let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
+        if theirs.role() != Role::Assistant || !ours.message.is_visible() || ours.message.role() != Role::Assistant {
+            return false;
+        }
+        let (ours, theirs) = (ours.message.meaning().text, theirs.meaning().text);
+        !ours.is_empty() && theirs.len() > ours.len() && theirs.starts_with(&ours)
+    }
+
+    /// Some clients put the same question and answer, which no model has given, before each new question. What they have seen is
+    /// told by the answer before that, if it is in the last turn.
+    fn after_filler(&self, end: usize, filler: align::Located) -> Option<Plan> {
+        let turn = last_turn(self.stored);
+        if self.stored[filler.position].run.is_some() || filler.position >= turn {
+            return None;
+        }
+        let seen = self.rest[..end].iter().rposition(|m| m.role() == Role::Assistant)?;
+        let located = align::locate(self.stored, self.rest, seen).filter(|l| l.position >= turn)?;
+        let alignment = Alignment::new(self.stored, self.rest, seen, located.position);
+        let between = &self.rest[seen + 1..=end];
+        // Where they say something new, they are new.
+        if !between.iter().all(|m| !self.stored.same_as(m, self.stored.len()).is_empty()) {
+            return Some(self.after_anchor(seen + 1, located, &alignment));
+        }
+        let plan = self.after_anchor(end + 1, located, &alignment);
+        Some(Plan { matched: plan.matched + between.len(), ..plan })
+    }
+
     /// Row 1: the new messages are, or begin with, the user messages that the session ends with, still unanswered. Older
     /// questions without an answer may stand before them.
     fn retry(&self, after: usize) -> Option<Plan> {
@@ -249,19 +292,21 @@ impl<'a> Rows<'a> {
     }
 
     fn retry_from(&self, after: usize) -> Option<Plan> {
-        let new = &self.rest[after..];
+        let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
+        let (new, reminders) = self.spoken(after);
         let question = last_question(self.stored)?;
-        let end = self.end_of_unanswered();
-        if question.end > end || (end < self.stored.len() && !self.may_rewind) {
+        let (end, is_broken) = self.end_of_unanswered();
+        if question.end > end || (is_broken && !self.may_rewind) {
             return None;
         }
         let sent = |range: Range<usize>| {
             let stored = self.stored[range].iter();
-            stored.zip(new).all(|(s, m)| s.run.is_none() && s.message.is_same(m))
+            stored.zip(&new).all(|(s, m)| s.run.is_none() && s.message.is_same(m))
         };
         let aligned = |plan, first| {
             let alignment = Alignment::new(self.stored, self.rest, after, first);
-            self.with_alignment(plan, &alignment)
+            let plan = self.with_alignment(plan, &alignment);
+            Plan { matched: plan.matched + reminders, ..plan }
         };
         // All of the new messages, which may end with the beginning of an answer.
         let exact = new.len() <= end && new.first().is_some_and(|m| m.role() == Role::User);
@@ -280,15 +325,26 @@ impl<'a> Rows<'a> {
         let mut plan = Plan { matched: repeated - 1, ..Plan::keeping(self.stored, self.stored.len()) };
         let reply = self.stored[first].replies_to.map(ReplyTo::Stored);
         let new = new[repeated..].iter();
-        plan.append = new.map(|m| NewMessage { lead: false, replies_to: reply, message: m.clone() }).collect();
+        plan.append = new.map(|m| NewMessage { lead: false, replies_to: reply, message: (*m).clone() }).collect();
         Some(aligned(plan, first))
     }
 
-    /// Where the messages end that have no answer, or only the beginning of one whose run failed or was cancelled.
-    fn end_of_unanswered(&self) -> usize {
+    /// The new messages without system messages, and how many of those there are.
+    fn spoken(&self, after: usize) -> (Vec<&'a Message>, usize) {
+        let new = &self.rest[after..];
+        let spoken: Vec<&Message> = new.iter().filter(|m| !m.role().instructs()).collect();
+        let others = new.len() - spoken.len();
+        (spoken, others)
+    }
+
+    /// Where the messages end that have no answer, or only the beginning of one whose run failed or was cancelled; and whether
+    /// there is such a beginning. Changes of the system prompt since do not count.
+    fn end_of_unanswered(&self) -> (usize, bool) {
         let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != Outcome::Completed));
-        let produced = |m: &&Said| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
-        self.stored.len() - self.stored.iter().rev().take_while(produced).count()
+        let produced = |m: &Said| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
+        let tail = self.stored.iter().rev().take_while(|m| m.lead || produced(m));
+        let (tail, partial) = tail.fold((0, false), |(n, partial), m| (n + 1, partial || produced(m)));
+        (self.stored.len() - tail, partial)
     }
 
     /// Row 2: results of tools answer their calls, wherever those are. If all were known, the turn is repeated from there.
@@ -315,9 +371,10 @@ impl<'a> Rows<'a> {
             return self.tool_results(0, None);
         }
         let question = last_question(self.stored);
-        let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == self.rest.len();
+        let new = self.spoken(0).0;
+        let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == new.len();
         match question {
-            Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, self.rest) => {
+            Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, &new) => {
                 Plan { matched: self.rest.len(), ..Plan::keeping(self.stored, q.end) }
             }
             _ => {
@@ -329,10 +386,11 @@ impl<'a> Rows<'a> {
     }
 
     /// Whether the stored messages of a range end with these.
-    fn ends_with(&self, range: &Range<usize>, messages: &[Message]) -> bool {
+    fn ends_with(&self, range: &Range<usize>, messages: &[&Message]) -> bool {
         let stored = &self.stored[range.clone()];
         let first = stored.len().checked_sub(messages.len());
-        first.is_some_and(|first| stored[first..].iter().zip(messages).all(|(s, m)| s.message.is_same(m)))
+        let same = |first: usize| stored[first..].iter().zip(messages).all(|(s, m)| s.message.is_same(m));
+        !messages.is_empty() && first.is_some_and(same)
     }
 
     /// Rows 4, 5, 6 and 8: the anchor is stored.
@@ -341,7 +399,7 @@ impl<'a> Rows<'a> {
             if let Some(plan) = self.regenerate(after, anchor.position) {
                 return self.with_alignment(plan, alignment);
             }
-            if let Some(keep) = self.edited_question(anchor) {
+            if let Some(keep) = self.edited_question(anchor).filter(|_| self.may_edit) {
                 return self.append_after(keep, after, alignment);
             }
         }
@@ -362,27 +420,33 @@ impl<'a> Rows<'a> {
         let new = &self.rest[after..];
         let is_user = |m: &Said| m.message.role() == Role::User;
         let mut spoken = self.stored[..keep].iter().filter(|m| !m.message.role().instructs()).peekable();
-        let mut failed = HashSet::new();
+        let mut failed: HashMap<_, Vec<&Message>> = HashMap::new();
         if new.len() > 1 && new[0].role() == Role::User {
             while let Some(said) = spoken.next() {
                 let unanswered = spoken.peek().is_none_or(|next| is_user(next));
                 if is_user(said) && unanswered {
-                    failed.extend(keys(&said.message));
+                    for key in keys(&said.message) {
+                        failed.entry(key).or_default().push(&said.message);
+                    }
                 }
             }
         }
         let more = &new[..new.len().saturating_sub(1)];
-        more.iter().take_while(|m| m.role() == Role::User && keys(m).iter().any(|key| failed.contains(key))).count()
+        let has_failed = |m: &Message| {
+            let same = keys(m).into_iter().filter_map(|key| failed.get(&key)).flatten();
+            m.role() == Role::User && same.take(MAX_FAILED).any(|f| f.is_same(m))
+        };
+        more.iter().take_while(|m| has_failed(m)).count()
     }
 
     /// Row 5: the last question again, as an answer to the anchor.
     fn regenerate(&self, after: usize, anchor: usize) -> Option<Plan> {
         let question = last_question(self.stored)?;
-        let new = &self.rest[after..];
+        let (new, reminders) = self.spoken(after);
         let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().instructs());
         let replies = self.stored[question.start].replies_to == Some(self.stored[anchor].seq);
-        let same = (follows || replies) && self.ends_with(&question, new);
-        same.then(|| Plan { matched: new.len(), ..Plan::keeping(self.stored, question.end) })
+        let same = (follows || replies) && self.ends_with(&question, &new);
+        same.then(|| Plan { matched: new.len() + reminders, ..Plan::keeping(self.stored, question.end) })
     }
 
     /// Row 6: where the user message is that the new ones replace. Another one was sent in reply to the same answer, by a client
@@ -422,7 +486,7 @@ impl<'a> Rows<'a> {
         }
         let ours = self.stored.last().filter(|m| m.message.role() == Role::Assistant);
         let keep = self.stored.len() - usize::from(ours.is_some() && position < self.stored.len());
-        if !self.may_rewind {
+        if !self.may_edit {
             // Ours stays; the model is shown theirs.
             let mut plan = Plan::keeping(self.stored, self.stored.len());
             self.admit(end + 1, Some(&alignment)).add_to(&mut plan);

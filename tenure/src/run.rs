@@ -203,11 +203,8 @@ impl Tenure {
         let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
         while tries <= self.limits().max_retries {
             let key = who.key(&id);
-            let waits = matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt);
-            if waits && self.gates().is_busy(&key) {
-                ask.tell_queued();
-            }
-            let pass = match self.gates().enter(&key, on_busy, self.limits().max_queue).await? {
+            let max = self.limits().max_queue;
+            let pass = match self.gates().enter_telling(&key, on_busy, max, || ask.tell_queued()).await? {
                 Entered::Pass(pass) => pass,
                 Entered::Branch(before) => {
                     id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
@@ -240,7 +237,7 @@ impl Tenure {
                 // Another node is at it; if with this very request, that is waited for, never stopped or left aside.
                 Err(e @ Error::Busy { .. }) => {
                     drop(pass);
-                    if waits {
+                    if matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt) {
                         ask.tell_queued();
                     }
                     let same = self.head(who, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
@@ -440,6 +437,7 @@ impl Tenure {
             });
             let asked = if goes_on { 0 } else { asked };
             let opened = Opened { goes_on, ..self.opened(session, &plan, asked) };
+            opened.check()?;
             self.ask_beside(who, opening, &opened);
             let mut draft = Draft::new(entries, opened);
             let used: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
@@ -504,9 +502,11 @@ impl Tenure {
             at: now,
             entry,
         });
+        let opened = self.opened(&empty, &plan, asked);
+        opened.check()?;
         // The model is not asked meanwhile: the id may turn out to be somebody else's.
         self.begin_with(&key, &first, more.collect(), blobs.to_vec()).await?;
-        Ok(self.opened(&empty, &plan, asked))
+        Ok(opened)
     }
 
     /// Lets the model be asked while a turn's beginning is being kept, if what it will be shown is known.
@@ -570,6 +570,23 @@ struct Opened {
     messages: Vec<Message>,
     overlay: Overlay,
     spliced: Spliced,
+}
+
+impl Opened {
+    /// A model must be shown something.
+    fn check(&self) -> Result<()> {
+        if self.goes_on || !self.messages.is_empty() {
+            return Ok(());
+        }
+        let ids = self.spliced.orphans.iter().take(3).map(|id| format!("{:?}", truncated(id))).collect::<Vec<_>>();
+        let message = format!("there is nothing to answer: no tool call {} is known here", ids.join(", "));
+        Err(Error::invalid("messages", message))
+    }
+}
+
+/// The beginning of a text that came from outside, for an error.
+fn truncated(text: &str) -> &str {
+    text.char_indices().nth(60).map_or(text, |(end, _)| &text[..end])
 }
 
 impl Ask {

@@ -338,10 +338,16 @@ impl<'a> Work<'a> {
 
     /// Tells the listener what the whole turn cost, if the model's server has told what its answers did.
     async fn tell_usage(&mut self) {
-        if let Some(mut chunk) = self.usage_chunk.take() {
-            chunk["usage"] = self.usage.clone();
-            self.tell(Heard::Piece(Piece::Chunk(chunk.to_string()))).await;
+        if let Some(last) = self.usage_piece() {
+            self.usage_chunk = None;
+            self.tell(last).await;
         }
+    }
+
+    fn usage_piece(&self) -> Option<Heard> {
+        let mut chunk = self.usage_chunk.clone()?;
+        chunk["usage"] = self.usage.clone();
+        Some(Heard::Piece(Piece::Chunk(chunk.to_string())))
     }
 
     /// What the model is shown in a later round.
@@ -371,7 +377,8 @@ impl<'a> Work<'a> {
         while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
             let piece = piece?;
             self.answer.take(&piece).map_err(|why| ModelError::Broken { why })?;
-            if self.listener.is_some()
+            // What a client that has gone away misses is in the response to its next try.
+            if (self.listener.is_some() || self.streamed.is_some())
                 && let Some(piece) = sift.pass(piece)
             {
                 self.tell(Heard::Piece(piece)).await;
@@ -506,7 +513,11 @@ impl<'a> Work<'a> {
     /// The answer for whoever asks the same again.
     fn answer_item(&self) -> Option<(String, Item)> {
         (self.remember && self.answer.message().is_some()).then(|| {
-            let stream = self.streamed.as_ref().map(|s| s.heard.clone()).unwrap_or_default();
+            let mut stream = self.streamed.as_ref().map(|s| s.heard.clone()).unwrap_or_default();
+            if !stream.is_empty() {
+                // It is told when this is stored.
+                stream.extend(self.usage_piece());
+            }
             let (spliced, calls) = (self.spliced.clone(), self.calls.clone());
             let replay = Replay { body: self.body(), spliced, calls, stream };
             let value = serde_json::to_string(&replay).expect("replays are plain data");
@@ -559,7 +570,10 @@ impl<'a> Work<'a> {
         let done = tenure.write(&self.who, id, Need::Run, |state, _| {
             let session = tenure.run_ref(state, id)?;
             let post = |m: &Message| Entry::Message(Post { partial: true, ..Post::by(run, m.clone()) });
-            let mut entries: Vec<Entry> = said.iter().map(post).collect();
+            // It may have been stored at the very moment when the run was stopped.
+            let last = session.messages.last().filter(|m| m.run.as_ref() == Some(run));
+            let new = said.iter().filter(|m| last.is_none_or(|last| last.message != **m));
+            let mut entries: Vec<Entry> = new.map(post).collect();
             if self.was_cancelled_elsewhere(session) {
                 return Ok(Draft::new(entries, None));
             }

@@ -79,6 +79,23 @@ in_every_way! {
         assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, Outcome::Completed);
     }
 
+    /// A client that lost the connection and sends the same again gets the whole answer.
+    async fn a_repeated_request_of_a_client_that_went_away(home: &mut Home) {
+        let permit = held();
+        home.model.then(Act::Hold("Half", permit.clone(), " whole"));
+        let key = [("idempotency-key", "gone")];
+        let first = send(home, home.stream, ask("s", "Hi"), &key);
+        home.model.asked(1).await;
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        permit.add_permits(1);
+        messages(home, "s", 2).await;
+        let again = home.client.chat(home.stream, ask("s", "Hi"), &key).await;
+        assert_eq!((again.status, again.said(), home.model.count()), (200, "Half whole", 1));
+        assert!(!home.stream || again.is_done());
+    }
+
     /// With `on_disconnect: cancel` a client that goes away ends its run; what was said until then is kept, marked as partial.
     async fn a_client_that_goes_away_and_wants_no_answer(home: &mut Home) {
         let body = json!({"session_id": "s", "on_disconnect": "cancel", "messages": [user("Hi")]});
@@ -104,6 +121,7 @@ in_every_way! {
         assert_eq!(cancelled["status"], "cancelled", "{cancelled}");
         let reply = answer.await.unwrap();
         assert_eq!((reply.status, reply.code()), (if home.stream { 200 } else { 409 }, "cancelled"));
+        assert!(home.stream || reply.headers["x-should-retry"] == "false", "SDKs would start it over");
         let url = format!("{}/sessions/s/messages", home.client.base);
         let messages: Value = home.client.http.get(url).send().await.unwrap().json().await.unwrap();
         if home.stream {
@@ -518,4 +536,43 @@ async fn other_headers_can_name_the_session() {
         assert!(!["", "new", "null", "c-1"].contains(&id.as_str()), "{none:?} names no conversation");
     }
     assert_eq!(chat(&[("x-conversation-id", "a\tb/../c")]).await.status, 400);
+}
+
+/// Results of calls that nobody knows, in a session that has nothing to show: there is nothing to answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_but_unknown_results() {
+    let home = Home::new("sqlite", false).await.unwrap();
+    let reply = home.chat(json!({"session_id": "s", "messages": [tool("c9", "r")]})).await;
+    assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (400, Some("messages")));
+    assert!(reply.text.contains("c9"), "{}", reply.text);
+    assert_eq!((home.sessions().await, home.model.count()), (0, 0), "nothing was changed");
+}
+
+/// Not every server makes unique call ids: the same id with other arguments is another conversation.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_id_alone_does_not_make_a_session() {
+    let home = Home::new("sqlite", false).await.unwrap();
+    home.model.then(Act::Call(vec![("functions.search:0", "search", r#"{"q":"house"}"#)]));
+    home.chat(json!({"session_id": "alice", "messages": [user("I earn 1234. Find me a house.")]})).await;
+    let other = json!([
+        user("weather in Rome?"),
+        call("functions.search:0", "search", r#"{"q":"rome"}"#),
+        tool("functions.search:0", "sun"),
+    ]);
+    let reply = home.chat(json!({"messages": other})).await;
+    assert_ne!(reply.session_id(), "alice");
+    assert_eq!(home.stored("alice").await.len(), 2);
+    let same = json!([
+        user("I earn 1234. Find me a house."),
+        call("functions.search:0", "search", r#"{"q":"house"}"#),
+        tool("functions.search:0", "found"),
+    ]);
+    assert_eq!(home.chat(json!({"messages": same})).await.session_id(), "alice");
+    // Nor does an everyday beginning, if the client has answers that the session has not given.
+    home.model.then(Act::Say("Hello!"));
+    home.chat(json!({"session_id": "hi", "messages": [user("hi")]})).await;
+    let other = json!([user("hi"), assistant("Hello!"), user("my password is X"), assistant("I see."), user("and?")]);
+    assert_ne!(home.chat(json!({"messages": other})).await.session_id(), "hi");
+    let same = json!([user("hi"), assistant("Hello!"), user("how are you?")]);
+    assert_eq!(home.chat(json!({"messages": same})).await.session_id(), "hi");
 }

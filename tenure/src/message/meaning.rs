@@ -7,6 +7,7 @@ use super::{Message, PartShape, Role, Shape, ToolCall};
 use crate::media::{self, BlobId, Nulls};
 use serde_json::Value;
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 /// What two messages without tool calls are compared by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +83,12 @@ impl Message {
 
     /// Whether the contents are equal, whatever the roles and ids are.
     pub(crate) fn says_the_same(&self, incoming: &Message) -> bool {
-        let (ours, theirs) = (self.meaning(), incoming.meaning());
+        self.says(&incoming.meaning())
+    }
+
+    /// Whether this stored message says that.
+    pub(crate) fn says(&self, theirs: &Meaning) -> bool {
+        let ours = self.meaning();
         let media = theirs.media.is_empty() || ours.media == theirs.media;
         ours.text == theirs.text && ours.other == theirs.other && media
     }
@@ -99,8 +105,8 @@ pub(crate) fn match_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Call
     if ours.is_empty() || theirs.is_empty() {
         return None;
     }
-    let common = |t: &ToolCall| ours.iter().any(|o| o.id == t.id && o.name == t.name);
-    let by_id = theirs.iter().any(common);
+    let named: HashSet<(&str, &str)> = ours.iter().map(|o| (o.id.as_str(), o.name.as_str())).collect();
+    let by_id = theirs.iter().any(|t| named.contains(&(t.id.as_str(), t.name.as_str())));
     let by_content = pair_calls(ours, theirs).is_some();
     match (by_id, by_content) {
         (true, true) => Some(CallMatch::Both),
@@ -115,12 +121,19 @@ pub(crate) fn pair_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Vec<u
     if ours.len() != theirs.len() {
         return None;
     }
-    let content = |calls: &[ToolCall]| -> Vec<(String, String)> {
-        calls.iter().map(|c| (c.name.clone(), canonical_text(&c.arguments))).collect()
+    // Both in the same order: equal contents are then at equal places.
+    let sorted = |calls: &[ToolCall]| -> Vec<(String, String, usize)> {
+        let content = calls.iter().enumerate().map(|(i, c)| (c.name.clone(), canonical_text(&c.arguments), i));
+        let mut content: Vec<_> = content.collect();
+        content.sort();
+        content
     };
-    let (ours, mut pairs) = (content(ours), Vec::with_capacity(theirs.len()));
-    for call in content(theirs) {
-        pairs.push((0..ours.len()).find(|i| ours[*i] == call && !pairs.contains(i))?);
+    let mut pairs = vec![0; theirs.len()];
+    for (ours, theirs) in sorted(ours).into_iter().zip(sorted(theirs)) {
+        if (&ours.0, &ours.1) != (&theirs.0, &theirs.1) {
+            return None;
+        }
+        pairs[theirs.2] = ours.2;
     }
     Some(pairs)
 }
@@ -136,10 +149,14 @@ pub(crate) fn normalize(role: Role, text: &str) -> String {
     canonical_text(text)
 }
 
+/// Longer texts are not read as JSON: that takes many times their memory.
+const MAX_JSON_BYTES: usize = 64 << 10;
+
 /// A JSON object in canonical form; any other text with white space collapsed.
 fn canonical_text(text: &str) -> String {
     let text = text.trim();
-    if text.starts_with('{')
+    if text.len() <= MAX_JSON_BYTES
+        && text.starts_with('{')
         && text.ends_with('}')
         && let Ok(value @ Value::Object(_)) = serde_json::from_str(text)
     {

@@ -58,7 +58,9 @@ fn best(stored: &[Said], range: RangeFrom<usize>, message: &Message) -> Vec<usiz
 fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
     let assistants = places.filter(|p| stored[*p].message.role() == Role::Assistant);
     if message.call_ids().is_empty() {
-        return assistants.filter(|p| stored[*p].message.is_same(message)).collect();
+        let meaning = message.meaning();
+        let plain = assistants.filter(|p| stored[*p].message.is_visible());
+        return plain.filter(|p| stored[*p].message.says(&meaning)).collect();
     }
     let matches: Vec<(usize, CallMatch)> =
         assistants.filter_map(|p| Some((p, stored[p].message.call_match(message)?))).collect();
@@ -112,6 +114,8 @@ impl Alignment {
         pairs[end] = Some(position);
         // The last stored message that is not paired yet, and the results that are.
         let mut next = position;
+        // Where the tool messages before that one begin, as far as they were passed over.
+        let mut above_tools = position;
         let mut results = HashSet::new();
         for j in (0..end).rev() {
             let message = &rest[j];
@@ -122,15 +126,18 @@ impl Alignment {
                 pairs[j] = found;
                 continue;
             }
-            let mut p = next;
+            let mut p = if message.is_tool_turn() { next } else { above_tools.min(next) };
             while p > 0 && skipped(&stored[p - 1], message) {
                 p -= 1;
+            }
+            if !message.is_tool_turn() {
+                above_tools = p;
             }
             let here = p.checked_sub(1).filter(|p| stored[*p].message.is_same(message));
             let found = here.or_else(|| find_before(stored, next, rest, j));
             if let Some(found) = found {
                 pairs[j] = Some(found);
-                next = found;
+                (next, above_tools) = (found, found);
             }
         }
         let mut alignment = Self { end, position, pairs, replaced: Vec::new(), left_out: 0 };

@@ -3,25 +3,34 @@
 //! Stored and incoming messages are walked through side by side, up to the first difference. Stored tool messages stay where
 //! their neighbours agree: most clients never saw them. Everything else that differs or is missing is rewound.
 
+use super::index::Stored;
 use super::{NewMessage, Plan, ReplyTo};
 use crate::history::opening;
 use crate::message::{Message, Role};
 use crate::session::Said;
 use std::ops::Range;
 
-pub(super) fn plan(stored: &[Said], rest: &[Message]) -> Plan {
+pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
     let opening = opening(stored);
+    let mut turn = turn_around(stored, 0);
+    let mut tools = 0..0;
     let (mut i, mut j) = (0, 0);
     // After the last stored message that the request has too.
     let mut kept = 0;
     let mut has = vec![false; stored.len()];
     let keep = loop {
         let Some(theirs) = rest.get(j) else { break kept };
-        let turn = turn_around(stored, i);
+        if i >= turn.end && i < stored.len() {
+            turn = turn_around(stored, i);
+        }
+        if !tools.contains(&i) {
+            tools = i..end_of_tools(stored, i);
+        }
         let find = |mut places: Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
         // Results may come in another order than ours.
         if theirs.role() == Role::Tool
-            && let Some(k) = find(turn.start..end_of_tools(stored, i))
+            && let Some(k) = theirs.answers().and_then(|id| stored.result_of(&id, turn.start))
+            && k < tools.end.max(i)
         {
             has[k] = true;
             kept = kept.max(k + 1);

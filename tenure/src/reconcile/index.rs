@@ -2,7 +2,7 @@
 
 use crate::message::{Message, Role};
 use crate::session::Said;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 
@@ -16,6 +16,8 @@ const NEAR: usize = 64;
 pub(super) struct Stored<'a> {
     messages: &'a [Said],
     index: OnceCell<Index>,
+    /// So many look-ups may still go without the index.
+    near: Cell<usize>,
 }
 
 /// Where messages are: by their contents, tool calls by their ids, results by the call that they answer. Places ascend.
@@ -35,7 +37,14 @@ impl Deref for Stored<'_> {
 
 impl<'a> Stored<'a> {
     pub fn new(messages: &'a [Said]) -> Self {
-        Self { messages, index: OnceCell::new() }
+        Self { messages, index: OnceCell::new(), near: Cell::new(NEAR) }
+    }
+
+    /// Whether to look at the nearest messages one by one: not often, and not once there is an index.
+    fn looks_near(&self) -> bool {
+        let left = self.near.get();
+        self.near.set(left.saturating_sub(1));
+        left > 0 && self.index.get().is_none()
     }
 
     fn index(&self) -> &Index {
@@ -76,7 +85,9 @@ impl<'a> Stored<'a> {
     /// The last place of a call before `end`.
     pub fn call_before(&self, id: &str, end: usize) -> Option<usize> {
         let calls = |p: &usize| self.messages[*p].message.call_ids().iter().any(|call| call == id);
-        if let Some(near) = (end.saturating_sub(NEAR)..end).rev().find(calls) {
+        if self.looks_near()
+            && let Some(near) = (end.saturating_sub(NEAR)..end).rev().find(calls)
+        {
             return Some(near);
         }
         let places = self.index().calls.get(id)?;
@@ -86,7 +97,7 @@ impl<'a> Stored<'a> {
     /// The first result of a call that is at this place.
     pub fn result_of(&self, id: &str, call: usize) -> Option<usize> {
         let answers = |p: &usize| self.messages[*p].message.answers().as_deref() == Some(id);
-        if self.messages.len() - call <= NEAR {
+        if self.messages.len() - call <= NEAR && self.looks_near() {
             return (call..self.messages.len()).find(answers);
         }
         let places = self.index().results.get(id)?;

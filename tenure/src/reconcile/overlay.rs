@@ -36,9 +36,9 @@ impl Overlay {
         shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
     }
 
-    /// Whether stored messages are hidden: then a stored summary of them does not apply either.
-    pub(crate) fn hides_the_beginning(&self) -> bool {
-        self.start.is_some()
+    /// Whether everything up to this record is hidden.
+    pub(crate) fn hides(&self, upto: Seq) -> bool {
+        self.start.is_some_and(|start| start > upto)
     }
 
     pub(super) fn replace(&mut self, stored: &Said, message: Message) {
