@@ -531,15 +531,15 @@ async fn tools_are_the_operators() {
     assert!(matches!(home.app.tools.list(&smuggled).await, Err(ToolError::NotCalled(_))));
     // A deleted session has no interpreter.
     let assistant = home.app.config.assistants[0].clone();
-    for path in ["sessions", "v1/sessions"] {
-        home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
-        let session = Key { tenant: nobody().tenant, session: SessionId::new("s").unwrap() };
+    for (path, id) in [("sessions", "s"), ("v1/sessions", "t")] {
+        home.chat(json!({"session_id": id, "messages": [user("Hi")]})).await;
+        let session = Key { tenant: nobody().tenant, session: SessionId::new(id).unwrap() };
         let mut arguments = Map::new();
         arguments.insert("code".into(), "import os\nos.getcwd()".into());
         let call = Call { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
         let dir = home.app.tools.call(&assistant, &call).await.unwrap().content;
         assert!(Path::new(dir.trim_matches('\'')).exists());
-        let deleted = home.client.http.delete(format!("{}/{path}/s", home.client.base)).send().await.unwrap();
+        let deleted = home.client.http.delete(format!("{}/{path}/{id}", home.client.base)).send().await.unwrap();
         assert_eq!(deleted.status(), 200);
         assert!(!Path::new(dir.trim_matches('\'')).exists());
     }

@@ -127,7 +127,11 @@ async fn put_takes_what_there_is_and_replaces() {
     assert_eq!(door.delete("/v1/sessions/m").await.is(200), json!({"session_id": "m", "deleted": false}));
     assert_eq!(door.delete("/v1/sessions/never").await.is(200)["deleted"], false);
     assert_eq!(door.get("/v1/sessions/m").await.wrong(404).0, "not_found");
-    door.put("/v1/sessions/m", r#"[{"role":"user","content":"three"}]"#).await.is(200);
+    // Only a purge makes room under the id of a deleted session.
+    let three = r#"[{"role":"user","content":"three"}]"#;
+    assert_eq!(door.put("/v1/sessions/m", three).await.wrong(410).0, "gone");
+    door.delete("/sessions/m?purge=true").await.is(200);
+    door.put("/v1/sessions/m", three).await.is(200);
     assert_eq!(door.get("/v1/sessions/m").await.json()["messages"][0]["content"], "three");
     assert_eq!(each(&door.get("/v1/sessions").await.is(200), "id"), ["m"]);
 }
