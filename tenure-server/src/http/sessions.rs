@@ -200,7 +200,7 @@ pub async fn patch(
     let who = caller.writes()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
     app.check_workspace(&who, &metadata).await?;
-    let change = InfoChange { title, tags, model, metadata, ..InfoChange::default() };
+    let change = InfoChange { title, tags, model, metadata };
     let head = if_match.on(&app.tenure).patch(&who, &id, change, status).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
 }

@@ -127,7 +127,7 @@ fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &m
         }
         let call = calls(&format!("call_{n}_{round}"));
         let result = Message::tool(&format!("call_{n}_{round}"), &format!("result {n} {round}"));
-        log.exchange(&sent, &[call.clone()], Outcome::Completed);
+        log.exchange(&sent, std::slice::from_ref(&call), Outcome::Completed);
         turn.extend([call, result.clone()]);
         said.push((result.text(), false));
         round += 1;
