@@ -11,6 +11,7 @@ mod disk;
 mod kit;
 mod lists;
 mod memory;
+mod merge;
 mod peers;
 mod raw;
 mod reads;
@@ -54,6 +55,9 @@ fn main() {
         }
         if wants("match") {
             lists::content_match(&mut report).await;
+        }
+        if wants("merge") {
+            merge::requests(&mut report);
         }
         if wants("recall") {
             recall::scope_none(&mut report).await;

@@ -1,0 +1,50 @@
+//! Merging a request with its session: what it costs depends on the request, not on the session.
+
+use crate::kit::*;
+use std::hint::black_box;
+use std::time::Duration;
+use tenure::*;
+
+const REPEATS: usize = 200;
+
+fn session(turns: usize) -> Session {
+    let at = "2026-01-01T00:00:00Z".parse().unwrap();
+    let run = RunId::generate();
+    let posts = (0..turns).flat_map(turn).map(|message| match message.role() {
+        Role::Assistant => Post::by(&run, message),
+        _ => Post::from(message),
+    });
+    let entries = [Entry::created(Created::default())].into_iter().chain(posts.map(Entry::Message));
+    let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
+    Session::replay(&who().key(&id("s")), records.collect::<Vec<_>>()).unwrap()
+}
+
+fn merge(session: &Session, messages: &[Message]) -> Duration {
+    let incoming = Incoming { messages, ..Incoming::default() };
+    median((0..REPEATS).map(|_| time(|| black_box(reconcile(session, &incoming))).0).collect())
+}
+
+pub fn requests(report: &mut Report) {
+    let (short, long) = (session(25), session(2500));
+    // The local list of a tool loop: the last question, its call and its result.
+    let tool_loop = |session: &Session| -> Vec<Message> {
+        let last = &session.messages[session.messages.len() - 4..];
+        last[..3].iter().map(|m| m.message.clone()).collect()
+    };
+    let (ours, beside) = (merge(&long, &tool_loop(&long)), merge(&short, &tool_loop(&short)));
+    let what = "merging a tool loop's list with 10,000 messages, beside with 100";
+    report.row(what, micros(ours), micros(beside), ratio(ours, beside), Promise::AtMost(2.0));
+    // The whole list and a new question, beside reading it.
+    let mut all: Vec<Message> = long.messages.iter().map(|m| m.message.clone()).collect();
+    all.push(Message::user("And then?"));
+    let texts: Vec<String> = all.iter().map(|m| m.as_str().to_owned()).collect();
+    let parse = || texts.iter().map(|text| Message::parse(text).unwrap()).collect::<Vec<_>>();
+    let beside = median((0..20).map(|_| time(|| black_box(parse())).0).collect());
+    let ours = merge(&long, &all);
+    let what = "merging a list of 10,000 messages, beside parsing it";
+    report.row(what, ms(ours), ms(beside), ratio(ours, beside), Promise::AtMost(1.0));
+}
+
+fn micros(d: Duration) -> String {
+    format!("{:.1} µs", d.as_secs_f64() * 1e6)
+}
