@@ -61,19 +61,33 @@ pub struct Key {
     pub history: Option<HistoryMode>,
 }
 
+/// The keys as they were read.
+#[derive(Debug)]
+struct Known {
+    by_id: HashMap<String, Key>,
+    required: bool,
+}
+
 /// The keys of a house.
 #[derive(Debug)]
 pub struct Keys {
     tenure: Tenure,
-    known: RwLock<Option<(Timestamp, HashMap<String, Key>)>>,
+    known: RwLock<Option<(Timestamp, Known)>>,
     /// Even if there are none: then nobody gets in.
     needed: AtomicBool,
 }
 
 fn shelf() -> Shelf {
-    let tenant = Tenant::new(SYSTEM).unwrap_or_default();
-    Shelf { tenant, owner: Owner::Tenant, name: "keys".to_owned() }
+    system_shelf("keys")
 }
+
+fn system_shelf(name: &str) -> Shelf {
+    let tenant = Tenant::new(SYSTEM).unwrap_or_default();
+    Shelf { tenant, owner: Owner::Tenant, name: name.to_owned() }
+}
+
+/// Says on its shelf that a store has had keys: they stay required, for every node and after every restart.
+const REQUIRED: &str = "keys-required";
 
 impl Keys {
     /// The keys kept in a house.
@@ -102,6 +116,7 @@ impl Keys {
         let value = serde_json::to_string(&key).map_err(tenure::Error::unavailable)?;
         let (text, used_at, uses, expires_at) = (None, created_at, 0, None);
         let item = Item { key: id, value, text, created_at, used_at, uses, expires_at };
+        self.require().await?;
         self.tenure.store().put(&shelf(), &item, None).await?;
         self.forget();
         Ok((key, secret))
@@ -123,8 +138,37 @@ impl Keys {
         Ok(keys)
     }
 
+    /// From now on requests need a key, also when the last one is revoked.
+    async fn require(&self) -> tenure::Result<()> {
+        let now = self.tenure.now();
+        let item = Item {
+            key: REQUIRED.to_owned(),
+            value: "true".to_owned(),
+            text: None,
+            created_at: now,
+            used_at: now,
+            uses: 0,
+            expires_at: None,
+        };
+        self.tenure.store().put(&system_shelf("auth"), &item, None).await
+    }
+
+    /// Lets requests without a key in again, on loopback. Refused while there are keys.
+    pub async fn allow_unauthenticated(&self) -> tenure::Result<()> {
+        if !self.list().await?.is_empty() {
+            return Err(tenure::Error::invalid("keys", "there are keys; revoke them first (`tenure keys list`)"));
+        }
+        self.tenure.store().remove(&system_shelf("auth"), REQUIRED).await?;
+        self.forget();
+        Ok(())
+    }
+
     /// Removes a key by its id; whether there was one.
     pub async fn revoke(&self, id: &str) -> tenure::Result<bool> {
+        // A store of an older version does not say yet that it has had keys.
+        if self.tenure.store().get(&shelf(), id, None).await?.is_some() {
+            self.require().await?;
+        }
         let gone = self.tenure.store().remove(&shelf(), id).await?;
         self.forget();
         Ok(gone)
@@ -135,14 +179,16 @@ impl Keys {
     }
 
     /// Looks at the keys as they are now.
-    async fn with<R>(&self, look: impl FnOnce(&HashMap<String, Key>) -> R) -> tenure::Result<R> {
+    async fn with<R>(&self, look: impl FnOnce(&Known) -> R) -> tenure::Result<R> {
         let now = self.tenure.now();
         if let Some((at, keys)) = &*self.known.read().unwrap_or_else(|e| e.into_inner())
             && now.duration_since(*at).abs() < FRESH
         {
             return Ok(look(keys));
         }
-        let keys: HashMap<String, Key> = self.list().await?.into_iter().map(|k| (k.id.clone(), k)).collect();
+        let by_id: HashMap<String, Key> = self.list().await?.into_iter().map(|k| (k.id.clone(), k)).collect();
+        let marked = self.tenure.store().get(&system_shelf("auth"), REQUIRED, None).await?.is_some();
+        let keys = Known { required: marked || !by_id.is_empty(), by_id };
         let answer = look(&keys);
         *self.known.write().unwrap_or_else(|e| e.into_inner()) = Some((now, keys));
         Ok(answer)
@@ -153,19 +199,30 @@ impl Keys {
         self.needed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there are any, or must be.
+    /// Whether requests need a key: there are keys, or there have been.
+    pub async fn are_required(&self) -> tenure::Result<bool> {
+        Ok(self.needed.load(Ordering::Relaxed) || self.with(|keys| keys.required).await?)
+    }
+
+    /// Whether there is any key.
     pub async fn are_there(&self) -> tenure::Result<bool> {
-        Ok(self.needed.load(Ordering::Relaxed) || self.with(|keys| !keys.is_empty()).await?)
+        self.with(|keys| !keys.by_id.is_empty()).await
     }
 
     /// The key that a secret is, if it is one.
     async fn find(&self, secret: &str) -> tenure::Result<Option<Key>> {
         let hash = blake3::hash(secret.as_bytes()).to_hex().to_string();
-        self.with(|keys| {
-            let key = keys.get(&hash[..12])?;
-            bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes())).then(|| key.clone())
-        })
-        .await
+        let is_it = |key: &Key| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
+        let known = self.with(|keys| keys.by_id.get(&hash[..12]).filter(|key| is_it(key)).cloned()).await?;
+        if known.is_some() {
+            return Ok(known);
+        }
+        // It may have been made a moment ago, or by another process.
+        let Some(item) = self.tenure.store().get(&shelf(), &hash[..12], None).await? else { return Ok(None) };
+        let key: Key =
+            serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(format!("key {}", item.key), e))?;
+        self.forget();
+        Ok(Some(key).filter(is_it))
     }
 }
 
@@ -191,19 +248,20 @@ impl FromRequestParts<Shared> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
-        let named = match header_text(&parts.headers, USER_HEADER) {
+        let named = match header_text(&parts.headers, USER_HEADER)? {
             Some(user) => Some(User::new(user).map_err(|e| ApiError::invalid("X-Tenure-User", e.to_string()))?),
             None => None,
         };
         let tenant = match parts.extensions.get::<InHand>() {
             Some(InHand(tenant)) => Some(tenant.clone()),
-            None => (!app.keys.are_there().await?).then(Tenant::default),
+            None => (!app.keys.are_required().await?).then(Tenant::default),
         };
         if let Some(tenant) = tenant {
             let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
             return Ok(Self { tenant, user: named, fixed: false, rights, history: None });
         }
-        let given = header_text(&parts.headers, header::AUTHORIZATION.as_str());
+        let given = header_text(&parts.headers, header::AUTHORIZATION.as_str())?;
+        let given = given.as_deref();
         let secret = given.and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer "))).map(str::trim);
         let refuse = |message: &str| {
             ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message)

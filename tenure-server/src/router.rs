@@ -1,7 +1,7 @@
 //! The table of routes.
 
 use crate::error::ApiError;
-use crate::extract::header_text;
+use crate::extract::{header_hint, header_text};
 use crate::http::{
     assistants, audit, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules,
     search, sessions, sessions_v1, threads, transfer, users,
@@ -13,7 +13,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tracing::Instrument;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -118,24 +118,26 @@ pub fn router(app: Shared) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|o| o.parse().ok()).collect();
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-    let named = ["x-session-id", "x-tenure-user", "idempotency-key", "if-match"].map(HeaderName::from_static);
-    let allowed = named.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    let exposed = ["x-session-id", "x-run-id", "x-should-retry", transfer::LEFT_OUT].map(HeaderName::from_static);
     (!origins.is_empty()).then(|| {
         CorsLayer::new()
             .allow_origin(AllowOrigin::list(origins))
             .allow_methods(methods)
-            .allow_headers(allowed.collect::<Vec<_>>())
-            .expose_headers([
-                HeaderName::from_static("x-session-id"),
-                HeaderName::from_static(transfer::LEFT_OUT),
-                header::ETAG,
-            ])
+            // SDKs send headers of their own: whatever a configured site asks for.
+            .allow_headers(AllowHeaders::mirror_request())
+            .expose_headers(exposed.into_iter().chain([header::ETAG, header::RETRY_AFTER]).collect::<Vec<_>>())
     })
 }
 
 /// Without keys only this machine may ask, under a name of its own: a page elsewhere could otherwise borrow the browser.
 async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    let host = header_text(request.headers(), "host").map(str::to_owned);
+    if let Err(e) = check_origin(&app, &request) {
+        return e.into_response();
+    }
+    let host = match header_text(request.headers(), "host") {
+        Ok(host) => host,
+        Err(e) => return e.into_response(),
+    };
     let host = host.or_else(|| request.uri().host().map(str::to_owned)).unwrap_or_default();
     let name = match host.strip_prefix('[') {
         Some(v6) => v6.split(']').next().unwrap_or_default(),
@@ -146,7 +148,7 @@ async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Respo
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
     match ours {
         true => next.run(request).await,
-        false => match app.keys.are_there().await {
+        false => match app.keys.are_required().await {
             Ok(true) => next.run(request).await,
             Ok(false) => {
                 let message = format!("the host {host:?} is not this machine; make a key first (`tenure keys add`)");
@@ -157,10 +159,35 @@ async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Respo
     }
 }
 
+/// A page of another site must not change anything: browsers say where a request comes from.
+fn check_origin(app: &Shared, request: &Request) -> Result<(), ApiError> {
+    if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
+        return Ok(());
+    }
+    let headers = request.headers();
+    let refused = |what: &str| {
+        let message = format!("a page of {what} may not do this; list its origin under `cors.origins`");
+        Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_origin", message))
+    };
+    match header_text(headers, "origin")? {
+        Some(origin) if app.config.cors.origins.contains(&origin) => Ok(()),
+        Some(origin) => {
+            let host = header_text(headers, "host")?.or_else(|| request.uri().authority().map(ToString::to_string));
+            let own = origin.split_once("://").map(|(_, host)| host.to_owned());
+            match own.is_some() && own == host {
+                true => Ok(()),
+                false => refused(&origin.chars().take(100).collect::<String>()),
+            }
+        }
+        None if header_text(headers, "sec-fetch-site")?.as_deref() == Some("cross-site") => refused("another site"),
+        None => Ok(()),
+    }
+}
+
 /// Counts, times and logs a request. Never what is in it.
 async fn observe(mut request: Request, next: Next) -> Response {
     let watch = crate::clock::Stopwatch::start();
-    let given = header_text(request.headers(), "x-request-id").filter(|id| id.len() <= 128).map(str::to_owned);
+    let given = header_hint(request.headers(), "x-request-id").filter(|id| id.len() <= 128).map(str::to_owned);
     let id = given.unwrap_or_else(|| uuid::Uuid::now_v7().simple().to_string());
     if let Ok(value) = HeaderValue::from_str(&id) {
         request.headers_mut().insert("x-request-id", value);

@@ -266,7 +266,7 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
     })?;
     let ip = listener.local_addr()?.ip();
     if !is_loopback(ip) {
-        if !app.keys.are_there().await? {
+        if !app.keys.are_required().await? {
             bail!(
                 "refusing to listen on {ip} without keys: anybody there could read everything. Make one with `tenure keys add`, or listen on 127.0.0.1"
             );

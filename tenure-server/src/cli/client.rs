@@ -3,6 +3,7 @@
 use crate::auth::{InHand, SYSTEM};
 use crate::config::{self, Config, OnExpire};
 use crate::embed::Source;
+use crate::extract::header_value;
 use crate::server::{App, Shared, in_process};
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
@@ -235,7 +236,7 @@ impl Client {
                     request = request.header(header::CONTENT_TYPE, "application/json");
                 }
                 if let Some(user) = &self.user {
-                    request = request.header("x-tenure-user", user.as_str());
+                    request = request.header("x-tenure-user", header_value(user.as_str()));
                 }
                 let request = request.body(body.map_or_else(Body::empty, Body::from))?;
                 let response = router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
@@ -249,7 +250,7 @@ impl Client {
                     request = request.header(header::CONTENT_TYPE, "application/json").body(body);
                 }
                 if let Some(user) = &self.user {
-                    request = request.header("x-tenure-user", user.as_str());
+                    request = request.header("x-tenure-user", header_value(user.as_str()));
                 }
                 if let Some(key) = key {
                     request = request.bearer_auth(key);

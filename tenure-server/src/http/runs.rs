@@ -2,7 +2,7 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, Input, Named, Params, header_text, idempotency_key};
+use crate::extract::{Id, Input, Named, Params, header_hint, header_text, idempotency_key};
 use crate::http::view::{self, Reading, RunView};
 use crate::runner;
 use crate::server::Shared;
@@ -306,12 +306,13 @@ pub async fn follow(
     Params(after): Params<After>,
 ) -> ApiResult<Response> {
     let (who, run) = (caller.reads()?, named(&path)?);
-    let last = header_text(&headers, "last-event-id").filter(|t| !t.is_empty()).map(str::parse::<Seq>).transpose();
+    let last = header_text(&headers, "last-event-id")?.filter(|t| !t.is_empty());
+    let last = last.map(|t| t.parse::<Seq>()).transpose();
     let last = last.map_err(|_| ApiError::invalid("Last-Event-ID", "it must be the number of an event"))?;
     let after = last.or(after.after).unwrap_or(0);
     // What is wrong is told before anything is sent.
     let first = app.tenure.follow(&who, &id, &run, after, PAGE).await?;
-    if header_text(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
+    if header_hint(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
         let next = first.records.last().map_or(after, |r| r.seq);
         let data = first.records.iter().map(told).collect();
         let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.over };

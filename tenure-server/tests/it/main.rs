@@ -1,6 +1,7 @@
 //! The server's tests: one binary, one module per subject.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs, reason = "tests")]
 
+mod access;
 mod audit;
 mod auth;
 mod chat;

@@ -2,7 +2,7 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{header_text, parse};
+use crate::extract::{header_hint, header_text, idempotency_key, parse};
 use crate::runner;
 use crate::server::Shared;
 use crate::telemetry::Talk;
@@ -60,10 +60,7 @@ pub(super) async fn understand(
     let on_busy: Option<OnBusy> = take(&mut body, "on_busy")?;
     let on_disconnect: Option<OnDisconnect> = take(&mut body, "on_disconnect")?;
     let keep = take(&mut body, "store")?.unwrap_or(true);
-    let key = named_header(headers, "Idempotency-Key")?;
-    if key.as_ref().is_some_and(|k| k.is_empty() || k.len() > 256) {
-        return Err(ApiError::invalid("Idempotency-Key", "it must have 1 to 256 characters"));
-    }
+    let key = idempotency_key(headers)?;
     let named: Option<String> = peek(&body, "model")?;
     let assistant: Option<String> = take(&mut body, "assistant_id")?;
     let (assistant, named) = match (assistant, named) {
@@ -109,7 +106,7 @@ pub(super) async fn understand(
 
 /// Whether the client's SDK sends a request again that it has sent before.
 fn is_retry(headers: &HeaderMap) -> bool {
-    let count = header_text(headers, "x-stainless-retry-count").and_then(|n| n.trim().parse::<u32>().ok());
+    let count = header_hint(headers, "x-stainless-retry-count").and_then(|n| n.trim().parse::<u32>().ok());
     count.is_some_and(|count| count > 0)
 }
 
@@ -131,24 +128,16 @@ pub(in crate::http) async fn model_of(app: &Shared, who: &Principal, id: &Sessio
 /// The session that a header names: `X-Session-Id`, or one that is configured. What chat applications send for a conversation
 /// that has no id yet names none.
 fn session_header(headers: &HeaderMap, more: &[String]) -> ApiResult<Option<SessionId>> {
-    if let Some(id) = named_header(headers, "X-Session-Id")? {
+    if let Some(id) = header_text(headers, "X-Session-Id")? {
         return Ok(Some(SessionId::new(id)?));
     }
     for name in more {
-        let id = named_header(headers, name)?.filter(|id| !["", "new", "null", "undefined"].contains(&id.trim()));
+        let id = header_text(headers, name)?.filter(|id| !["", "new", "null", "undefined"].contains(&id.trim()));
         if let Some(id) = id {
             return SessionId::new(id).map(Some).map_err(|e| ApiError::invalid(name, e.to_string()));
         }
     }
     Ok(None)
-}
-
-/// A header that must be text if it is there.
-fn named_header(headers: &HeaderMap, name: &str) -> ApiResult<Option<String>> {
-    match (headers.contains_key(name), header_text(headers, name)) {
-        (true, None) => Err(ApiError::invalid(name, "it must be plain ASCII text")),
-        (_, text) => Ok(text.map(str::to_owned)),
-    }
 }
 
 /// A field of ours, taken out; `null` is as good as none.

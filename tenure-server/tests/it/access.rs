@@ -1,0 +1,139 @@
+//! Who gets in, and what a request may say about itself: keys that stay required, headers that can not be read, other sites.
+
+use crate::door::Door;
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, Request};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tenure::{HistoryMode, Tenant, User};
+use tenure_server::auth::Right;
+use tower::ServiceExt;
+
+/// Sends a request whose headers may be any bytes; the status and the body.
+async fn send(door: &Door, method: Method, path: &str, headers: &[(&str, &[u8])], body: Value) -> (u16, Value) {
+    let mut request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+    for (name, value) in headers {
+        request = request.header(*name, HeaderValue::from_bytes(value).unwrap());
+    }
+    let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+    let router = tenure_server::server::in_process(&door.app);
+    let response = router.oneshot(request.body(body).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+/// Revoking the last key does not let anybody in without one, here, on other nodes, or after a restart.
+#[tokio::test]
+async fn keys_stay_required_when_the_last_one_is_revoked() {
+    let door = Door::memory().await;
+    let list = async |door: &Door| send(door, Method::GET, "/sessions", &[], Value::Null).await.0;
+    assert_eq!(list(&door).await, 200, "nobody has made a key yet");
+    let keys = &door.app.keys;
+    let add = async || keys.add(Tenant::default(), None, vec![Right::Read], None, None::<HistoryMode>).await.unwrap();
+    let (key, secret) = add().await;
+    assert_eq!(list(&door).await, 401);
+    let bearer = format!("Bearer {secret}");
+    let (status, _) = send(&door, Method::GET, "/sessions", &[("authorization", bearer.as_bytes())], Value::Null).await;
+    assert_eq!(status, 200, "a new key works at once");
+    assert!(keys.revoke(&key.id).await.unwrap());
+    assert_eq!(list(&door).await, 401);
+    // Another process on the same store.
+    let other = tenure_server::auth::Keys::of(door.app.tenure.clone());
+    assert!(other.are_required().await.unwrap() && !other.are_there().await.unwrap());
+    // Only whoever has the store can open it again, and not while there are keys.
+    let (key, _) = add().await;
+    assert!(keys.allow_unauthenticated().await.is_err());
+    keys.revoke(&key.id).await.unwrap();
+    keys.allow_unauthenticated().await.unwrap();
+    assert_eq!(list(&door).await, 200);
+}
+
+/// A key that another process has just made is known at once.
+#[tokio::test]
+async fn a_new_key_is_looked_up_before_it_is_refused() {
+    let door = Door::memory().await;
+    let here = &door.app.keys;
+    here.add(Tenant::default(), None, vec![Right::Read], None, None).await.unwrap();
+    assert_eq!(send(&door, Method::GET, "/sessions", &[], Value::Null).await.0, 401, "the keys are read");
+    let other = tenure_server::auth::Keys::of(door.app.tenure.clone());
+    let (_, secret) = other.add(Tenant::default(), None, vec![Right::Read], None, None).await.unwrap();
+    let bearer = format!("Bearer {secret}");
+    let (status, _) = send(&door, Method::GET, "/sessions", &[("authorization", bearer.as_bytes())], Value::Null).await;
+    assert_eq!(status, 200);
+}
+
+/// A header that can not be read is refused; names may be any UTF-8, as they are or as RFC 8187 has them.
+#[tokio::test]
+async fn headers_are_read_or_refused_and_never_ignored() {
+    let door = Door::memory().await;
+    let (_, secret) = door.app.keys.add(Tenant::default(), None, vec![Right::Admin], None, None).await.unwrap();
+    let bearer = format!("Bearer {secret}");
+    let key: (&str, &[u8]) = ("authorization", bearer.as_bytes());
+    for (user, id) in [("jürgen", "a"), ("ada", "b")] {
+        let headers = [key, ("x-tenure-user", user.as_bytes())];
+        assert_eq!(send(&door, Method::POST, "/sessions", &headers, json!({"id": id})).await.0, 201);
+    }
+    let ids = async |headers: &[(&str, &[u8])]| {
+        let (status, body) = send(&door, Method::GET, "/sessions", headers, Value::Null).await;
+        let ids: Vec<String> = body["data"].as_array().into_iter().flatten().map(|s| s["id"].to_string()).collect();
+        (status, ids, body["error"]["param"].as_str().unwrap_or_default().to_owned())
+    };
+    let mine = vec![r#""a""#.to_owned()];
+    assert_eq!(ids(&[key, ("x-tenure-user", "jürgen".as_bytes())]).await, (200, mine.clone(), String::new()));
+    assert_eq!(ids(&[key, ("x-tenure-user", b"UTF-8''j%C3%BCrgen")]).await, (200, mine, String::new()));
+    for wrong in [&b"j\xfcrgen"[..], b"UTF-8''j%C3", b"UTF-8''%zz", b"a\tb"] {
+        assert_eq!(ids(&[key, ("x-tenure-user", wrong)]).await, (400, vec![], "x-tenure-user".to_owned()), "{wrong:?}");
+    }
+    let twice = ids(&[key, ("x-tenure-user", b"ada"), ("x-tenure-user", b"bob")]).await;
+    assert_eq!((twice.0, &*twice.2), (400, "x-tenure-user"));
+    // A condition that can not be read is not met.
+    let patch = [key, ("x-tenure-user", b"ada".as_slice()), ("if-match", b"\"\xff\"")];
+    let (status, body) = send(&door, Method::PATCH, "/sessions/b", &patch, json!({"title": "x"})).await;
+    assert_eq!((status, body["error"]["param"].as_str()), (400, Some("if-match")));
+    let (_, body) = send(&door, Method::GET, "/sessions/b", &patch[..2], Value::Null).await;
+    assert_eq!(body["title"], Value::Null, "nothing was changed");
+    for (name, value) in
+        [("host", &b"\xff.example"[..]), ("authorization", b"Bearer \xff"), ("idempotency-key", b"\xff")]
+    {
+        let mut headers = vec![(name, value)];
+        headers.extend((name != "authorization").then_some(key));
+        let (status, body) = send(&door, Method::POST, "/sessions/b/messages", &headers, json!({"messages": [{"role": "user", "content": "x"}]})).await;
+        assert_eq!((status, body["error"]["param"].as_str()), (400, Some(name)), "{body}");
+    }
+    assert_eq!(
+        door.app.tenure.head(&principal("jürgen"), &"a".parse().unwrap()).await.unwrap().user,
+        User::new("jürgen").unwrap()
+    );
+}
+
+fn principal(user: &str) -> tenure::Principal {
+    tenure::Principal::new("default", user).unwrap()
+}
+
+/// A page of another site changes nothing, on any route, with or without a body.
+#[tokio::test]
+async fn pages_of_other_sites_change_nothing() {
+    let door = Door::memory().await;
+    assert_eq!(send(&door, Method::POST, "/sessions", &[], json!({"id": "s"})).await.0, 201);
+    let evil: [(&str, &[u8]); 2] = [("origin", b"https://evil.example"), ("host", b"127.0.0.1:8787")];
+    let cross: [(&str, &[u8]); 1] = [("sec-fetch-site", b"cross-site")];
+    let null: [(&str, &[u8]); 1] = [("origin", b"null")];
+    let routes =
+        ["/sessions/s/restore", "/sessions/s/runs/r/cancel", "/sessions/s/runs/r/resume", "/sessions/s/uncompact"];
+    for headers in [&evil[..], &cross, &null] {
+        for path in routes {
+            let (status, body) = send(&door, Method::POST, path, headers, Value::Null).await;
+            assert_eq!((status, body["error"]["code"].as_str()), (403, Some("foreign_origin")), "{path}: {body}");
+        }
+        assert_eq!(send(&door, Method::DELETE, "/sessions/s", headers, Value::Null).await.0, 403);
+    }
+    let own: [(&str, &[u8]); 3] =
+        [("origin", b"http://127.0.0.1:8787"), ("host", b"127.0.0.1:8787"), ("sec-fetch-site", b"same-origin")];
+    assert_eq!(send(&door, Method::POST, "/sessions/s/uncompact", &own, Value::Null).await.0, 200);
+    assert_eq!(
+        send(&door, Method::GET, "/sessions/s", &evil, Value::Null).await.0,
+        200,
+        "reading is the browser's to refuse"
+    );
+}
