@@ -6,6 +6,7 @@ use axum::http::request::Parts;
 use jiff::Timestamp;
 use serde_json::Value;
 use std::str::FromStr;
+use tenure::excerpt;
 use tenure::store::Cursor;
 use tenure::{Principal, Reach, Status, User, Whose};
 
@@ -53,7 +54,8 @@ impl Pairs {
     /// The same, read; `what` says what it should be.
     pub fn read<T: FromStr>(&mut self, name: &str, what: &str) -> ApiResult<Option<T>> {
         let Some(text) = self.one(name)? else { return Ok(None) };
-        let wrong = |_| ApiError::invalid(name, format!("`{name}` must be {what}, and is {text:.40?}"));
+        let wrong =
+            |_| ApiError::invalid(name, format!("`{name}` must be {what}, and is {text}", text = excerpt(&text)));
         text.parse().map(Some).map_err(wrong)
     }
 
@@ -88,7 +90,7 @@ impl Pairs {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::invalid(
                 name.chars().take(128).collect::<String>(),
-                format!("{name:.40?} is not a parameter of this route; GET /docs lists them"),
+                format!("{name} is not a parameter of this route; GET /docs lists them", name = excerpt(name)),
             )),
         }
     }
@@ -149,9 +151,9 @@ impl Pairs {
 
 fn status(word: &str) -> ApiResult<Status> {
     let all = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
-    all.into_iter()
-        .find(|s| s.as_str() == word)
-        .ok_or_else(|| ApiError::invalid("status", format!("{word:.40?} is not active, paused, expired or deleted")))
+    all.into_iter().find(|s| s.as_str() == word).ok_or_else(|| {
+        ApiError::invalid("status", format!("{word} is not active, paused, expired or deleted", word = excerpt(word)))
+    })
 }
 
 /// Refuses what can not be the name of anything.

@@ -153,8 +153,8 @@ impl Models {
     pub fn unknown(&self, name: &str) -> crate::error::ApiError {
         let known: Vec<_> = self.names().collect();
         let message = format!(
-            "there is no model or assistant {:?}; it can be one of: {} (GET /v1/models lists the assistants too)",
-            name.chars().take(100).collect::<String>(),
+            "there is no model or assistant {}; it can be one of: {} (GET /v1/models lists the assistants too)",
+            tenure::excerpt(name),
             known.join(", ")
         );
         crate::error::ApiError::new(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")

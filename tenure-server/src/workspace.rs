@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tenure::excerpt;
 use tenure::{Error, Head, Point, Principal, Seq, SessionId, Tenant, Tenure};
 
 /// Where a session's metadata names its workspace.
@@ -216,7 +217,8 @@ fn named(metadata: &Map<String, Value>) -> Result<Option<&str>, Trouble> {
 fn check_name(name: &str) -> Result<(), Trouble> {
     let wrong = |why: &str| {
         Err(Trouble::Name(format!(
-            "the workspace {name:.80?} {why}; name a directory such as \"shop\" or \"shop/web\""
+            "the workspace {name} {why}; name a directory such as \"shop\" or \"shop/web\"",
+            name = excerpt(name)
         )))
     };
     let plain = |c: Component<'_>| matches!(c, Component::Normal(part) if !tree::is_git(part.as_encoded_bytes()));

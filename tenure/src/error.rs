@@ -244,3 +244,27 @@ impl Error {
         }
     }
 }
+
+/// So many characters of a text that came from outside are repeated in an error.
+const MAX_EXCERPT: usize = 60;
+
+/// A text that came from outside as an error repeats it: in quotes, escaped, and cut off if it is long.
+pub fn excerpt(text: impl AsRef<str>) -> String {
+    let text = text.as_ref();
+    match text.char_indices().nth(MAX_EXCERPT) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::excerpt;
+
+    #[test]
+    fn what_an_error_repeats_is_short() {
+        assert_eq!(excerpt("a\"b\n"), r#""a\"b\n""#);
+        let long = excerpt("ü".repeat(1_000_000));
+        assert_eq!(long.chars().count(), 60 + 3, "{long}");
+    }
+}

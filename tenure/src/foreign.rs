@@ -19,7 +19,7 @@ mod agents;
 pub use agents::read_agents_db;
 pub use mistralrs::to_mistralrs;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::message::Message;
 use crate::transfer::Export;
 use docs::{Doc, split};
@@ -73,7 +73,9 @@ impl FromStr for Format {
     fn from_str(s: &str) -> Result<Self> {
         let known = FORMATS.map(Format::as_str).join(", ");
         let found = FORMATS.into_iter().find(|f| f.as_str() == s);
-        found.ok_or_else(|| Error::invalid("format", format!("unknown format {s:.40?}; it must be one of {known}")))
+        found.ok_or_else(|| {
+            Error::invalid("format", format!("unknown format {s}; it must be one of {known}", s = excerpt(s)))
+        })
     }
 }
 
@@ -101,7 +103,10 @@ impl Foreign {
     /// Leaves out a model that is not known where the session goes.
     pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
-            let why = format!("the model {model:.60?} is not configured here; the session will use the default model");
+            let why = format!(
+                "the model {model} is not configured here; the session will use the default model",
+                model = excerpt(model)
+            );
             self.left_out.push(LeftOut::new("model", why));
         }
     }

@@ -1,6 +1,6 @@
 //! Names: who is asking, and which session is meant. Parsed once at the edge, valid ever after.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -23,7 +23,7 @@ macro_rules! name {
                 let name = name.as_ref();
                 match $check(name) {
                     Ok(()) => Ok(Self(name.into())),
-                    Err(why) => Err(Error::invalid($what, format!("{name:.40?} is not a valid {}: {why}", $what))),
+                    Err(why) => Err(Error::invalid($what, format!("{name} is not a valid {}: {why}", $what, name = excerpt(name)))),
                 }
             }
 

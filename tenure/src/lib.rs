@@ -118,7 +118,7 @@ pub use entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Parent, Post, Record,
     ReviewDecided, ReviewOpened, Rewound, Timeout,
 };
-pub use error::{Error, Result};
+pub use error::{Error, Result, excerpt};
 pub use fields::Fields;
 pub use hands::{Answered, Hands, Heard, Progress, Replay, TurnError};
 pub use head::{

@@ -4,7 +4,7 @@
 //! whatever removes the item (retention, the cap, erasing its owner) leaves nothing behind. The sessions it came from keep a trace of it:
 //! when they are rewound or purged on purpose, what came only from there is retracted.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::head::Head;
 use crate::hot::Need;
 use crate::id::{Key, Principal, Seq, SessionId, Tenant, User};
@@ -227,7 +227,10 @@ impl Tenure {
             Mind::Own => (Owner::User(who.user.clone()), self.house_policy().memory.clone(), None, None),
             Mind::Assistant(name) => {
                 let Some(assistant) = self.assistant(who, name).await? else {
-                    return Err(Error::invalid("assistant_id", format!("there is no assistant {name:.40?}")));
+                    return Err(Error::invalid(
+                        "assistant_id",
+                        format!("there is no assistant {name}", name = excerpt(name)),
+                    ));
                 };
                 let policy = self.policy(&who.tenant, Some(name)).memory;
                 let owner = match policy.scope {

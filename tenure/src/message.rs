@@ -3,7 +3,7 @@
 
 pub(crate) mod meaning;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::media::{self, Cut};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -484,7 +484,7 @@ impl<'a> Shape<'a> {
     fn check(&self) -> Result<()> {
         let Some(role) = Role::parse(&self.role) else {
             let known = "system, developer, user, assistant or tool";
-            return Err(Error::invalid("role", format!("unknown role {:.40?}; it must be {known}", self.role)));
+            return Err(Error::invalid("role", format!("unknown role {}; it must be {known}", excerpt(&self.role))));
         };
         let empty = |v: Option<&RawValue>| v.is_none_or(|v| v.get() == "null");
         self.parts()?;

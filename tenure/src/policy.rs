@@ -1,7 +1,7 @@
 //! What can be set: for an assistant's sessions, and for the house as a whole.
 
 use crate::entry::Decision;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::reconcile::HistoryMode;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, time::Duration};
@@ -32,7 +32,9 @@ impl Period {
 impl FromStr for Period {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        let wrong = || Error::invalid("", format!("{s:.40?} is not a span of time; write 90s, 30m, 2h, 7d or never"));
+        let wrong = || {
+            Error::invalid("", format!("{s} is not a span of time; write 90s, 30m, 2h, 7d or never", s = excerpt(s)))
+        };
         if s == "never" {
             return Ok(Self::NEVER);
         }
@@ -193,7 +195,10 @@ impl TryFrom<String> for Checkpoints {
                 Ok(p) if p.duration().is_some_and(|d| !d.is_zero()) => {
                     Ok(Checkpoints::Every(p.duration().unwrap_or_default()))
                 }
-                _ => Err(Error::invalid("", format!("{s:.40?} is not tool, step, manual or a time such as 60s"))),
+                _ => Err(Error::invalid(
+                    "",
+                    format!("{s} is not tool, step, manual or a time such as 60s", s = excerpt(s)),
+                )),
             },
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The log keeps what it was given. Transcripts, memories, vectors and what a search shows are redacted before they are written.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::fields::Fields;
 use crate::id::check_text;
 use crate::message::Message;
@@ -62,7 +62,10 @@ impl TryFrom<RuleText> for RedactionRule {
     fn try_from(text: RuleText) -> Result<Self> {
         let name = &text.name;
         if let Err(why) = check_text(name) {
-            return Err(Error::invalid("name", format!("{name:.40?} is not a name for a rule: {why}")));
+            return Err(Error::invalid(
+                "name",
+                format!("{name} is not a name for a rule: {why}", name = excerpt(name)),
+            ));
         }
         let wrong = |why: String| Error::invalid("pattern", format!("the pattern of the rule {name:?} {why}"));
         let regex = RegexBuilder::new(&text.pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(|e| match e {

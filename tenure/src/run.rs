@@ -7,7 +7,7 @@
 use crate::assistant::Assistant;
 use crate::busy::{Entered, OnBusy, Pass};
 use crate::entry::{Created, Entry, Outcome, Record};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::hands::Replay;
 use crate::head::Head;
 use crate::history::shown_with;
@@ -578,15 +578,10 @@ impl Opened {
         if self.goes_on || !self.messages.is_empty() {
             return Ok(());
         }
-        let ids = self.spliced.orphans.iter().take(3).map(|id| format!("{:?}", truncated(id))).collect::<Vec<_>>();
+        let ids = self.spliced.orphans.iter().take(3).map(excerpt).collect::<Vec<_>>();
         let message = format!("there is nothing to answer: no tool call {} is known here", ids.join(", "));
         Err(Error::invalid("messages", message))
     }
-}
-
-/// The beginning of a text that came from outside, for an error.
-fn truncated(text: &str) -> &str {
-    text.char_indices().nth(60).map_or(text, |(end, _)| &text[..end])
 }
 
 impl Ask {

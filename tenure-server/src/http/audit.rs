@@ -15,6 +15,7 @@ use futures_util::stream;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
+use tenure::excerpt;
 use tenure::{AuditRange, AuditedDecision, Decision};
 use utoipa::ToSchema;
 
@@ -144,7 +145,9 @@ pub async fn export(State(app): State<Shared>, caller: Caller, mut pairs: Pairs)
     let form = match pairs.one("format")?.as_deref() {
         None | Some("jsonl") => Form::Jsonl,
         Some("csv") => Form::Csv,
-        Some(other) => return Err(ApiError::invalid("format", format!("{other:.40?} is not jsonl or csv"))),
+        Some(other) => {
+            return Err(ApiError::invalid("format", format!("{other} is not jsonl or csv", other = excerpt(other))));
+        }
     };
     pairs.end()?;
     let mut export = app.tenure.audit_export(&who, range);

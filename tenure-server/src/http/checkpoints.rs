@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
+use tenure::excerpt;
 use tenure::{Error, Label, Point, Seq, SessionId};
 use utoipa::ToSchema;
 
@@ -152,7 +153,7 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: N
         Some((session.seq, session.checkpoints.iter().rev().find(is)?.clone()))
     });
     let Some((seq, checkpoint)) = found.await? else {
-        let what = format!("checkpoint {place:.128?}");
+        let what = format!("checkpoint {place}", place = excerpt(place));
         return Err(Error::NoSuchPoint { session_id: id, what }.into());
     };
     let then = app.tenure.state_at(&who, &id, &checkpoint).await?;

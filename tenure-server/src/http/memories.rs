@@ -11,6 +11,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tenure::excerpt;
 use tenure::{Dream, Memory, Mind, Principal, Recalled, Remember, Seq, SessionId};
 use utoipa::ToSchema;
 
@@ -258,7 +259,7 @@ pub async fn delete(
 }
 
 fn not_there(id: &str) -> ApiError {
-    ApiError::not_found(format!("there is no memory {id:.60?} there; GET /memories lists them"))
+    ApiError::not_found(format!("there is no memory {id} there; GET /memories lists them", id = excerpt(id)))
 }
 
 /// Dream
@@ -305,6 +306,6 @@ pub async fn undo(State(app): State<Shared>, caller: Caller, path: Named) -> Api
     let (who, id) = (caller.administers()?, path.get("id")?);
     match app.tenure.undo_dream(&who, id).await? {
         Some(undone) => Ok(Json(DreamUndone { id: id.to_owned(), object: "dream.undone", undone })),
-        None => Err(ApiError::not_found(format!("there is no dream {id:.60?}; GET /dreams lists them"))),
+        None => Err(ApiError::not_found(format!("there is no dream {id}; GET /dreams lists them", id = excerpt(id)))),
     }
 }

@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tenure::excerpt;
 use tenure::{Decision, Head, Period, Review, ReviewId, Reviews, Verdict};
 use utoipa::{IntoParams, ToSchema};
 
@@ -178,7 +179,9 @@ pub async fn list(
         (Some("decided"), Some(_)) => {
             return Err(ApiError::invalid("queue", "`queue` is for open reviews only"));
         }
-        (Some(other), _) => return Err(ApiError::invalid("status", format!("{other:.40?} is not open or decided"))),
+        (Some(other), _) => {
+            return Err(ApiError::invalid("status", format!("{other} is not open or decided", other = excerpt(other))));
+        }
     };
     let cursor = which.cursor.map(|c| c.parse()).transpose()?;
     let page = app.tenure.reviews(&who, &wanted, cursor, which.limit.unwrap_or(20)).await?;

@@ -8,6 +8,7 @@ use crate::server::Shared;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use tenure::excerpt;
 use tenure::{Found, FoundPage, Role, Search, SearchCursor, Seq};
 use utoipa::ToSchema;
 
@@ -127,5 +128,6 @@ pub async fn find(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -
 
 fn role(word: &str) -> ApiResult<Role> {
     let known = "user, assistant, tool, system or developer";
-    serde_json::from_value(word.into()).map_err(|_| ApiError::invalid("role", format!("{word:.40?} is not {known}")))
+    serde_json::from_value(word.into())
+        .map_err(|_| ApiError::invalid("role", format!("{word} is not {known}", word = excerpt(word))))
 }

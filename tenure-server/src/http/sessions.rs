@@ -14,6 +14,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tenure::excerpt;
 use tenure::{Change, InfoChange, Key, New, Principal, SessionId, Status, Tools};
 use utoipa::ToSchema;
 
@@ -158,7 +159,10 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pair
             "cache" => cache = true,
             "discarded" => discarded = true,
             other => {
-                return Err(ApiError::invalid("include", format!("{other:.40?} is not cache or discarded")));
+                return Err(ApiError::invalid(
+                    "include",
+                    format!("{other} is not cache or discarded", other = excerpt(other)),
+                ));
             }
         }
     }

@@ -12,6 +12,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use tenure::excerpt;
 use tenure::foreign::{self, Foreign, Format};
 use tenure::{Error, Export, Fields, SessionId};
 use utoipa::ToSchema;
@@ -60,7 +61,7 @@ pub async fn export(State(app): State<Shared>, caller: Caller, Id(id): Id, mut p
             return Ok(with_left_out(response, MESSAGES_LEAVE_OUT));
         }
         other => {
-            let message = format!("{other:.40?} is not tenure, openai, mistralrs or jsonl");
+            let message = format!("{other} is not tenure, openai, mistralrs or jsonl", other = excerpt(other));
             return Err(ApiError::invalid("format", message));
         }
     };

@@ -98,7 +98,14 @@ async fn headers_are_read_or_refused_and_never_ignored() {
     {
         let mut headers = vec![(name, value)];
         headers.extend((name != "authorization").then_some(key));
-        let (status, body) = send(&door, Method::POST, "/sessions/b/messages", &headers, json!({"messages": [{"role": "user", "content": "x"}]})).await;
+        let (status, body) = send(
+            &door,
+            Method::POST,
+            "/sessions/b/messages",
+            &headers,
+            json!({"messages": [{"role": "user", "content": "x"}]}),
+        )
+        .await;
         assert_eq!((status, body["error"]["param"].as_str()), (400, Some(name)), "{body}");
     }
     assert_eq!(

@@ -7,7 +7,7 @@ use super::docs::Doc;
 use super::draft::{Bookkeeping, Call, Draft, Part, messages};
 use super::fields::{Fields, items, quoted, string};
 use super::{Foreign, Format, LeftOut};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::id::SessionId;
 use crate::transfer::Export;
 use std::collections::{HashMap, HashSet};
@@ -148,7 +148,7 @@ impl Reader {
                         self.leave(place, format!("it replaces an earlier title: {before}"));
                     }
                 }
-                (kind, _) => self.leave(place, format!("a note of the program, type {kind:.40?}")),
+                (kind, _) => self.leave(place, format!("a note of the program, type {kind}", kind = excerpt(kind))),
             }
         }
         Ok(())
@@ -263,7 +263,7 @@ impl Reader {
         if part.is_none() {
             let why = match THOUGHTS.contains(&&*kind) {
                 true => "the model's thoughts; only the model that had them can read them again".to_owned(),
-                false => format!("a block that a message has no place for, type {kind:.40?}"),
+                false => format!("a block that a message has no place for, type {kind}", kind = excerpt(kind)),
             };
             self.leave(place, why);
         }

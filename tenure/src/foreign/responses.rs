@@ -4,7 +4,7 @@ use super::docs::Doc;
 use super::draft::{Bookkeeping, Call, Draft, Part, messages};
 use super::fields::{Fields, items, quoted, string};
 use super::{Foreign, Format, LeftOut, at};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, excerpt};
 use crate::transfer::Export;
 
 /// The fields of an item that are looked at.
@@ -69,7 +69,10 @@ impl Reader {
                 return Ok(());
             }
             other => {
-                self.left_out.push(LeftOut::new(place, format!("an item that is no message, type {other:.40?}")));
+                self.left_out.push(LeftOut::new(
+                    place,
+                    format!("an item that is no message, type {other}", other = excerpt(other)),
+                ));
                 return Ok(());
             }
         }
@@ -118,7 +121,7 @@ impl Reader {
                 Some(part) => said.parts.push(part),
                 None => {
                     let kind = fields.text("type").unwrap_or_default();
-                    let why = format!("a part that a message has no place for, type {kind:.40?}");
+                    let why = format!("a part that a message has no place for, type {kind}", kind = excerpt(kind));
                     self.left_out.push(LeftOut::new(format!("{place}[{i}]"), why));
                 }
             }

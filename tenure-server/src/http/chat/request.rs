@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::sync::Arc;
-use tenure::{Ask, Fields, HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, SessionId, User};
+use tenure::{Ask, Fields, HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, SessionId, User, excerpt};
 
 /// A request that was understood.
 pub(super) struct Request {
@@ -67,7 +67,10 @@ pub(super) async fn understand(
         (Some(name), named) => match app.tenure.assistant(&who, &name).await? {
             Some(assistant) => (Some(assistant.clone()), assistant.model.clone().or(named)),
             None => {
-                return Err(ApiError::not_found(format!("there is no assistant {name:?}; GET /assistants lists them")));
+                return Err(ApiError::not_found(format!(
+                    "there is no assistant {}; GET /assistants lists them",
+                    excerpt(&name)
+                )));
             }
         },
         // An assistant can be asked for like a model.

@@ -2,7 +2,7 @@
 
 use super::file::File;
 use super::{Done, items};
-use crate::error::Error;
+use crate::error::{Error, excerpt};
 use crate::id::{Key, SessionId, Tenant};
 use crate::media::BlobId;
 use crate::store::{Cure, Finding, MAX_FINDINGS, Orphan, Owner};
@@ -168,11 +168,11 @@ fn session(file: &File, row: &Row<'_>) -> Done<String> {
 
 fn tenant(row: &Row<'_>, column: usize) -> Done<Tenant> {
     let name = text(row, column)?;
-    Ok(Tenant::new(&name).map_err(|e| Error::corrupt(format!("tenant {name:.40?}"), e))?)
+    Ok(Tenant::new(&name).map_err(|e| Error::corrupt(format!("tenant {name}", name = excerpt(name)), e))?)
 }
 
 fn id(name: &str) -> Done<SessionId> {
-    Ok(SessionId::new(name).map_err(|e| Error::corrupt(format!("session {name:.40?}"), e))?)
+    Ok(SessionId::new(name).map_err(|e| Error::corrupt(format!("session {name}", name = excerpt(name)), e))?)
 }
 
 /// Removes what belongs to nobody; what does belong to somebody stays.

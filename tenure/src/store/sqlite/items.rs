@@ -2,7 +2,7 @@
 
 use super::Done;
 use super::file::File;
-use crate::error::Error;
+use crate::error::{Error, excerpt};
 use crate::id::Tenant;
 use crate::store::{Hit, Item, Owner, Shelf};
 use jiff::Timestamp;
@@ -106,7 +106,7 @@ pub(super) fn items(
 fn read(row: &Row<'_>, file: &File) -> Done<Item> {
     let key: String = row.get(0)?;
     let time = |micros: i64| {
-        let place = || format!("{file}, item {key:.40?}");
+        let place = || format!("{file}, item {key}", key = excerpt(&key));
         Timestamp::from_microsecond(micros).map_err(|_| Error::corrupt(place(), "a time is out of range"))
     };
     let (created_at, used_at) = (time(row.get(3)?)?, time(row.get(4)?)?);
