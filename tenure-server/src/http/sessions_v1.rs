@@ -4,7 +4,7 @@ use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{Id, IfMatch, Input, Lines};
 use crate::http::transfer::{self, LeftOutView};
-use crate::http::view::{self, Asking, Finding, Making, SessionList, SessionView};
+use crate::http::view::{self, Asking, Finding, SessionList, SessionView, Writing};
 use crate::query::Pairs;
 use crate::server::Shared;
 use axum::Json;
@@ -104,7 +104,7 @@ pub struct ReplacedView {
         ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
     ),
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
-    responses((status = 200, description = "It is there", body = ReplacedView), Making)
+    responses((status = 200, description = "It is there", body = ReplacedView), Writing)
 )]
 pub async fn put(
     State(app): State<Shared>,
@@ -181,7 +181,7 @@ pub struct ForkTurns {
     post, path = "/v1/sessions/{id}/fork", tag = "v1", operation_id = "fork_session_v1",
     params(("id" = String, Path, description = "The session")),
     request_body(content = ForkTurns),
-    responses((status = 201, description = "The new session", body = SessionView), Making)
+    responses((status = 201, description = "The new session", body = SessionView), Writing)
 )]
 pub async fn fork(
     State(app): State<Shared>,

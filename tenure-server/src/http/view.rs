@@ -562,9 +562,9 @@ errors! {
     /// What can go wrong where a session in use is read.
     Reading: 400 401 403 404 410 500 503;
     /// What can go wrong where something is made or replaced.
-    Making: 400 401 403 404 408 409 412 413 415 500 503 507;
+    Making: 400 401 403 404 408 409 410 412 413 415 500 503 507;
     /// What can go wrong where a session is changed without a body.
-    Ending: 400 401 403 404 409 412 500 503 507;
+    Ending: 400 401 403 404 409 410 412 500 503 507;
     /// What can go wrong where a session in use is changed.
     Writing: 400 401 403 404 408 409 410 412 413 415 500 503 507;
 }

@@ -38,7 +38,7 @@ def test_the_whole_history_without_an_id(client):
     messages += [first.choices[0].message, {"role": "user", "content": "And now?"}]
     second = client.chat.completions.create(model="rehearsal", messages=messages)
     assert second.session_id == first.session_id
-    assert second.session == {"matched": 2, "spliced": 0, "rewound": 0, "appended": 1}
+    assert second.session == {"matched": 2, "spliced": 0, "rewound": 0, "appended": 1, "ephemeral": 0}
 
 
 def test_streaming(client, session):
@@ -106,7 +106,7 @@ def test_pictures(client, session):
         {"role": "user", "content": "Sure?"},
     ]
     second = ask(model="rehearsal", messages=history, extra_body={"session_id": session})
-    assert second.session == {"matched": 2, "spliced": 0, "rewound": 0, "appended": 1}
+    assert second.session == {"matched": 2, "spliced": 0, "rewound": 0, "appended": 1, "ephemeral": 0}
 
 
 def test_headers_and_idempotency(client, session):
