@@ -63,7 +63,7 @@ pub struct Key {
 
 /// The keys as they were read.
 #[derive(Debug)]
-struct Known {
+struct CachedKeys {
     by_id: HashMap<String, Key>,
     required: bool,
 }
@@ -72,7 +72,7 @@ struct Known {
 #[derive(Debug)]
 pub struct Keys {
     tenure: Tenure,
-    known: RwLock<Option<(Timestamp, Known)>>,
+    known: RwLock<Option<(Timestamp, CachedKeys)>>,
     /// Even if there are none: then nobody gets in.
     needed: AtomicBool,
 }
@@ -179,7 +179,7 @@ impl Keys {
     }
 
     /// Looks at the keys as they are now.
-    async fn with<R>(&self, look: impl FnOnce(&Known) -> R) -> tenure::Result<R> {
+    async fn with<R>(&self, look: impl FnOnce(&CachedKeys) -> R) -> tenure::Result<R> {
         let now = self.tenure.now();
         if let Some((at, keys)) = &*self.known.read().unwrap_or_else(|e| e.into_inner())
             && now.duration_since(*at).abs() < FRESH
@@ -188,7 +188,7 @@ impl Keys {
         }
         let by_id: HashMap<String, Key> = self.list().await?.into_iter().map(|k| (k.id.clone(), k)).collect();
         let marked = self.tenure.store().get(&system_shelf("auth"), REQUIRED, None).await?.is_some();
-        let keys = Known { required: marked || !by_id.is_empty(), by_id };
+        let keys = CachedKeys { required: marked || !by_id.is_empty(), by_id };
         let answer = look(&keys);
         *self.known.write().unwrap_or_else(|e| e.into_inner()) = Some((now, keys));
         Ok(answer)

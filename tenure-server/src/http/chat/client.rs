@@ -7,7 +7,7 @@ use tenure::{OnDisconnect, Principal, RunId, SessionId, Turn};
 /// A client that waits for an answer. If it is dropped before the answer was sent, the client has gone away.
 pub(super) struct Connection(Client);
 
-/// The same, as the run knows it.
+/// A waiting client, as the task that works on its run knows it.
 #[derive(Clone)]
 pub(super) struct Client {
     app: Shared,
