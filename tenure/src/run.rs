@@ -167,6 +167,9 @@ pub struct Turn {
 /// In the detail of a run: somebody may ask for its answer again.
 pub(crate) const KEYED: &str = "keyed";
 
+/// A session that exists and can not be seen is looked for so many times more: another node may be moving it.
+const MAX_VANISHED: usize = 3;
+
 impl Tenure {
     /// Begins a turn: finds the session, waits until it is free, and keeps what the client says.
     pub async fn turn(&self, who: &Principal, ask: Ask) -> Result<Begun> {
@@ -201,6 +204,7 @@ impl Tenure {
         // Two nodes that get the same request at once give it the same run.
         let run = ask.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(who, key, body));
         let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
+        let mut vanished = 0;
         while tries <= self.limits().max_retries {
             let key = who.key(&id);
             let max = self.limits().max_queue;
@@ -264,13 +268,20 @@ impl Tenure {
                     continue;
                 }
                 Err(Error::Gone { status, session_id }) => {
-                    self.reopen(who, &session_id, status, ask.on_expired).await?;
-                    tries += 1;
+                    match self.reopen(who, &session_id, status, ask.on_expired).await {
+                        // Another node has just moved it.
+                        Ok(()) | Err(Error::NotFound { .. }) => tries += 1,
+                        Err(e) => return Err(e),
+                    }
                     continue;
                 }
-                // Made by somebody else just now, or somebody else's: the next look tells.
+                // Made by somebody else just now, moved by another node since, or somebody else's: the next look tells.
                 Err(Error::Exists { session_id }) => {
-                    self.head(who, &session_id).await?;
+                    match self.head(who, &session_id).await {
+                        Ok(_) => {}
+                        Err(Error::NotFound { .. }) if vanished < MAX_VANISHED => vanished += 1,
+                        Err(e) => return Err(e),
+                    }
                     tries += 1;
                     continue;
                 }

@@ -133,7 +133,7 @@ async fn a_request_is_done_once() {
     assert_eq!(door.get("/sessions/a").await.is(200)["message_count"], 2);
     door.with("idempotency-key", "k2").post("/sessions/a/messages", &other).await.is(201);
     let long = "x".repeat(257);
-    for key in ["", "é", &long] {
+    for key in ["", &long] {
         let answer = door.with("idempotency-key", key).post("/sessions/a/messages", &other).await;
         assert_eq!(answer.wrong(400).1, "Idempotency-Key", "{key}");
     }
