@@ -1,5 +1,6 @@
 //! Merging a request with its session: what it costs depends on the request, not on the session.
 
+use crate::kit::Report;
 use crate::kit::*;
 use std::hint::black_box;
 use std::time::Duration;

@@ -80,26 +80,24 @@ const STORED: &str = "
 
 /// The common step: only what was said and when is new. Other columns are not named, because an index is written if one of
 /// its columns is named after SET, whether it has changed or not.
-const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5 WHERE id = ?1";
+const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6 WHERE id = ?1";
 
 /// The same where a run begins or ends: its lease is new, or gone.
-const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, lease_until = ?6 WHERE id = ?1";
+const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, lease_until = ?7
+    WHERE id = ?1";
 
 const CHANGE: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
         due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
-        labels = :labels, card = :card
+        labels = :labels, card = :card, matches = :matches
     WHERE id = :id";
 
 const CREATE: &str = "
     INSERT INTO head (tenant, session, user, assistant, thread, status, created_at, active_at, due_at, seq, hash, parent,
-        lease_until, title, labels, card)
+        lease_until, title, labels, card, matches)
     VALUES (:tenant, :session, :user, :assistant, :thread, :status, :created_at, :active_at, :due_at, :seq, :hash, :parent,
-        :lease_until, :title, :labels, :card)
+        :lease_until, :title, :labels, :card, :matches)
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
-
-/// What the session is found by has changed as well.
-const MATCHES: &str = "UPDATE head SET matches = ?2 WHERE id = ?1";
 
 impl Write {
     pub fn new(commit: &Commit) -> Result<Self> {
@@ -194,9 +192,16 @@ impl Write {
         }
         let (seq, hash) = (self.seq as i64, self.hash.0);
         match leased {
-            true => conn.prepare_cached(ADVANCE)?.execute(params![id, self.active_at, seq, hash, self.card])?,
+            true => conn.prepare_cached(ADVANCE)?.execute(params![
+                id,
+                self.active_at,
+                seq,
+                hash,
+                self.card,
+                self.matches
+            ])?,
             false => {
-                let row = params![id, self.active_at, seq, hash, self.card, self.lease_until];
+                let row = params![id, self.active_at, seq, hash, self.card, self.matches, self.lease_until];
                 conn.prepare_cached(LEASE)?.execute(row)?
             }
         };
@@ -210,7 +215,6 @@ impl Write {
         for key in &self.match_keys {
             insert.execute(params![self.tenant.as_str(), key.0, id])?;
         }
-        conn.prepare_cached(MATCHES)?.execute(params![id, self.matches])?;
         Ok(())
     }
 
@@ -230,6 +234,7 @@ impl Write {
             ":status": self.status.as_str(), ":active_at": self.active_at, ":due_at": self.due_at,
             ":seq": self.seq as i64, ":hash": self.hash.0, ":lease_until": self.lease_until,
             ":title": self.title, ":labels": self.labels, ":card": card.as_ref().unwrap_or(&self.card),
+            ":matches": self.matches,
         })?;
         Ok(id)
     }
@@ -245,7 +250,7 @@ impl Write {
                 ":assistant": self.assistant, ":thread": self.thread, ":status": self.status.as_str(),
                 ":created_at": self.created_at, ":active_at": self.active_at, ":due_at": self.due_at,
                 ":seq": self.seq as i64, ":hash": self.hash.0, ":parent": self.parent(), ":lease_until": self.lease_until,
-                ":title": self.title, ":labels": self.labels, ":card": self.card,
+                ":title": self.title, ":labels": self.labels, ":card": self.card, ":matches": self.matches,
             },
             |r| r.get(0),
         );
