@@ -88,7 +88,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// deleted and can be restored count as living.
     async fn purge(&self, key: &Key) -> Result<()>;
 
-    /// The same, but only if the session is still the one that began at `created_at` and its log still ends at `seq`; else
+    /// A conditional purge: only if the session is still the one that began at `created_at` and its log still ends at `seq`; else
     /// [`Error::Conflict`], and nothing is changed. A session that does not exist is no conflict. The check and the purge are one
     /// atomic step: a commit that was acknowledged in between is never destroyed.
     async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()>;
