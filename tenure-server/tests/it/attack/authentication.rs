@@ -1,0 +1,1 @@
+//! Keys, headers and cross-site requests.

@@ -1,0 +1,1 @@
+//! One principal must not slow down or starve another.

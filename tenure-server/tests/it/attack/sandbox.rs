@@ -1,0 +1,1 @@
+//! Code in the sandbox of the `python` tool.
