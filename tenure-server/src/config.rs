@@ -3,8 +3,13 @@
 
 pub mod dreams;
 pub mod embeddings;
+pub mod limits;
+pub mod runs;
 pub mod tools;
 pub mod workspaces;
+
+pub use limits::Limits;
+pub use runs::Runs;
 
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -62,59 +67,6 @@ pub struct Config {
     pub cors: Cors,
     /// Logs and traces.
     pub telemetry: Telemetry,
-}
-
-/// Work that goes on by itself.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Runs {
-    /// How long a node may work on a run without saying that it still does. After that another takes it over.
-    pub lease: Period,
-    /// So many times a run asks the model.
-    pub max_rounds: usize,
-    /// So long it may take, waiting for people apart.
-    pub max_time: Period,
-    /// So many tokens its model may use; 0: any number.
-    pub max_tokens: u64,
-    /// So long one tool call may take.
-    pub tool_timeout: Period,
-    /// So many bytes one tool may answer.
-    pub max_result_bytes: usize,
-    /// So many tool calls are made at once.
-    pub parallel: usize,
-    /// Who is told when a run ends.
-    pub webhooks: Vec<Webhook>,
-}
-
-impl Default for Runs {
-    fn default() -> Self {
-        let (policy, limits) = (tenure::RunPolicy::default(), tenure::Limits::default());
-        Self {
-            lease: Period::of(limits.lease),
-            max_rounds: policy.max_rounds,
-            max_time: Period::of(policy.max_time),
-            max_tokens: policy.max_tokens.unwrap_or(0),
-            tool_timeout: Period::of(policy.tool_timeout),
-            max_result_bytes: policy.max_result_bytes,
-            parallel: policy.parallel,
-            webhooks: Vec::new(),
-        }
-    }
-}
-
-impl Runs {
-    fn policy(&self) -> tenure::RunPolicy {
-        let time = |p: Period| p.duration().unwrap_or(std::time::Duration::MAX);
-        tenure::RunPolicy {
-            max_rounds: self.max_rounds,
-            max_time: time(self.max_time),
-            max_tokens: (self.max_tokens > 0).then_some(self.max_tokens),
-            tool_timeout: time(self.tool_timeout),
-            max_result_bytes: self.max_result_bytes,
-            parallel: self.parallel,
-            ..tenure::RunPolicy::default()
-        }
-    }
 }
 
 /// A model server.
@@ -239,32 +191,6 @@ pub struct Webhook {
     pub timeout: Period,
 }
 
-/// The limits. Each error says which one was passed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Bytes of a request's body.
-    pub max_body_bytes: usize,
-    /// Messages in one request.
-    pub max_messages: usize,
-    /// Bytes of one message, media included.
-    pub max_message_bytes: usize,
-    /// Sessions, messages and other things in one page.
-    pub max_page: usize,
-    /// Requests that wait for one busy session.
-    pub max_queue: usize,
-    /// Connections at once.
-    pub max_connections: usize,
-    /// How long a client may take to send a request's headers.
-    pub header_timeout: Period,
-    /// How long it may send nothing of a request's body.
-    pub body_timeout: Period,
-    /// How long work in progress may take when the server stops.
-    pub drain_timeout: Period,
-    /// Memory for sessions in use.
-    pub cache_bytes: usize,
-}
-
 /// Other web sites whose pages may call this server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -351,24 +277,6 @@ impl Default for Cache {
     fn default() -> Self {
         let CachePolicy { ttl, max_entries } = CachePolicy::default();
         Self { ttl: Period::of(ttl), max_entries }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        let ours = tenure::Limits::default();
-        Self {
-            max_body_bytes: 64 << 20,
-            max_messages: 20_000,
-            max_message_bytes: 32 << 20,
-            max_page: ours.max_page,
-            max_queue: ours.max_queue,
-            max_connections: 1024,
-            header_timeout: ten_seconds(),
-            body_timeout: Period::of(std::time::Duration::from_secs(30)),
-            drain_timeout: Period::of(std::time::Duration::from_secs(30)),
-            cache_bytes: 256 << 20,
-        }
     }
 }
 
