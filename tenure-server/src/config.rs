@@ -11,6 +11,7 @@ pub mod workspaces;
 pub use limits::Limits;
 pub use runs::Runs;
 
+use crate::auth::TrustedProxies;
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -65,6 +66,10 @@ pub struct Config {
     pub limits: Limits,
     /// Other web sites whose pages may call this server.
     pub cors: Cors,
+    /// Reverse proxies in front of this server, by address or network. With any, keys are required.
+    pub trusted_proxies: TrustedProxies,
+    /// A file with the first key, for containers; none if empty.
+    pub bootstrap_key_file: String,
     /// Logs and traces.
     pub telemetry: Telemetry,
 }
@@ -243,6 +248,8 @@ impl Default for Config {
             workspaces: workspaces::Workspaces::default(),
             limits: Limits::default(),
             cors: Cors::default(),
+            trusted_proxies: TrustedProxies::default(),
+            bootstrap_key_file: String::new(),
             telemetry: Telemetry::default(),
         }
     }

@@ -6,6 +6,7 @@ pub mod chat;
 pub mod checkpoints;
 pub mod compact;
 mod digits;
+pub mod keys;
 pub mod memories;
 pub mod messages;
 pub mod models;

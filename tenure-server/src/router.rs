@@ -1,10 +1,11 @@
 //! The table of routes.
 
+use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
 use crate::extract::{header_hint, header_text};
 use crate::http::{
-    assistants, audit, chat, checkpoints, compact, memories, messages, models, operations, reviews, runs, schedules,
-    search, sessions, sessions_v1, threads, transfer, users,
+    assistants, audit, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
+    schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::server::Shared;
 use crate::telemetry;
@@ -67,6 +68,10 @@ fn table() -> OpenApiRouter<Shared> {
         .routes(routes!(transfer::import))
         .routes(routes!(threads::session))
         .routes(routes!(users::erase))
+        // keys
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::revoke))
+        .routes(routes!(keys::rotate))
         // runs and reviews
         .routes(routes!(runs::list, runs::create))
         .routes(routes!(runs::get))
@@ -118,26 +123,51 @@ pub fn router(app: Shared) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origins: Vec<HeaderValue> = origins.iter().filter_map(|o| o.parse().ok()).collect();
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-    let exposed = ["x-session-id", "x-run-id", "x-should-retry", transfer::LEFT_OUT].map(HeaderName::from_static);
+    let ours = ["x-session-id", "x-run-id", "x-request-id", "x-should-retry", transfer::LEFT_OUT];
+    let exposed = ours.into_iter().chain(rate_limit::HEADERS).map(HeaderName::from_static);
     (!origins.is_empty()).then(|| {
         CorsLayer::new()
             .allow_origin(AllowOrigin::list(origins))
             .allow_methods(methods)
             // SDKs send headers of their own: whatever a configured site asks for.
             .allow_headers(AllowHeaders::mirror_request())
-            .expose_headers(exposed.into_iter().chain([header::ETAG, header::RETRY_AFTER]).collect::<Vec<_>>())
+            .expose_headers(exposed.chain([header::ETAG, header::RETRY_AFTER]).collect::<Vec<_>>())
     })
 }
 
-/// Without keys only this machine may ask, under a name of its own: a page elsewhere could otherwise borrow the browser.
-async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    if let Err(e) = check_origin(&app, &request) {
-        return e.into_response();
-    }
-    let host = match header_text(request.headers(), "host") {
-        Ok(host) => host,
-        Err(e) => return e.into_response(),
+/// Checks where a request comes from, and adds the headers of the rate limits to its response.
+async fn guard(State(app): State<Shared>, mut request: Request, next: Next) -> Response {
+    let headers = ResponseHeaders::default();
+    request.extensions_mut().insert(headers.clone());
+    let mut response = match admit(&app, &request) {
+        Err(e) => e.into_response(),
+        Ok(Origin::Local) => next.run(request).await,
+        Ok(Origin::Elsewhere(refusal)) => match app.keys.are_required().await {
+            Ok(true) => next.run(request).await,
+            Ok(false) => refusal.into_response(),
+            Err(e) => ApiError::from(e).into_response(),
+        },
     };
+    response.headers_mut().extend(headers.take());
+    response
+}
+
+/// Headers that reverse proxies add.
+const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
+
+/// Where a request comes from.
+enum Origin {
+    /// This machine, as far as the headers tell.
+    Local,
+    /// Perhaps elsewhere: without keys it is refused with this error.
+    Elsewhere(ApiError),
+}
+
+/// Without keys only this machine may ask, under a name of its own and not through a proxy: a page elsewhere could otherwise use
+/// the browser, and anybody the proxy.
+fn admit(app: &Shared, request: &Request) -> Result<Origin, ApiError> {
+    check_origin(app, request)?;
+    let host = header_text(request.headers(), "host")?;
     let host = host.or_else(|| request.uri().host().map(str::to_owned)).unwrap_or_default();
     let name = match host.strip_prefix('[') {
         Some(v6) => v6.split(']').next().unwrap_or_default(),
@@ -146,17 +176,18 @@ async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Respo
     let ours = name.is_empty()
         || name == "localhost"
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
-    match ours {
-        true => next.run(request).await,
-        false => match app.keys.are_required().await {
-            Ok(true) => next.run(request).await,
-            Ok(false) => {
-                let message = format!("the host {host:?} is not this machine; make a key first (`tenure keys add`)");
-                ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message).into_response()
-            }
-            Err(e) => ApiError::from(e).into_response(),
-        },
-    }
+    let forwarded = FORWARDED.iter().find(|name| request.headers().contains_key(**name));
+    let message = match forwarded {
+        None if ours => return Ok(Origin::Local),
+        Some(name) if ours => {
+            format!("the request came through a proxy (it has the header {name}); make a key first (`tenure keys add`)")
+        }
+        _ => {
+            let host = tenure::excerpt(&host);
+            format!("the host {host} is not this machine; make a key first (`tenure keys add`)")
+        }
+    };
+    Ok(Origin::Elsewhere(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
 }
 
 /// A page of another site must not change anything: browsers say where a request comes from.

@@ -1,11 +1,14 @@
 //! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
 
+use crate::auth::rate_limit::{Metered, TokenMeter};
 use crate::metrics;
 use crate::server::{App, Shared};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::{Answered, Fields, Hands, Head, Heard, ModelError, Outcome, Principal, RunId, SessionId, Turn, TurnError};
+use tenure::{
+    Answered, Fields, Hands, Head, Heard, Model, ModelError, Outcome, Principal, RunId, SessionId, Turn, TurnError,
+};
 use tokio::sync::mpsc;
 
 /// Options that are longer than this are not kept: their run can not be taken over.
@@ -27,7 +30,12 @@ pub fn detail(model: &str, options: &Fields) -> Map<String, Value> {
 }
 
 /// Works on a run until it is done, or waits for a person.
-pub async fn work(app: &Shared, turn: Turn, listener: Option<mpsc::Sender<Heard>>) -> Result<Answered, TurnError> {
+pub async fn work(
+    app: &Shared,
+    turn: Turn,
+    listener: Option<mpsc::Sender<Heard>>,
+    meter: Option<TokenMeter>,
+) -> Result<Answered, TurnError> {
     let name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
     let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
     let mut options: Fields = serde_json::from_value(options).unwrap_or_default();
@@ -38,6 +46,10 @@ pub async fn work(app: &Shared, turn: Turn, listener: Option<mpsc::Sender<Heard>
     }
     let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
     let model = app.models.get(&name).unwrap_or_else(|| Arc::new(Missing(name.clone())));
+    let model: Arc<dyn Model> = match meter {
+        Some(meter) => Arc::new(Metered { model, meter }),
+        None => model,
+    };
     let summaries = turn.compact();
     let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
     let watch = crate::clock::Stopwatch::start();
@@ -57,7 +69,7 @@ pub async fn work(app: &Shared, turn: Turn, listener: Option<mpsc::Sender<Heard>
 struct Missing(String);
 
 #[async_trait::async_trait]
-impl tenure::Model for Missing {
+impl Model for Missing {
     async fn ask(&self, _: tenure::Prompt) -> Result<tenure::Pieces, ModelError> {
         Err(ModelError::Unreachable { why: format!("there is no model {:?} here", self.0) })
     }
@@ -96,7 +108,7 @@ pub fn take(app: &Shared, head: Head) {
         match here.tenure.take_over(&head).await {
             Ok(Some(turn)) => {
                 tracing::info!(session_id = %turn.session_id, run = %turn.run, "going on with a run");
-                drop(work(&here, turn, None).await);
+                drop(work(&here, turn, None, None).await);
             }
             Ok(None) => {}
             Err(e) => tracing::warn!(session_id = %head.info.session_id, error = %e, "a run could not be taken over"),

@@ -317,7 +317,7 @@ impl Plan {
                 let began = (turn.session_id.clone(), turn.run.clone());
                 tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
                 let here = app.clone();
-                app.tasks.spawn(async move { drop(runner::work(&here, *turn, None).await) });
+                app.tasks.spawn(async move { drop(runner::work(&here, *turn, None, None).await) });
                 Ok(began)
             }
         }

@@ -41,6 +41,8 @@ pub struct App {
     pub config: Config,
     /// Who may ask.
     pub keys: Keys,
+    /// What keys have used of their limits this minute.
+    pub rate_limits: Arc<crate::auth::rate_limit::RateLimits>,
     /// The models by name, in the order of the configuration.
     pub models: Models,
     /// What makes vectors.
@@ -75,6 +77,12 @@ impl App {
         let tenure = Tenure::open_with(&config.store, options).await?;
         let app = Self::with(tenure, config, embeddings)?;
         app.transcripts.check()?;
+        let file = &app.config.bootstrap_key_file;
+        if !file.is_empty()
+            && let Some(id) = crate::auth::add_bootstrap_key(&app.keys, file.as_ref()).await?
+        {
+            tracing::info!(key = id, "the key of bootstrap_key_file was added");
+        }
         Ok(app)
     }
 
@@ -100,13 +108,14 @@ impl App {
             }
         });
         let workspaces = crate::workspace::Workspaces::new(&config)?;
-        let (tasks, census) = Default::default();
+        let (tasks, census, rate_limits) = Default::default();
         let run_hooks = crate::hooks::run_hooks(&config)?;
         let schedules = crate::schedules::plans(&config)?;
         Ok(Arc::new(Self {
             tenure,
             config,
             keys,
+            rate_limits,
             models,
             embeddings,
             tools,
@@ -271,7 +280,16 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
                 "refusing to listen on {ip} without keys: anybody there could read everything. Make one with `tenure keys add`, or listen on 127.0.0.1"
             );
         }
-        app.keys.need();
+        app.keys.always_require();
+    }
+    if !app.config.trusted_proxies.is_empty() {
+        // Whoever asks comes from elsewhere, whatever the address says.
+        app.keys.always_require();
+        if !app.keys.are_there().await? {
+            tracing::warn!(
+                "trusted_proxies is set and there is no key yet: every request is refused. Make one with `tenure keys add`"
+            );
+        }
     }
     Ok(listener)
 }

@@ -1,33 +1,32 @@
-//! `tenure keys`: who may ask a server.
+//! `tenure keys`: API keys, in the store or through a running server.
 
-use super::client::{At, Needs};
+use super::client::{At, Client, Needs};
 use super::show::{age, clean, line, note, print, table};
-use crate::auth::{Key, Right};
+use crate::auth::{KeyLimits, Right};
 use anyhow::bail;
-use clap::{Subcommand, ValueEnum};
+use axum::http::Method;
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use tenure::HistoryMode;
+use tenure::{HistoryMode, Period};
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
 pub enum Keys {
-    /// Make a key; it is shown once and kept nowhere
-    Add {
-        /// What it allows
-        #[arg(long, value_delimiter = ',', default_value = "read,write")]
-        rights: Vec<Right>,
-        /// What it is for
-        #[arg(long, value_name = "TEXT")]
-        name: Option<String>,
-        /// How the messages of its requests are read: auto, full or append
-        #[arg(long, value_name = "MODE", value_parser = history)]
-        history: Option<HistoryMode>,
-    },
+    /// Create a key; its secret is shown once and stored nowhere
+    Add(Add),
     /// List the keys
     List,
-    /// Let requests without a key in again, on loopback; only when no keys are left
+    /// Replace a key by a new one with the same settings
+    Rotate {
+        /// The key, by its id
+        id: String,
+        /// How long the old key works on
+        #[arg(long, value_name = "TIME", default_value = "1h")]
+        grace: Period,
+    },
+    /// Accept requests without a key again, on loopback; only when no keys are left
     AllowUnauthenticated,
-    /// Remove keys; a server knows within two seconds
+    /// Revoke keys; a running server stops accepting them within two seconds
     Revoke {
         /// The keys, by their ids
         #[arg(required = true)]
@@ -35,83 +34,147 @@ pub enum Keys {
     },
 }
 
+/// A key to be created.
+#[derive(Debug, Args)]
+pub struct Add {
+    /// What it permits
+    #[arg(long, value_delimiter = ',', default_value = "read,write")]
+    rights: Vec<Right>,
+    /// What it is for
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// How the messages of its requests are merged: auto, full or append
+    #[arg(long, value_name = "MODE", value_parser = history)]
+    history: Option<HistoryMode>,
+    /// How long it works, such as 90d (default: until it is revoked)
+    #[arg(long, value_name = "TIME")]
+    expires_in: Option<Period>,
+    /// Requests per minute, on each node; 0: unlimited
+    #[arg(long, value_name = "N")]
+    requests_per_minute: Option<u64>,
+    /// Tokens of models per minute, on each node; 0: unlimited
+    #[arg(long, value_name = "N")]
+    tokens_per_minute: Option<u64>,
+    /// Live sessions of its user, else of its tenant; 0: unlimited
+    #[arg(long, value_name = "N")]
+    max_sessions: Option<u64>,
+    /// Bytes stored by its user, else by its tenant; 0: unlimited
+    #[arg(long, value_name = "N")]
+    max_stored_bytes: Option<u64>,
+}
+
 impl Keys {
     /// Does it. `--tenant` and `--user` say whose data a new key opens, and which user it acts as.
     pub async fn run(self, at: &At, as_json: bool) -> anyhow::Result<()> {
-        let needs = if matches!(self, Self::Add { .. }) { Needs::Store } else { Needs::Sessions };
-        let app = at.house(needs).await?;
+        if let Self::AllowUnauthenticated = self {
+            at.house(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
+            note("a server on loopback answers without a key now, whoever asks");
+            return Ok(());
+        }
+        let needs = if matches!(self, Self::Add(_)) { Needs::Store } else { Needs::Sessions };
+        // `--user` says who a new key acts as, not who asks.
+        let client = At { user: None, ..at.clone() }.client(needs).await?;
         match self {
-            Self::Add { mut rights, name, history } => {
-                rights.sort_unstable();
-                rights.dedup();
-                let tenant = at.tenant.clone().unwrap_or_default();
-                let first = !app.keys.are_there().await?;
-                let (key, secret) = app.keys.add(tenant, at.user.clone(), rights, name, history).await?;
-                if as_json {
-                    let mut shown = view(&key);
-                    shown["key"] = json!(secret);
-                    return Ok(line(shown.to_string())?);
+            Self::Add(add) => add.run(&client, at, as_json).await,
+            Self::List => list(&client, at, as_json).await,
+            Self::Rotate { id, grace } => {
+                if !is_id(&id) {
+                    bail!("there is no key {}; `tenure keys list` shows them", clean(&id));
                 }
-                line(&secret)?;
-                note(format!("this is the key {}, shown this once; clients send `Authorization: Bearer KEY`", key.id));
-                if first {
-                    note("it is the first one: from now on the server answers nobody without a key");
-                }
+                let path = format!("/keys/{id}/rotate");
+                let key: Value = client.post(&path, &json!({"grace": grace})).await?.json().await?;
+                show(&key, as_json)
             }
-            Self::List => {
-                let keys = app.keys.list().await?;
-                if as_json {
-                    let data: Vec<Value> = keys.iter().map(view).collect();
-                    return Ok(line(json!({"object": "list", "data": data}).to_string())?);
-                }
-                let now = crate::clock::now();
-                let row = |k: &Key| {
-                    let user = k.user.as_ref().map_or("any", |u| u.as_str());
-                    let rights: Vec<String> = k.rights.iter().map(word).collect();
-                    let name = k.name.as_deref().unwrap_or_default();
-                    let age = age(&json!(k.created_at), now);
-                    [k.id.clone(), clean(name), k.tenant.to_string(), user.to_owned(), rights.join(","), age]
-                };
-                print(table(["id", "name", "tenant", "user", "rights", "age"], keys.iter().map(row).collect()))?;
-            }
-            Self::AllowUnauthenticated => {
-                app.keys.allow_unauthenticated().await?;
-                note("a server on loopback answers without a key now, whoever asks");
-            }
-            Self::Revoke { ids } => {
-                let (mut unknown, mut gone) = (Vec::new(), Vec::new());
-                for id in ids {
-                    match app.keys.revoke(&id).await? {
-                        true if as_json => gone.push(id),
-                        true => line(format!("{id} is revoked"))?,
-                        false => unknown.push(id),
-                    }
-                }
-                if as_json {
-                    line(json!({"revoked": gone, "unknown": unknown}).to_string())?;
-                }
-                if !unknown.is_empty() {
-                    bail!("there is no key {}; `tenure keys list` shows them", clean(&unknown.join(", ")));
-                }
-            }
+            Self::Revoke { ids } => revoke(&client, ids, as_json).await,
+            Self::AllowUnauthenticated => Ok(()),
+        }
+    }
+}
+
+impl Add {
+    async fn run(self, client: &Client, at: &At, as_json: bool) -> anyhow::Result<()> {
+        let expires_at = match self.expires_in {
+            None => None,
+            Some(time) => time.duration().map(|time| crate::clock::now().checked_add(time)).transpose()?,
+        };
+        let limits = KeyLimits {
+            requests_per_minute: self.requests_per_minute,
+            tokens_per_minute: self.tokens_per_minute,
+            max_sessions: self.max_sessions,
+            max_stored_bytes: self.max_stored_bytes,
+        };
+        let body = json!({
+            "name": self.name, "user": at.user, "rights": self.rights, "history": self.history,
+            "expires_at": expires_at, "limits": limits,
+        });
+        let key: Value = client.post("/keys", &body).await?.json().await?;
+        show(&key, as_json)?;
+        if !as_json && client.is_store() {
+            note("servers on this store answer nobody without a key");
         }
         Ok(())
     }
 }
 
+/// Shows a key that was just created, with its secret.
+fn show(key: &Value, as_json: bool) -> anyhow::Result<()> {
+    let text = |name: &str| key[name].as_str().unwrap_or_default();
+    if as_json {
+        return Ok(line(key.to_string())?);
+    }
+    line(text("key"))?;
+    note(format!("this is the key {}, shown this once; clients send `Authorization: Bearer KEY`", text("id")));
+    Ok(())
+}
+
+async fn list(client: &Client, at: &At, as_json: bool) -> anyhow::Result<()> {
+    let all = client.is_store() && at.tenant.is_none();
+    let list: Value = client.get(if all { "/keys?tenant=*" } else { "/keys" }).await?;
+    if as_json {
+        return Ok(line(list.to_string())?);
+    }
+    let now = crate::clock::now();
+    let row = |key: &Value| {
+        let text = |name: &str| key[name].as_str().unwrap_or_default();
+        let rights: Vec<&str> = key["rights"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let user = key["user"].as_str().unwrap_or("any");
+        let used = if key["last_used_at"].is_null() { "never".to_owned() } else { age(&key["last_used_at"], now) };
+        let expires = text("expires_at").split('T').next().unwrap_or_default().to_owned();
+        let (id, name, tenant) = (text("id").to_owned(), clean(text("name")), text("tenant").to_owned());
+        [id, name, tenant, user.to_owned(), rights.join(","), age(&key["created_at"], now), used, expires]
+    };
+    let rows = list["data"].as_array().into_iter().flatten().map(row).collect();
+    Ok(print(table(["id", "name", "tenant", "user", "rights", "age", "last used", "expires"], rows))?)
+}
+
+async fn revoke(client: &Client, ids: Vec<String>, as_json: bool) -> anyhow::Result<()> {
+    let (mut unknown, mut gone) = (Vec::new(), Vec::new());
+    for id in ids {
+        if !is_id(&id) {
+            unknown.push(id);
+            continue;
+        }
+        match client.send(Method::DELETE, &format!("/keys/{id}"), None).await {
+            Ok(_) if as_json => gone.push(id),
+            Ok(_) => line(format!("{id} is revoked"))?,
+            Err(e) if super::client::Refused::of(&e).is_some_and(|refused| refused.status == 404) => unknown.push(id),
+            Err(e) => return Err(e),
+        }
+    }
+    if as_json {
+        line(json!({"revoked": gone, "unknown": unknown}).to_string())?;
+    }
+    if !unknown.is_empty() {
+        bail!("there is no key {}; `tenure keys list` shows them", clean(&unknown.join(", ")));
+    }
+    Ok(())
+}
+
+/// Whether this can be the id of a key.
+fn is_id(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
 fn history(text: &str) -> Result<HistoryMode, String> {
     serde_json::from_value(json!(text)).map_err(|_| "it is auto, full or append".to_owned())
-}
-
-fn word(right: &Right) -> String {
-    right.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
-}
-
-/// A key without its hash.
-fn view(key: &Key) -> Value {
-    let Key { id, name, tenant, user, rights, created_at, history, .. } = key;
-    json!({
-        "id": id, "name": name, "tenant": tenant, "user": user, "rights": rights, "created_at": created_at,
-        "history": history,
-    })
 }

@@ -1,5 +1,6 @@
 //! `limits`: every resource has one, and its error names it.
 
+use crate::auth::KeyLimits;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tenure::Period;
@@ -28,6 +29,8 @@ pub struct Limits {
     pub drain_timeout: Period,
     /// Memory for sessions in use.
     pub cache_bytes: usize,
+    /// Limits of each key that has none of its own; 0: unlimited.
+    pub keys: KeyLimits,
 }
 
 impl Default for Limits {
@@ -44,6 +47,7 @@ impl Default for Limits {
             body_timeout: Period::of(Duration::from_secs(30)),
             drain_timeout: Period::of(Duration::from_secs(30)),
             cache_bytes: 256 << 20,
+            keys: KeyLimits::default(),
         }
     }
 }

@@ -144,7 +144,7 @@ pub async fn create(
     caller: Caller,
     Raw(body): Raw,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
-    let who = caller.administers()?;
+    let who = caller.administers_tenant()?;
     let assistant: Assistant = parse_object(&body)?;
     refuse_declared(&app, &assistant.name)?;
     if !app.tenure.create_assistant(&who, assistant.clone()).await? {
@@ -187,7 +187,7 @@ pub async fn put(
     named: Named,
     Raw(body): Raw,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
-    let (who, name) = (caller.administers()?, named.get("name")?);
+    let (who, name) = (caller.administers_tenant()?, named.get("name")?);
     let mut fields: Fields = parse(&body)?;
     if fields.get("name").is_none() {
         fields.set("name", name);
@@ -214,7 +214,7 @@ pub async fn put(
     responses((status = 200, description = "It is gone", body = AssistantDeleted), Ending)
 )]
 pub async fn delete(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<AssistantDeleted>> {
-    let (who, name) = (caller.administers()?, named.get("name")?);
+    let (who, name) = (caller.administers_tenant()?, named.get("name")?);
     refuse_declared(&app, name)?;
     match app.tenure.remove_assistant(&who, name).await? {
         true => Ok(Json(AssistantDeleted { id: name.to_owned(), object: "assistant.deleted", deleted: true })),

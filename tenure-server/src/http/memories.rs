@@ -276,7 +276,7 @@ pub async fn dream(
     caller: Caller,
     Input(body): Input<NewDream>,
 ) -> ApiResult<Json<DreamView>> {
-    let who = caller.administers()?;
+    let who = caller.administers_tenant()?;
     let dream = app.tenure.dream(&who, &app.config.dreams.rules(), body.dry_run).await?;
     Ok(Json(DreamView { object: "dream", dream }))
 }
@@ -289,7 +289,7 @@ pub async fn dream(
     responses((status = 200, description = "The newest first", body = DreamList), Asking)
 )]
 pub async fn dreams(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<DreamList>> {
-    let who: Principal = caller.administers()?;
+    let who: Principal = caller.administers_tenant()?;
     let data = app.tenure.dreams(&who).await?.into_iter().map(|dream| DreamView { object: "dream", dream }).collect();
     Ok(Json(DreamList { object: "list", data, next_cursor: None }))
 }
@@ -303,7 +303,7 @@ pub async fn dreams(State(app): State<Shared>, caller: Caller) -> ApiResult<Json
     responses((status = 200, description = "It is taken back", body = DreamUndone), Finding)
 )]
 pub async fn undo(State(app): State<Shared>, caller: Caller, path: Named) -> ApiResult<Json<DreamUndone>> {
-    let (who, id) = (caller.administers()?, path.get("id")?);
+    let (who, id) = (caller.administers_tenant()?, path.get("id")?);
     match app.tenure.undo_dream(&who, id).await? {
         Some(undone) => Ok(Json(DreamUndone { id: id.to_owned(), object: "dream.undone", undone })),
         None => Err(ApiError::not_found(format!("there is no dream {id}; GET /dreams lists them", id = excerpt(id)))),

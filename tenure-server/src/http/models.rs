@@ -63,6 +63,10 @@ pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<M
 )]
 pub async fn embeddings(State(app): State<Shared>, caller: Caller, raw: Raw) -> ApiResult<Response> {
     caller.writes()?;
+    caller.admit_model_call(&app)?;
+    if let Some(meter) = caller.token_meter(&app) {
+        meter.charge_text(raw.0.len());
+    }
     let body: Fields = parse(&raw.0)?;
     let name: Option<String> = body.get("model").and_then(|m| serde_json::from_str(m).ok());
     let name = name.unwrap_or_else(|| app.models.default_name().to_owned());

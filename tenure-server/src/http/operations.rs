@@ -49,7 +49,7 @@ pub async fn readyz(State(app): State<Shared>) -> ApiResult<Json<Health>> {
     )
 )]
 pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Response> {
-    caller.administers()?;
+    caller.administers_tenant()?;
     let text = crate::metrics::render(&app).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }

@@ -1,6 +1,7 @@
 //! `/sessions/{id}/runs`: work in a session that goes on by itself, and can be followed from anywhere.
 
 use crate::auth::Caller;
+use crate::auth::rate_limit::TokenMeter;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::extract::{Id, Input, Named, Params, header_hint, header_text, idempotency_key};
 use crate::http::view::{self, Reading, RunView};
@@ -146,6 +147,7 @@ pub async fn create(
     Input(body): Input<NewRun>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
+    caller.admit_model_call(&app)?;
     let head = app.tenure.live(&who, &id).await?;
     let assistant = match &head.assistant {
         Some(name) => app.tenure.assistant(&who, name).await?,
@@ -202,7 +204,7 @@ pub async fn create(
             }
         }
     };
-    begin(&app, &who, turn, mode).await
+    begin(&app, &who, turn, mode, caller.token_meter(&app)).await
 }
 
 /// A run that was asked for before. Whoever works on it goes on; if nobody does, somebody will.
@@ -221,14 +223,20 @@ async fn again(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, wait:
 }
 
 /// Lets a run go, and waits for it as asked.
-async fn begin(app: &Shared, who: &Principal, turn: Turn, wait: Wait) -> ApiResult<Response> {
+async fn begin(
+    app: &Shared,
+    who: &Principal,
+    turn: Turn,
+    wait: Wait,
+    meter: Option<TokenMeter>,
+) -> ApiResult<Response> {
     let (id, run) = (turn.session_id.clone(), turn.run.clone());
     tracing::Span::current().record("session_id", id.as_str());
     let (pieces, heard) = mpsc::channel(64);
     let (end, ended) = oneshot::channel::<Result<Answered, TurnError>>();
     let here = app.clone();
     app.tasks.spawn(async move {
-        let outcome = runner::work(&here, turn, (wait == Wait::Stream).then_some(pieces)).await;
+        let outcome = runner::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
         let _ = end.send(outcome);
     });
     match wait {
@@ -345,6 +353,7 @@ pub async fn cancel(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
 )]
 pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
     let (who, run) = (caller.writes()?, named(&path)?);
+    caller.admit_model_call(&app)?;
     let (head, found) = app.tenure.run(&who, &id, &run).await?;
     if found.ended.is_none() {
         let message = match head.reviews.is_empty() {
@@ -359,7 +368,7 @@ pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
         detail = runner::detail(&model, &Fields::default());
     }
     let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
-    begin(&app, &who, turn, Wait::Background).await
+    begin(&app, &who, turn, Wait::Background, caller.token_meter(&app)).await
 }
 
 /// A record as an event.

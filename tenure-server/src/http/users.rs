@@ -34,6 +34,9 @@ pub struct ReceiptView {
 pub async fn erase(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<ReceiptView>> {
     let who = caller.administers()?;
     let user = User::new(named.get("id")?)?;
+    if caller.bound_user().is_some_and(|bound| *bound != user) {
+        caller.administers_tenant()?;
+    }
     let receipt = app.tenure.erase(&who, &user).await?;
     app.transcripts.erase(&who.tenant, &user).await?;
     let (user, at) = (receipt.user.to_string(), receipt.at.to_string());

@@ -5,8 +5,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Method, Request};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tenure::{HistoryMode, Tenant, User};
-use tenure_server::auth::Right;
+use tenure::User;
+use tenure_server::auth::{NewKey, Right};
 use tower::ServiceExt;
 
 /// Sends a request whose headers may be any bytes; the status and the body.
@@ -30,7 +30,7 @@ async fn keys_stay_required_when_the_last_one_is_revoked() {
     let list = async |door: &Door| send(door, Method::GET, "/sessions", &[], Value::Null).await.0;
     assert_eq!(list(&door).await, 200, "nobody has made a key yet");
     let keys = &door.app.keys;
-    let add = async || keys.add(Tenant::default(), None, vec![Right::Read], None, None::<HistoryMode>).await.unwrap();
+    let add = async || keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     let (key, secret) = add().await;
     assert_eq!(list(&door).await, 401);
     let bearer = format!("Bearer {secret}");
@@ -54,10 +54,10 @@ async fn keys_stay_required_when_the_last_one_is_revoked() {
 async fn a_new_key_is_looked_up_before_it_is_refused() {
     let door = Door::memory().await;
     let here = &door.app.keys;
-    here.add(Tenant::default(), None, vec![Right::Read], None, None).await.unwrap();
+    here.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     assert_eq!(send(&door, Method::GET, "/sessions", &[], Value::Null).await.0, 401, "the keys are read");
     let other = tenure_server::auth::Keys::of(door.app.tenure.clone());
-    let (_, secret) = other.add(Tenant::default(), None, vec![Right::Read], None, None).await.unwrap();
+    let (_, secret) = other.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     let bearer = format!("Bearer {secret}");
     let (status, _) = send(&door, Method::GET, "/sessions", &[("authorization", bearer.as_bytes())], Value::Null).await;
     assert_eq!(status, 200);
@@ -67,7 +67,7 @@ async fn a_new_key_is_looked_up_before_it_is_refused() {
 #[tokio::test]
 async fn headers_are_read_or_refused_and_never_ignored() {
     let door = Door::memory().await;
-    let (_, secret) = door.app.keys.add(Tenant::default(), None, vec![Right::Admin], None, None).await.unwrap();
+    let (_, secret) = door.app.keys.add(NewKey { rights: vec![Right::Admin], ..NewKey::default() }).await.unwrap();
     let bearer = format!("Bearer {secret}");
     let key: (&str, &[u8]) = ("authorization", bearer.as_bytes());
     for (user, id) in [("jürgen", "a"), ("ada", "b")] {

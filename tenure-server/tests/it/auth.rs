@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, Request};
 use serde_json::Value;
 use std::time::Duration;
 use tenure::{Tenant, User};
-use tenure_server::auth::Right;
+use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tenure_server::server::{App, Shared, in_process};
 use tower::ServiceExt;
@@ -25,8 +25,12 @@ impl House {
 
     async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> (String, String) {
         let user = user.map(|u| User::new(u).unwrap());
-        let (key, secret) =
-            self.app.keys.add(Tenant::new(tenant).unwrap(), user, rights.to_vec(), None, None).await.unwrap();
+        let (key, secret) = self
+            .app
+            .keys
+            .add(NewKey { tenant: Tenant::new(tenant).unwrap(), user, rights: rights.to_vec(), ..NewKey::default() })
+            .await
+            .unwrap();
         (key.id, format!("Bearer {secret}"))
     }
 
@@ -168,7 +172,7 @@ async fn other_than_loopback_needs_keys() {
     assert!(said.contains("refusing to listen") && said.contains("tenure keys add"), "{said}");
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
     let keys = tenure_server::auth::Keys::of(tenure.clone());
-    let (key, secret) = keys.add(Tenant::default(), None, vec![Right::Read], None, None).await.unwrap();
+    let (key, secret) = keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     let server = Running::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     let ask = async || {
         let url = format!("http://127.0.0.1:{}/v1/models", server.address.port());

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use jiff::Timestamp;
 use serde_json::Value;
 use tenure::{Assistant, Clock, Options, Tenant, Tenure, User};
-use tenure_server::auth::Right;
+use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tenure_server::server::{App, Shared, in_process};
 use tower::ServiceExt;
@@ -92,7 +92,8 @@ impl Door {
     /// The same with a new key.
     pub async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> Self {
         let (tenant, user) = (Tenant::new(tenant).unwrap(), user.map(|u| User::new(u).unwrap()));
-        let (_, secret) = self.app.keys.add(tenant, user, rights.to_vec(), None, None).await.unwrap();
+        let (_, secret) =
+            self.app.keys.add(NewKey { tenant, user, rights: rights.to_vec(), ..NewKey::default() }).await.unwrap();
         self.with("authorization", &format!("Bearer {secret}"))
     }
 

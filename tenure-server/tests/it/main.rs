@@ -13,6 +13,7 @@ mod door;
 mod embed;
 mod fuzz;
 mod hooks;
+mod keys;
 mod kit;
 mod limits;
 mod lossless;

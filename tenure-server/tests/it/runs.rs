@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::Assistant;
-use tenure_server::auth::Right;
+use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 
@@ -415,7 +415,7 @@ async fn reviews_need_the_right_and_stay_with_the_tenant() {
         ("other", vec![Right::Review, Right::Admin]),
     ] {
         let tenant = tenure::Tenant::new(tenant).unwrap();
-        keys.push(home.app.keys.add(tenant, None, rights, None, None).await.unwrap().1);
+        keys.push(home.app.keys.add(NewKey { tenant, rights, ..NewKey::default() }).await.unwrap().1);
     }
     let ask = async |key: &str, path: &str| {
         let request = home.client.http.get(format!("{}{path}", home.client.base)).bearer_auth(key);

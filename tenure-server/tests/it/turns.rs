@@ -5,7 +5,7 @@ use crate::kit::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tenure::{Outcome, SessionId};
-use tenure_server::auth::Right;
+use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 
@@ -376,7 +376,7 @@ in_every_way! {
         home.client.chat(home.stream, ask("s", "Secret"), &[("x-tenure-user", "ada")]).await;
         // Whoever has no key is the administrator; a key of one user is not.
         let bob = tenure::User::new("bob").unwrap();
-        let (_, secret) = home.app.keys.add(nobody().tenant, Some(bob), vec![Right::Write], None, None).await.unwrap();
+        let (_, secret) = home.app.keys.add(NewKey { user: Some(bob), rights: vec![Right::Write], ..NewKey::default() }).await.unwrap();
         let bearer = format!("Bearer {secret}");
         let reply = home.client.chat(home.stream, ask("s", "Mine?"), &[("authorization", &bearer)]).await;
         assert_eq!((reply.status, reply.code(), home.model.count()), (404, "not_found", 1));
@@ -498,8 +498,13 @@ async fn who_says_how_messages_are_read() {
     let home = Home::with("sqlite", false, change).await.unwrap();
     let (tenant, rights) = (nobody().tenant, vec![Right::Read, Right::Write]);
     let history = Some(tenure::HistoryMode::Append);
-    let (_, key) = home.app.keys.add(tenant.clone(), None, rights.clone(), None, history).await.unwrap();
-    let (_, plain) = home.app.keys.add(tenant, None, rights, None, None).await.unwrap();
+    let (_, key) = home
+        .app
+        .keys
+        .add(NewKey { tenant: tenant.clone(), rights: rights.clone(), history, ..NewKey::default() })
+        .await
+        .unwrap();
+    let (_, plain) = home.app.keys.add(NewKey { tenant, rights, ..NewKey::default() }).await.unwrap();
     let lone = async |session: &str, key: &str, more: Value| {
         let bearer = format!("Bearer {key}");
         let headers = [("authorization", bearer.as_str())];

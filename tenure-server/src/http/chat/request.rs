@@ -51,6 +51,7 @@ pub(super) async fn understand(
     let user: Option<String> = peek(&body, "user")?;
     let user = user.map(User::new).transpose()?;
     let who = caller.writes_as(user)?;
+    caller.admit_model_call(app)?;
     let stream = peek(&body, "stream")?.unwrap_or(false);
     let session = match take::<String>(&mut body, "session_id")? {
         Some(id) => Some(SessionId::new(id)?),
@@ -86,6 +87,7 @@ pub(super) async fn understand(
     };
     let name = named.unwrap_or_else(|| app.models.default_name().to_owned());
     let Some(model) = app.models.get(&name) else { return Err(app.models.unknown(&name)) };
+    let model = caller.metered(app, model);
     let talk = Talk::begin(&name);
     body.set("model", &name);
     let detail = assistant.as_ref().map(|_| runner::detail(&name, &body)).unwrap_or_default();

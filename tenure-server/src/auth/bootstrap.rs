@@ -1,0 +1,34 @@
+//! The first key of a deployment, from a file: for containers, where nobody can run `tenure keys add`.
+
+use super::Keys;
+use super::keys::{NewKey, Right, hash_of, system_item, system_namespace};
+use anyhow::{Context, bail};
+use std::path::Path;
+
+/// Shorter secrets could be guessed.
+const MIN_LENGTH: usize = 32;
+
+/// Adds the key in a file as an administrator of the tenant `default`, once: a secret that was added before and revoked since
+/// stays revoked, also after a restart. Returns the key's id if it was added now.
+pub async fn add_bootstrap_key(keys: &Keys, file: &Path) -> anyhow::Result<Option<String>> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("can not read bootstrap_key_file {}", file.display()))?;
+    let secret = text.trim();
+    if secret.len() < MIN_LENGTH || secret.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        bail!(
+            "bootstrap_key_file {} must hold one key of at least {MIN_LENGTH} characters without spaces; \
+             for example: openssl rand -hex 32",
+            file.display()
+        );
+    }
+    let (_, id) = hash_of(secret);
+    let store = keys.tenure().store();
+    let (namespace, used) = (system_namespace("auth"), format!("bootstrap-{id}"));
+    if store.get(&namespace, &used, None).await?.is_some() {
+        return Ok(None);
+    }
+    let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
+    keys.add_secret(NewKey { rights, name: Some("bootstrap".to_owned()), ..NewKey::default() }, secret).await?;
+    store.put(&namespace, &system_item(used, "true".to_owned(), keys.tenure().now()), None).await?;
+    Ok(Some(id))
+}

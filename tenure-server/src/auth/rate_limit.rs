@@ -1,0 +1,286 @@
+//! Rate limits per key: token buckets that hold one minute's worth and refill continuously. Each node counts on its own.
+
+use crate::clock::Stopwatch;
+use crate::error::ApiError;
+use async_trait::async_trait;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use futures_util::StreamExt;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tenure::{Model, ModelError, Piece, Pieces, Prompt};
+
+/// What is limited per minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Resource {
+    /// HTTP requests.
+    Requests,
+    /// Tokens that models read and write.
+    Tokens,
+}
+
+impl Resource {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Tokens => "tokens",
+        }
+    }
+
+    /// The name of the limit in the configuration.
+    fn limit_name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests_per_minute",
+            Self::Tokens => "tokens_per_minute",
+        }
+    }
+}
+
+/// What is left of one key's minute. Negative: used in advance, by a request whose cost was known only afterwards.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    remaining: f64,
+    /// When it was last refilled, since the start of the process.
+    at: Duration,
+}
+
+impl Bucket {
+    fn refill(&mut self, limit: u64, now: Duration) {
+        let gained = now.saturating_sub(self.at).as_secs_f64() * limit as f64 / 60.0;
+        self.remaining = (self.remaining + gained).min(limit as f64);
+        self.at = now;
+    }
+
+    /// The time until this much is there.
+    fn time_until(&self, amount: f64, limit: u64) -> Duration {
+        let missing = (amount - self.remaining).max(0.0);
+        Duration::from_secs_f64((missing * 60.0 / limit as f64).min(86_400.0))
+    }
+}
+
+/// The state of one limit, for the response headers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Status {
+    resource: Resource,
+    limit: u64,
+    remaining: u64,
+    /// Until the bucket is full again.
+    reset: Duration,
+    /// Until a refused request may be sent again.
+    retry_after: Option<Duration>,
+}
+
+impl Status {
+    /// The headers that OpenAI's clients know: `x-ratelimit-limit-requests` and so on.
+    fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
+        let name = self.resource.name();
+        let reset = format!("{}ms", self.reset.as_millis());
+        [("limit", self.limit.to_string()), ("remaining", self.remaining.to_string()), ("reset", reset)]
+            .into_iter()
+            .filter_map(|(what, value)| {
+                let header = HeaderName::try_from(format!("x-ratelimit-{what}-{name}")).ok()?;
+                Some((header, HeaderValue::try_from(value).ok()?))
+            })
+            .collect()
+    }
+
+    fn error(&self) -> Option<ApiError> {
+        let wait = self.retry_after?;
+        let (name, seconds) = (self.resource.limit_name(), wait.as_secs() + 1);
+        let message = format!("this key is over its limit `{name}` of {}; try again in {seconds} s", self.limit);
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message).with_param(name);
+        Some(error.with_header(header::RETRY_AFTER, &seconds.to_string()))
+    }
+}
+
+/// The names of the headers, for pages of other sites.
+pub const HEADERS: [&str; 6] = [
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+];
+
+/// The buckets of all keys that have limits. At most two per key that exists.
+#[derive(Debug)]
+pub struct RateLimits {
+    buckets: Mutex<HashMap<(String, Resource), Bucket>>,
+    start: Stopwatch,
+}
+
+impl Default for RateLimits {
+    fn default() -> Self {
+        Self { buckets: Mutex::default(), start: Stopwatch::start() }
+    }
+}
+
+impl RateLimits {
+    /// Takes from a bucket if it is not empty. `amount` 0: only looks.
+    fn take(&self, key: &str, resource: Resource, limit: u64, amount: u64) -> Status {
+        self.with(key, resource, limit, |bucket| {
+            let refused = bucket.remaining < 1.0;
+            if !refused {
+                bucket.remaining -= amount as f64;
+            }
+            Status {
+                resource,
+                limit,
+                remaining: bucket.remaining.max(0.0) as u64,
+                reset: bucket.time_until(limit as f64, limit),
+                retry_after: refused.then(|| bucket.time_until(1.0, limit)),
+            }
+        })
+    }
+
+    /// Takes from a bucket, whatever is left in it; a negative amount is given back.
+    fn charge(&self, key: &str, resource: Resource, limit: u64, amount: i64) {
+        self.with(key, resource, limit, |bucket| bucket.remaining -= amount as f64);
+    }
+
+    fn with<R>(&self, key: &str, resource: Resource, limit: u64, change: impl FnOnce(&mut Bucket) -> R) -> R {
+        let now = self.start.elapsed();
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = Bucket { remaining: limit as f64, at: now };
+        let bucket = buckets.entry((key.to_owned(), resource)).or_insert(full);
+        bucket.refill(limit, now);
+        change(bucket)
+    }
+
+    /// Counts a request of a key; refuses it if the key is over one of its limits. `responses` gets the headers.
+    pub fn admit(
+        &self,
+        key: &str,
+        limits: super::KeyLimits,
+        responses: Option<&ResponseHeaders>,
+    ) -> Result<(), ApiError> {
+        let requests = limits.requests_per_minute.map(|limit| self.take(key, Resource::Requests, limit, 1));
+        let tokens = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
+        let statuses = [requests, tokens];
+        if let Some(responses) = responses {
+            responses.add(statuses.iter().flatten().flat_map(Status::headers));
+        }
+        // Whoever has no tokens left can still read.
+        requests.and_then(|status| status.error()).map_or(Ok(()), Err)
+    }
+
+    /// Refuses a request that would call a model for a key that has no tokens left.
+    pub fn admit_tokens(&self, key: &str, limits: super::KeyLimits) -> Result<(), ApiError> {
+        let status = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
+        status.and_then(|status| status.error()).map_or(Ok(()), Err)
+    }
+}
+
+/// Headers that are added to the response of a request, whatever it is. Travels as an extension of the request.
+#[derive(Clone, Debug, Default)]
+pub struct ResponseHeaders(Arc<Mutex<Vec<(HeaderName, HeaderValue)>>>);
+
+impl ResponseHeaders {
+    fn add(&self, headers: impl Iterator<Item = (HeaderName, HeaderValue)>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(headers);
+    }
+
+    /// The headers that were added.
+    pub fn take(&self) -> Vec<(HeaderName, HeaderValue)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Charges a key for the tokens of its model calls.
+#[derive(Clone, Debug)]
+pub struct TokenMeter {
+    pub(super) limits: Arc<RateLimits>,
+    pub(super) key: String,
+    pub(super) limit: u64,
+}
+
+impl TokenMeter {
+    /// Charges for a text of so many bytes.
+    pub fn charge_text(&self, bytes: usize) {
+        self.charge(bytes.div_ceil(BYTES_PER_TOKEN) as i64);
+    }
+
+    fn charge(&self, tokens: i64) {
+        self.limits.charge(&self.key, Resource::Tokens, self.limit, tokens);
+    }
+}
+
+/// A model whose tokens are charged to a key as they are used: estimated from the bytes of the prompt and of each chunk, and
+/// corrected when the model reports its usage. A client that goes away is charged for what it has caused.
+pub struct Metered {
+    /// The model.
+    pub model: Arc<dyn Model>,
+    /// Who is charged.
+    pub meter: TokenMeter,
+}
+
+/// Bytes of text that count as one token where a model does not report its usage.
+const BYTES_PER_TOKEN: usize = 4;
+
+#[async_trait]
+impl Model for Metered {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        let bytes: usize = prompt.messages.iter().map(|m| m.as_str().len()).sum();
+        let estimate = bytes.div_ceil(BYTES_PER_TOKEN) as i64;
+        self.meter.charge(estimate);
+        let pieces = self.model.ask(prompt).await.inspect_err(|_| self.meter.charge(-estimate))?;
+        let (meter, mut charged) = (self.meter.clone(), estimate);
+        Ok(Box::pin(pieces.inspect(move |piece| {
+            let Ok(Piece::Chunk(text) | Piece::Whole(text)) = piece else { return };
+            // The content of a chunk is a small part of its JSON: one token each is closer than its length.
+            let more = match (piece, reported_usage(text)) {
+                (_, Some(total)) => total - charged,
+                (Ok(Piece::Whole(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
+                _ => 1,
+            };
+            charged += more;
+            meter.charge(more);
+        })))
+    }
+}
+
+/// The total of the tokens that a response reports.
+fn reported_usage(text: &str) -> Option<i64> {
+    if !text.contains("\"total_tokens\"") {
+        return None;
+    }
+    let value: serde_json::Value = serde_json::from_str(text).ok()?;
+    value["usage"]["total_tokens"].as_i64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_refills_over_a_minute_and_holds_no_more_than_its_limit() {
+        let mut bucket = Bucket { remaining: 0.0, at: Duration::ZERO };
+        bucket.refill(60, Duration::from_secs(10));
+        assert_eq!(bucket.remaining, 10.0);
+        bucket.refill(60, Duration::from_secs(1000));
+        assert_eq!(bucket.remaining, 60.0);
+        bucket.remaining = -60.0;
+        assert_eq!(bucket.time_until(0.0, 60), Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_key_over_its_limit_is_refused_and_told_when_to_come_back() {
+        let limits = RateLimits::default();
+        for left in (0..3).rev() {
+            let status = limits.take("a", Resource::Requests, 3, 1);
+            assert_eq!((status.remaining, status.retry_after), (left, None));
+        }
+        let status = limits.take("a", Resource::Requests, 3, 1);
+        assert!(status.retry_after.is_some_and(|wait| wait <= Duration::from_secs(20)));
+        assert_eq!(status.error().unwrap().status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(limits.take("b", Resource::Requests, 3, 1).retry_after, None, "another key has a bucket of its own");
+    }
+
+    #[test]
+    fn usage_is_read_from_responses_only() {
+        assert_eq!(reported_usage(r#"{"usage": {"total_tokens": 7}}"#), Some(7));
+        assert_eq!(reported_usage(r#"{"choices": [{"delta": {"content": "\"total_tokens\": 9"}}]}"#), None);
+        assert_eq!(reported_usage(r#"{"usage": null}"#), None);
+    }
+}

@@ -1,0 +1,225 @@
+//! `/keys`: API keys, for administrators.
+
+use crate::auth::{Caller, Key, KeyLimits, NewKey, Right};
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{Input, Named};
+use crate::http::view::{Asking, Finding, Making};
+use crate::query::Pairs;
+use crate::server::Shared;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tenure::{HistoryMode, Period, User, excerpt};
+use utoipa::ToSchema;
+
+/// A key, without its secret.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct KeyView {
+    /// Its id: the beginning of its hash.
+    pub id: String,
+    /// `key`.
+    pub object: &'static str,
+    /// What it is for.
+    pub name: Option<String>,
+    /// Whose data it opens.
+    pub tenant: String,
+    /// The only user it can act as.
+    pub user: Option<String>,
+    /// What it permits.
+    pub rights: Vec<Right>,
+    /// How the messages of its requests are merged: `auto`, `full` or `append`.
+    #[schema(value_type = Option<String>)]
+    pub history: Option<HistoryMode>,
+    /// Its own limits; those that are absent are as configured under `limits.keys`.
+    pub limits: KeyLimits,
+    /// When it was created.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When it stops working.
+    #[schema(format = DateTime)]
+    pub expires_at: Option<String>,
+    /// When it was last used, to the minute.
+    #[schema(format = DateTime)]
+    pub last_used_at: Option<String>,
+    /// The secret: only in the response that creates it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+impl KeyView {
+    fn new(key: Key, secret: Option<String>) -> Self {
+        Self {
+            id: key.id,
+            object: "key",
+            name: key.name,
+            tenant: key.tenant.to_string(),
+            user: key.user.map(|user| user.to_string()),
+            rights: key.rights,
+            history: key.history,
+            limits: key.limits,
+            created_at: key.created_at.to_string(),
+            expires_at: key.expires_at.map(|at| at.to_string()),
+            last_used_at: key.last_used_at.map(|at| at.to_string()),
+            key: secret,
+        }
+    }
+}
+
+/// All keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct KeyList {
+    /// `list`.
+    object: &'static str,
+    /// The oldest first.
+    data: Vec<KeyView>,
+    /// Always `null`: they come all at once.
+    next_cursor: Option<String>,
+}
+
+/// A key to be created.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct KeyInput {
+    /// What it is for.
+    name: Option<String>,
+    /// The only user it can act as; absent: any.
+    user: Option<String>,
+    /// What it permits; `read` and `write` if absent.
+    rights: Option<Vec<Right>>,
+    /// How the messages of its requests are merged: `auto`, `full` or `append`.
+    #[schema(value_type = Option<String>)]
+    history: Option<HistoryMode>,
+    /// When it stops working (RFC 3339); absent: never.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+    /// Its own limits.
+    limits: KeyLimits,
+}
+
+/// How a key is rotated.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rotation {
+    /// How long the old key works on, such as `24h`; `1h` if absent, `0s`: not at all.
+    #[schema(value_type = Option<String>)]
+    grace: Option<Period>,
+}
+
+/// A key that was revoked.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct KeyRevoked {
+    id: String,
+    object: &'static str,
+    deleted: bool,
+}
+
+/// Whether the caller administers a key: one of its tenant, and of its user if its own key is bound to one.
+fn administers(caller: &Caller, tenant: &tenure::Tenant, key: &Key) -> bool {
+    let tenant = caller.is_operator() || key.tenant == *tenant;
+    tenant && caller.bound_user().is_none_or(|user| key.user.as_ref() == Some(user))
+}
+
+/// The key that a path names, if the caller administers it.
+async fn find(app: &Shared, caller: &Caller, named: &Named) -> ApiResult<Key> {
+    let (who, id) = (caller.administers()?, named.get("id")?);
+    let key = app.keys.get(id).await?.filter(|key| administers(caller, &who.tenant, key));
+    key.ok_or_else(|| ApiError::not_found(format!("there is no key {}; GET /keys lists them", excerpt(id))))
+}
+
+/// List keys
+///
+/// Without their secrets. Needs the right `admin`; a key that is bound to a user lists that user's keys.
+#[utoipa::path(
+    get, path = "/keys", tag = "keys", operation_id = "list_keys",
+    responses((status = 200, description = "The oldest first", body = KeyList), Asking)
+)]
+pub async fn list(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Json<KeyList>> {
+    let who = caller.administers()?;
+    // Operators who have the store itself see all tenants, unless they name one.
+    let all = caller.is_operator() && pairs.one("tenant")?.as_deref() == Some("*");
+    pairs.end()?;
+    let keys = app.keys.list().await?.into_iter();
+    let keys = keys.filter(|key| administers(&caller, &who.tenant, key) && (all || key.tenant == who.tenant));
+    let data = keys.map(|key| KeyView::new(key, None)).collect();
+    Ok(Json(KeyList { object: "list", data, next_cursor: None }))
+}
+
+/// Create a key
+///
+/// The response has the secret, `key`, this once. It works at once, on every node. Needs the right `admin`; a key that is bound to
+/// a user creates keys of that user.
+#[utoipa::path(
+    post, path = "/keys", tag = "keys", operation_id = "create_key",
+    request_body(content = KeyInput),
+    responses((status = 201, description = "The key, with its secret", body = KeyView), Making)
+)]
+pub async fn create(
+    State(app): State<Shared>,
+    caller: Caller,
+    Input(body): Input<KeyInput>,
+) -> ApiResult<(StatusCode, Json<KeyView>)> {
+    let who = caller.administers()?;
+    let named = body.user.map(User::new).transpose()?;
+    let user = match (caller.bound_user(), named) {
+        (Some(bound), Some(named)) if *bound != named => {
+            let message = format!("this key administers user {bound} only; leave `user` out");
+            return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message).with_param("user"));
+        }
+        (Some(bound), _) => Some(bound.clone()),
+        (None, named) => named,
+    };
+    let new = NewKey {
+        tenant: who.tenant,
+        user,
+        rights: body.rights.unwrap_or_else(|| vec![Right::Read, Right::Write]),
+        name: body.name,
+        history: body.history,
+        expires_at: body.expires_at,
+        limits: body.limits,
+    };
+    let (key, secret) = app.keys.add(new).await?;
+    Ok((StatusCode::CREATED, Json(KeyView::new(key, Some(secret)))))
+}
+
+/// Revoke a key
+///
+/// It stops working on this node at once, on others within two seconds. Keys stay required when the last one is revoked.
+#[utoipa::path(
+    delete, path = "/keys/{id}", tag = "keys", operation_id = "revoke_key",
+    params(("id" = String, Path, description = "The key's id")),
+    responses((status = 200, description = "It is revoked", body = KeyRevoked), Finding)
+)]
+pub async fn revoke(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<KeyRevoked>> {
+    let key = find(&app, &caller, &named).await?;
+    app.keys.revoke(&key.id).await?;
+    Ok(Json(KeyRevoked { id: key.id, object: "key.deleted", deleted: true }))
+}
+
+/// Rotate a key
+///
+/// Creates a key with the same settings; the old one works for `grace` longer (one hour). The response has the new secret, `key`,
+/// this once.
+#[utoipa::path(
+    post, path = "/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key",
+    params(("id" = String, Path, description = "The key's id")),
+    request_body(content = Rotation),
+    responses((status = 201, description = "The new key, with its secret", body = KeyView), Making)
+)]
+pub async fn rotate(
+    State(app): State<Shared>,
+    caller: Caller,
+    named: Named,
+    Input(body): Input<Rotation>,
+) -> ApiResult<(StatusCode, Json<KeyView>)> {
+    let key = find(&app, &caller, &named).await?;
+    let grace = body.grace.unwrap_or(Period::of(std::time::Duration::from_secs(3600)));
+    let Some(grace) = grace.duration() else {
+        return Err(ApiError::invalid("grace", "the old key must stop working some time; name a time such as 24h"));
+    };
+    let Some((key, secret)) = app.keys.rotate(&key.id, grace).await? else {
+        return Err(ApiError::not_found("the key was revoked a moment ago"));
+    };
+    Ok((StatusCode::CREATED, Json(KeyView::new(key, Some(secret)))))
+}
