@@ -49,6 +49,7 @@ macro_rules! conformance {
                 large_messages_are_kept
                 an_existing_session_is_not_created_again
                 a_stale_base_is_refused
+                a_store_that_went_back_in_time
                 an_unknown_session_takes_nothing
                 a_commit_brings_its_items_and_blobs
                 a_refused_commit_leaves_nothing

@@ -121,7 +121,7 @@ impl Tenure {
         };
         let mut head = card(&stored, session.head());
         head.due_at = self.due_at(&head);
-        self.store().commit(&Commit::new(Some(stored.seq), Vec::new(), head)).await?;
+        self.store().commit(&Commit::new(Some(stored.end()), Vec::new(), head)).await?;
         self.forget(key);
         Ok(())
     }
@@ -139,6 +139,9 @@ fn card(stored: &Head, replayed: &Head) -> Head {
     }
     if stored.front.is_none() {
         head.front = None;
+    }
+    if stored.log.is_none() {
+        head.log = None;
     }
     head
 }

@@ -49,9 +49,14 @@ impl Session {
             self.set_head(head);
         } else {
             let cut = self.cut_off.clone();
-            let commit = Commit { blobs, cut, ..Commit::new(Some(first.seq - 1), records, self.head().clone()) };
+            // The hash is over the records as they are stored: their media were taken out just now.
+            let hash = self.saved.and_then(|end| end.hash);
+            let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
+            let head = Head { log, ..self.head().clone() };
+            let commit = Commit { blobs, cut, ..Commit::new(self.saved, records, head) };
             tenure.commit_step(&commit).await?;
             tenure.forget(&self.key());
+            self.set_head(commit.head);
             if let Some(set) = tenure.watched(first.seq - 1, commit.records.iter().map(|r| &r.entry)) {
                 tenure.checkpointed(self.head(), set).await;
             }
@@ -67,6 +72,9 @@ impl Session {
     }
 
     fn add(&mut self, entry: Entry, at: Timestamp) {
+        if self.pending.is_empty() {
+            self.saved = Some(self.head().end());
+        }
         let record = Record { seq: self.seq + 1, at, entry };
         let cut = self.apply(&record);
         self.cut_off.extend(cut.into_iter().map(|said| said.message));

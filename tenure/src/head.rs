@@ -3,6 +3,7 @@
 use crate::audit::DecisionChain;
 use crate::entry::{Claim, Origin, Parent};
 use crate::id::{Key, RunId, Seq, SessionId, Tenant, User};
+use crate::log_hash::LogHash;
 use crate::message::Role;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -210,6 +211,15 @@ pub struct OpenReview {
     pub timeout: Option<Timestamp>,
 }
 
+/// The end of a log: how long it is, and what is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnd {
+    /// The last record.
+    pub seq: Seq,
+    /// The hash over the log ([`Head::log`]).
+    pub hash: Option<LogHash>,
+}
+
 /// The index card. All but `due_at` and the lease's end follows from the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Head {
@@ -238,6 +248,9 @@ pub struct Head {
     pub first: Seq,
     /// The last record.
     pub seq: Seq,
+    /// The hash over its log. Sessions that were created before format 3 have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogHash>,
     /// How much has been said.
     pub mark: Mark,
     /// What comes before the newest turns, if that is known: not in forks, and not where a rewind has cut it off.
@@ -272,6 +285,11 @@ impl Head {
     /// Where the session is.
     pub fn key(&self) -> Key {
         Key { tenant: self.tenant.clone(), session: self.info.session_id.clone() }
+    }
+
+    /// Where its log ends: what the next commit builds on.
+    pub fn end(&self) -> LogEnd {
+        LogEnd { seq: self.seq, hash: self.log }
     }
 
     /// What stores index for filters: each tag, each metadata field with a plain value, and what waits for a person.

@@ -382,7 +382,7 @@ impl Tenure {
         if let (Some(lease), Some(until)) = (&mut head.lease, draft.lease) {
             lease.until = until;
         }
-        let base = Some(before.seq);
+        let base = Some(before.end());
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
         self.commit_step(&commit).await?;
         known.cut = commit.records.iter().any(|r| matches!(r.entry, Entry::Rewound(_)));
@@ -423,6 +423,8 @@ impl Tenure {
     }
 
     /// What was known, with the records that came since; the new card alone, if what was known is another session, or can not be gone on from.
+    /// The hash over the log tells whether what was known is in the store at all: a database that lost its last commits may have
+    /// grown to the same length, or beyond it, with other records.
     async fn follow_up(&self, mut state: State, head: Head) -> Result<State> {
         let (State::Tail(known, _) | State::Whole(known)) = &state else { return Ok(State::Head(Box::new(head))) };
         // Not behind by more than records of its own.
@@ -440,6 +442,12 @@ impl Tenure {
             true => self.own_records(&head, known.seq, head.seq).await?,
             false => Vec::new(),
         };
+        let hash = known.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
+        if hash != head.log {
+            tracing::warn!(session_id = %head.info.session_id, known = known.seq, stored = head.seq,
+                "the store has another log than this node remembers; it was loaded again");
+            return Ok(State::Head(Box::new(head)));
+        }
         // What these are about may not be in a tail.
         let reaches_back = |r: &Record| matches!(r.entry, Entry::Rewound(_) | Entry::Compacted { .. });
         if matches!(state, State::Tail(..)) && pages.iter().flatten().any(reaches_back) {

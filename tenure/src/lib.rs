@@ -66,6 +66,7 @@ mod id;
 mod idempotency;
 mod lease;
 mod load;
+mod log_hash;
 mod look;
 mod mark;
 mod matching;
@@ -122,10 +123,11 @@ pub use error::{Error, Result, excerpt};
 pub use fields::Fields;
 pub use hands::{Answered, Hands, Heard, Progress, Replay, TurnError};
 pub use head::{
-    Front, Head, Lead, Lease, MAX_MARK_CALLS, Mark, OpenReview, Reviewing, SessionInfo, Status, VisibleHash,
+    Front, Head, Lead, Lease, LogEnd, MAX_MARK_CALLS, Mark, OpenReview, Reviewing, SessionInfo, Status, VisibleHash,
 };
 pub use history::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
 pub use id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
+pub use log_hash::LogHash;
 pub use media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
 pub use memory::{Memory, Mind, Remember, Source};
 pub use message::{MAX_DEPTH, Message, Role, ToolCall};

@@ -2,8 +2,9 @@
 
 use crate::audit::DecisionChain;
 use crate::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
-use crate::head::{DECISIONS, Front, Head, Lease, Mark, OpenReview, SessionInfo, Status};
+use crate::head::{DECISIONS, Front, Head, Lease, LogEnd, Mark, OpenReview, SessionInfo, Status};
 use crate::id::{Key, Label, RunId, Seq};
+use crate::log_hash::LogHash;
 use crate::message::{Message, Role};
 use crate::metadata;
 use jiff::Timestamp;
@@ -186,6 +187,8 @@ pub struct Session {
     pub uncompacted: bool,
     /// Records that were applied here and are not saved yet.
     pub(crate) pending: Vec<Record>,
+    /// Where its log ended before them.
+    pub(crate) saved: Option<LogEnd>,
     /// What those records cut off.
     pub(crate) cut_off: Vec<Message>,
     /// So many messages are not here, because nobody needs them: those before this record.
@@ -299,6 +302,7 @@ impl Session {
             decided: Vec::new(),
             uncompacted: false,
             pending: Vec::new(),
+            saved: None,
             cut_off: Vec::new(),
             older: (0, 0),
             bytes: 0,
@@ -538,6 +542,7 @@ impl Head {
             due_at: None,
             first: record.seq,
             seq: record.seq,
+            log: Some(LogHash::of(record)),
             mark: Mark::default(),
             front: None,
             parent: created.parent.clone(),
@@ -574,6 +579,10 @@ impl Head {
     pub fn apply(&mut self, record: &Record) {
         let at = record.at;
         self.seq = record.seq;
+        self.log = match record.entry {
+            Entry::Created(_) => Some(LogHash::of(record)),
+            _ => self.log.map(|log| log.then(record)),
+        };
         self.info.updated_at = self.info.updated_at.max(at);
         let mut active = false;
         match &record.entry {

@@ -2,7 +2,7 @@
 
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Reviewing, Status, VisibleHash, field_label, fold_case, origin_label, tag_label};
+use crate::head::{Head, LogEnd, Reviewing, Status, VisibleHash, field_label, fold_case, origin_label, tag_label};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
 use crate::media::{Blob, BlobId};
 use crate::message::Message;
@@ -32,7 +32,7 @@ pub use postgres::PostgresStore;
 pub use sqlite::SqliteStore;
 
 /// The newest storage format this version writes and reads; every older one opens too.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// A page of records ends after so many bytes of text, even if the limit is not reached.
 pub const MAX_PAGE_BYTES: usize = 8 << 20;
@@ -47,8 +47,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// * `base: None`: the session must not exist ([`Error::Exists`]). If its head names a parent, the parent must exist and
     ///   its log must reach the fork's point ([`Error::NotFound`] with the parent's id).
-    /// * `base: Some(n)`: the session's log must end at `n` ([`Error::Conflict`]; [`Error::NotFound`] if there is none), and it must be
-    ///   the same session: one that was purged and made anew has another `created_at`, and conflicts. Where the session's own log
+    /// * `base: Some(end)`: the session's log must end there ([`Error::Conflict`]; [`Error::NotFound`] if there is none): with the same
+    ///   record, and with the same hash over all records, so that a writer whose records the store has lost (a restored backup, an
+    ///   asynchronous failover) never continues from them. And it must be the same session: one that was purged and made anew has
+    ///   another `created_at`, and conflicts. Where the session's own log
     ///   begins and what it leans on (`first`, `parent`) stay as stored: a purge elsewhere may have changed them unknown to the writer.
     ///
     /// Records are contiguous and end at `head.seq`; there may be none (then only the head changes). Items go on shelves of
@@ -144,7 +146,7 @@ pub enum Glance {
 #[derive(Clone, Debug)]
 pub struct Commit {
     /// Where the log must end for the step to be taken; `None`: the session must not exist.
-    pub base: Option<Seq>,
+    pub base: Option<LogEnd>,
     /// What happened.
     pub records: Vec<Record>,
     /// The index card after it.
@@ -159,7 +161,7 @@ pub struct Commit {
 
 impl Commit {
     /// A step of records only.
-    pub fn new(base: Option<Seq>, records: Vec<Record>, head: Head) -> Self {
+    pub fn new(base: Option<LogEnd>, records: Vec<Record>, head: Head) -> Self {
         Self { base, records, head, items: Vec::new(), blobs: Vec::new(), cut: Vec::new() }
     }
 
@@ -170,7 +172,7 @@ impl Commit {
 
     /// Checks what every store relies on.
     pub(crate) fn check(&self) -> Result<()> {
-        let before = self.base.unwrap_or(self.head.first.saturating_sub(1));
+        let before = self.base.map_or(self.head.first.saturating_sub(1), |end| end.seq);
         let last = self.records.last().map_or(before, |r| r.seq);
         let contiguous = self.records.iter().zip(before + 1..).all(|(r, want)| r.seq == want);
         if !contiguous || last != self.head.seq || (self.base.is_none() && self.records.is_empty()) {

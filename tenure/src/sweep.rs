@@ -247,7 +247,7 @@ impl Tenure {
     async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
         let head = Head { due_at, ..head.clone() };
         self.forget(&head.key());
-        match self.commit_step(&Commit::new(Some(head.seq), Vec::new(), head)).await {
+        match self.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
             Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
             done => done,
         }

@@ -241,7 +241,7 @@ pub async fn a_writer_may_not_know_of_the_purge(Fixture { store, .. }: Fixture) 
     }
     assert_whole(&*store, &[&a, &b]).await;
     let stale = a.head();
-    let _ = store.commit(&Commit::new(Some(stale.seq), Vec::new(), stale)).await;
+    let _ = store.commit(&Commit::new(Some(stale.end()), Vec::new(), stale)).await;
     assert_whole(&*store, &[&a, &b]).await;
     store.purge(&b.key).await.unwrap();
     assert_whole(&*store, &[&a]).await;

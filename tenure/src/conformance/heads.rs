@@ -455,7 +455,7 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     // What is put off is not due any more.
     let mut head = store.head(&key("y", "b")).await.unwrap().unwrap();
     head.due_at = None;
-    store.commit(&Commit::new(Some(head.seq), Vec::new(), head)).await.unwrap();
+    store.commit(&Commit::new(Some(head.end()), Vec::new(), head)).await.unwrap();
     assert_ids(&store.heads(&due(99, 9)).await.unwrap(), &["d", "a", "e"]);
 }
 
@@ -490,7 +490,7 @@ pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture)
     assert_ids(&store.heads(&ended(11)).await.unwrap(), &["c", "b", "a"]);
     let mut head = logs[0].head();
     head.lease.as_mut().unwrap().until = moment(50);
-    store.commit(&Commit::new(Some(head.seq), Vec::new(), head)).await.unwrap();
+    store.commit(&Commit::new(Some(head.end()), Vec::new(), head)).await.unwrap();
     logs[1].push(asked("b", 3, None)).save(&*store).await;
     let over = Entry::RunEnded { run, outcome: Outcome::Completed, error: None, code: None };
     logs[2].push(over).save(&*store).await;

@@ -95,7 +95,7 @@ impl Log {
 
     /// The step that saves what is not saved yet; the next one goes on from there.
     pub fn commit(&mut self) -> Commit {
-        let base = self.saved.checked_sub(1).map(|last| self.records[last].seq);
+        let base = (self.saved > 0).then(|| head_of(&self.key, &self.records[..self.saved]).end());
         let records = self.records[self.saved..].to_vec();
         self.saved = self.records.len();
         Commit::new(base, records, self.head())
@@ -122,8 +122,8 @@ pub async fn say(store: &dyn Store, key: &Key, text: &str) -> Result<Record> {
     loop {
         let found = store.head(key).await?;
         let mut head = found.ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
-        let (base, at) = (head.seq, head.info.updated_at + SignedDuration::from_micros(1));
-        let record = Record { seq: base + 1, at, entry: Entry::message(Message::user(text)) };
+        let (base, at) = (head.end(), head.info.updated_at + SignedDuration::from_micros(1));
+        let record = Record { seq: base.seq + 1, at, entry: Entry::message(Message::user(text)) };
         head.apply(&record);
         match store.commit(&Commit::new(Some(base), vec![record.clone()], head)).await {
             Err(Error::Conflict { .. }) => tokio::task::yield_now().await,

@@ -7,7 +7,7 @@ use crate::entry::{
     ReviewOpened, Rewound, Timeout,
 };
 use crate::error::Error;
-use crate::head::{Head, Status};
+use crate::head::{Head, LogEnd, Status};
 use crate::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
 use crate::message::Message;
 use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
@@ -228,13 +228,43 @@ pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
         let record = Record { seq: base + 1, at: moment(9), entry: Entry::message(Message::user("no")) };
         let mut head = log.head();
         head.seq = base + 1;
-        let refused = store.commit(&Commit::new(Some(base), vec![record], head.clone())).await;
+        let end = LogEnd { seq: base, ..log.head().end() };
+        let refused = store.commit(&Commit::new(Some(end), vec![record], head.clone())).await;
         assert_fails(refused, Error::Conflict { session_id: log.key.session.clone(), expected: base });
         head.seq = base;
-        let refused = store.commit(&Commit::new(Some(base), Vec::new(), head)).await;
+        let refused = store.commit(&Commit::new(Some(end), Vec::new(), head)).await;
         assert_fails(refused, Error::Conflict { session_id: log.key.session.clone(), expected: base });
     }
     assert_eq!(state(&*store, &[], &[]).await, before);
+}
+
+/// A store that went back in time: it lost the last commits of a session (a restored backup, an asynchronous failover), and others
+/// continued from there. A writer that remembers the lost records is refused, however long the log has become, and changes nothing.
+pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
+    let title = |title: &str| Entry::info(InfoChange { title: Change::Set(title.to_owned()), ..InfoChange::default() });
+    let ways = [
+        ("text", Entry::message(Message::user("lost")), Entry::message(Message::user("other"))),
+        // Records that are no messages count too.
+        ("info", title("lost"), title("other")),
+    ];
+    for (id, lost, other) in ways {
+        let mut stored = Log::new(id);
+        stored.say("one").save(&*store).await;
+        let mut writer = stored.clone();
+        // The same time and the same last record: only what is before it tells the two logs apart.
+        writer.push(lost).say("last").commit();
+        stored.push(other).say("last").save(&*store).await;
+        assert_eq!((writer.seq(), writer.records.last()), (stored.seq(), stored.records.last()));
+        let before = state(&*store, &[], &[]).await;
+
+        let conflict = || Error::Conflict { session_id: stored.key.session.clone(), expected: 4 };
+        let renewal = Commit::new(Some(writer.head().end()), Vec::new(), writer.head());
+        assert_fails(store.commit(&renewal).await, conflict());
+        assert_fails(store.commit(&writer.say("next").commit()).await, conflict());
+        assert_eq!(state(&*store, &[], &[]).await, before);
+        stored.say("next").save(&*store).await;
+        assert_eq!(store.head(&stored.key).await.unwrap(), Some(stored.head()));
+    }
 }
 
 /// A session that does not exist can not be gone on with.
@@ -243,7 +273,7 @@ pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
     log.commit();
     let next = log.say("one").commit();
     assert_fails(store.commit(&next).await, Error::NotFound { session_id: log.key.session.clone() });
-    let head_only = Commit { records: Vec::new(), base: Some(log.seq()), ..next };
+    let head_only = Commit { records: Vec::new(), base: Some(log.head().end()), ..next };
     assert_fails(store.commit(&head_only).await, Error::NotFound { session_id: log.key.session.clone() });
     assert_eq!(store.head(&log.key).await.unwrap(), None);
 }
@@ -335,7 +365,7 @@ pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
         let mut head = log.head();
         head.due_at = Some(moment(seconds));
         head.lease.as_mut().unwrap().until = moment(seconds);
-        store.commit(&Commit::new(Some(head.seq), Vec::new(), head.clone())).await.unwrap();
+        store.commit(&Commit::new(Some(head.end()), Vec::new(), head.clone())).await.unwrap();
         assert_eq!(store.head(&log.key).await.unwrap(), Some(head));
         assert_eq!(read_all(&*store, &log.key).await, log.records);
     }

@@ -20,7 +20,7 @@ pub async fn everything_is_there_again(fixture: Fixture) {
     store.purge(&purged.key).await.unwrap();
     let mut due = logs[1].head();
     due.due_at = Some(moment(77));
-    store.commit(&Commit::new(Some(due.seq), Vec::new(), due)).await.unwrap();
+    store.commit(&Commit::new(Some(due.end()), Vec::new(), due)).await.unwrap();
 
     let shelves = [
         session_shelf(&logs[0].key, "cache"),

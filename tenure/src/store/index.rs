@@ -59,8 +59,8 @@ impl Index {
         match (commit.base, self.heads.get(&key)) {
             (None, Some(_)) => return Err(Error::Exists { session_id: key.session }),
             (Some(_), None) => return Err(missing(key.session)),
-            (Some(n), Some(head)) if head.seq != n || head.info.created_at != commit.head.info.created_at => {
-                return Err(Error::Conflict { session_id: key.session, expected: n });
+            (Some(end), Some(head)) if head.end() != end || head.info.created_at != commit.head.info.created_at => {
+                return Err(Error::Conflict { session_id: key.session, expected: end.seq });
             }
             _ => {}
         }

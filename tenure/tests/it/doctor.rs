@@ -65,10 +65,10 @@ on_every_store! {
         let right = home.tenure.head(&admin(), &id("x")).await.unwrap();
         let front = right.front.clone().unwrap();
         let older = Head { front: None, ..right.clone() };
-        home.tenure.store().commit(&Commit::new(Some(right.seq), Vec::new(), older)).await.unwrap();
+        home.tenure.store().commit(&Commit::new(Some(right.end()), Vec::new(), older)).await.unwrap();
         assert_eq!(examined(home).await, [""; 0]);
         let wrong = Head { front: Some(Front { summary: Some((3, 2)), ..front }), ..right.clone() };
-        home.tenure.store().commit(&Commit::new(Some(right.seq), Vec::new(), wrong)).await.unwrap();
+        home.tenure.store().commit(&Commit::new(Some(right.end()), Vec::new(), wrong)).await.unwrap();
         let findings = home.tenure.examine(|_| ()).await.unwrap();
         assert!(findings.len() == 1 && findings[0].what.ends_with("front"), "{findings:?}");
         assert!(home.tenure.repair(&findings[0]).await.unwrap());
@@ -81,7 +81,7 @@ on_every_store! {
             let right = home.tenure.head(&admin(), &id(name)).await.unwrap();
             let mut wrong = right.clone();
             (wrong.mark.messages, wrong.info.title, wrong.status) = (99, Some("no".into()), Status::Paused);
-            home.tenure.store().commit(&Commit::new(Some(wrong.seq), Vec::new(), wrong)).await.unwrap();
+            home.tenure.store().commit(&Commit::new(Some(wrong.end()), Vec::new(), wrong)).await.unwrap();
             let findings = home.tenure.examine(|_| ()).await.unwrap();
             assert_eq!(findings.len(), 1, "{findings:?}");
             assert_eq!(findings[0].cure, Cure::Card(right.key()));

@@ -15,6 +15,7 @@ mod doctor;
 mod foreign;
 mod formats;
 mod hands;
+mod history_loss;
 mod invariants;
 mod leases;
 mod lifecycle;

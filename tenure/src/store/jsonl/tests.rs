@@ -72,7 +72,7 @@ fn next(head: &Head, entries: &[Entry]) -> Commit {
         record
     };
     let records = (head.seq + 1..).zip(entries).map(record).collect();
-    Commit::new(Some(head.seq), records, after)
+    Commit::new(Some(head.end()), records, after)
 }
 
 async fn open(dir: &TempDir) -> JsonlStore {

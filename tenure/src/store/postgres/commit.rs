@@ -6,6 +6,7 @@ use super::link::{Fail, Link, Param, Tries};
 use super::{column, micros, place, whole};
 use crate::entry::Record;
 use crate::error::{Error, Result};
+use crate::log_hash::LogHash;
 use crate::store::{Commit, Item, Owner};
 use std::collections::BTreeMap;
 use tokio_postgres::types::Type;
@@ -21,8 +22,8 @@ pub(super) struct Statements {
 const APPEND: &str = r#"WITH head AS (
     UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
         due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15,
-        talk = $25, matches = $26
-    WHERE tenant = $1 AND session = $2 AND seq = $16 AND created_at = $7
+        talk = $25, matches = $26, log = $27
+    WHERE tenant = $1 AND session = $2 AND seq = $16 AND log IS NOT DISTINCT FROM $28 AND created_at = $7
     RETURNING 1
 )"#;
 
@@ -31,8 +32,8 @@ const CREATE: &str = r#"WITH parent AS (
     SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $18 AND seq >= $19 FOR KEY SHARE
 ), head AS (
     INSERT INTO tenure_head (tenant, session, "user", assistant, thread, status, created_at, active_at, due_at, seq, hash,
-        lease_until, title, labels, card, first, parent, parent_seq, parent_mark, talk, matches)
-    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $17, $18, $19, $20, $25, $26
+        lease_until, title, labels, card, first, parent, parent_seq, parent_mark, talk, matches, log)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $17, $18, $19, $20, $25, $26, $27
     WHERE $18 IS NULL OR EXISTS (SELECT 1 FROM parent)
     ON CONFLICT DO NOTHING
     RETURNING 1
@@ -50,18 +51,18 @@ impl Statements {
         let with = format!(
             ", item AS (
     INSERT INTO tenure_item ({ITEM_COLUMNS})
-    SELECT $1, $27, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
+    SELECT $1, $29, i.shelf, i.key, i.value, i.text, array_to_tsvector(string_to_array(i.words, ' ')), i.created_at,
         i.used_at, i.uses, i.expires_at
-    FROM head, unnest($28, $29, $30, $31, $32, $33, $34, $35, $36)
+    FROM head, unnest($30, $31, $32, $33, $34, $35, $36, $37, $38)
         AS i (shelf, key, value, text, words, created_at, used_at, uses, expires_at)
     {ITEM_REPLACE}
 ), blob AS (
     INSERT INTO tenure_blob (tenant, id, bytes)
-    SELECT $1, b.id, b.bytes FROM head, unnest($37, $38) AS b (id, bytes)
+    SELECT $1, b.id, b.bytes FROM head, unnest($39, $40) AS b (id, bytes)
     ON CONFLICT DO NOTHING
 ), used AS (
     INSERT INTO tenure_blob_use (tenant, session, blob, first)
-    SELECT $1, $2, b.id, $39 FROM head, unnest($37) AS b (id)
+    SELECT $1, $2, b.id, $41 FROM head, unnest($39) AS b (id)
     ON CONFLICT DO NOTHING
 )"
         );
@@ -107,7 +108,7 @@ async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
     let params: [Param<'_>; 2] = [(&head.tenant.as_str(), Type::TEXT), (&session_id.as_str(), Type::TEXT)];
     let exists = !link.rows(sql, &params).await?.is_empty();
     let error = match (commit.base, &head.parent) {
-        (Some(expected), _) if exists => Error::Conflict { session_id, expected },
+        (Some(end), _) if exists => Error::Conflict { session_id, expected: end.seq },
         (Some(_), _) => Error::NotFound { session_id },
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
@@ -115,6 +116,11 @@ async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
         (None, None) => return Ok(Fail::Undone(format!("session {session_id} was purged at the same time"))),
     };
     Ok(Fail::Final(error))
+}
+
+/// A hash as it is stored.
+fn signed(hash: Option<LogHash>) -> Option<i64> {
+    hash.map(|hash| hash.0.cast_signed())
 }
 
 /// A commit as columns and arrays.
@@ -136,6 +142,8 @@ struct Bound<'a> {
     labels: Option<Vec<String>>,
     card: String,
     base: Option<i64>,
+    base_log: Option<i64>,
+    log: Option<i64>,
     first: i64,
     parent: Option<&'a str>,
     parent_seq: Option<i64>,
@@ -195,7 +203,9 @@ impl<'a> Bound<'a> {
             title: head.folded_title(),
             labels: Some(head.labels()).filter(|l| !l.is_empty()),
             card: serde_json::to_string(head).expect("cards have string keys and finite numbers only"),
-            base: commit.base.map(whole),
+            base: commit.base.map(|end| whole(end.seq)),
+            base_log: commit.base.and_then(|end| signed(end.hash)),
+            log: signed(head.log),
             first: whole(head.first),
             parent: parent.map(|p| p.session.as_str()),
             parent_seq: parent.map(|p| whole(p.seq)),
@@ -240,6 +250,8 @@ impl<'a> Bound<'a> {
             (&self.entries, Type::TEXT_ARRAY),
             (&self.talk, Type::INT8),
             (&self.matches, Type::INT8_ARRAY),
+            (&self.log, Type::INT8),
+            (&self.base_log, Type::INT8),
         ];
         if !self.commit.items.is_empty() || !self.commit.blobs.is_empty() {
             let items = &self.items;

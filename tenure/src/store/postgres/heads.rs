@@ -6,13 +6,14 @@ use crate::entry::Parent;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status, VisibleHash};
 use crate::id::{Key, SessionId, Tenant, User};
+use crate::log_hash::LogHash;
 use crate::store::{Order, Query, Whose};
 use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 /// The columns that [`read`] takes.
-const CARD: &str = "tenant, session, card, first, parent, parent_seq, parent_mark";
+const CARD: &str = "tenant, session, card, first, parent, parent_seq, parent_mark, log";
 
 /// So much of a thread's name is in the index: see the migration.
 const THREAD_CHARS: usize = 200;
@@ -49,7 +50,7 @@ pub(super) async fn count(link: &Link) -> Result<Vec<(Status, u64)>> {
     Ok(Status::counts(all, &counts))
 }
 
-/// A card as it was stored, with the lineage as it is now: see the migration.
+/// A card as it was stored, with the lineage and the hash over the log as they are now: see the migrations.
 fn read(row: &Row) -> Result<Head> {
     let table = || "postgres, table tenure_head".to_owned();
     let (tenant, session): (&str, &str) = (column(row, 0, table)?, column(row, 1, table)?);
@@ -64,6 +65,7 @@ fn read(row: &Row) -> Result<Head> {
             mark: serde_json::from_str(column(row, 6, place)?).map_err(|e| Error::corrupt(place(), e))?,
         }),
     };
+    head.log = column::<Option<i64>>(row, 7, place)?.map(|log| LogHash(log.cast_unsigned()));
     Ok(head)
 }
 

@@ -107,10 +107,10 @@ impl Writer {
 
     /// The next step of these entries.
     fn step(&self, entries: impl IntoIterator<Item = Entry>) -> Commit {
-        let (mut head, base) = (self.head.clone(), self.head.seq);
+        let (mut head, base) = (self.head.clone(), self.head.end());
         let skew = jiff::SignedDuration::from_micros(self.skew);
         let record = |(seq, entry)| Record { seq, at: at(seq as i64) + skew, entry };
-        let records: Vec<Record> = (base + 1..).zip(entries).map(record).collect();
+        let records: Vec<Record> = (base.seq + 1..).zip(entries).map(record).collect();
         records.iter().for_each(|r| head.apply(r));
         Commit::new(Some(base), records, head)
     }

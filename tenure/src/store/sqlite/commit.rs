@@ -4,8 +4,9 @@ use super::file::File;
 use super::{Done, cards, items};
 use crate::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Status, VisibleHash};
+use crate::head::{Head, LogEnd, Status, VisibleHash};
 use crate::id::{Seq, SessionId, Tenant, User};
+use crate::log_hash::LogHash;
 use crate::media::Blob;
 use crate::store::{Commit, Item, Owner};
 use rusqlite::{Connection, OptionalExtension, named_params, params};
@@ -31,9 +32,14 @@ pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: 
     Ok(())
 }
 
+/// A hash as it is stored.
+fn signed(hash: Option<LogHash>) -> Option<i64> {
+    hash.map(|hash| hash.0.cast_signed())
+}
+
 /// A commit as rows.
 pub(super) struct Write {
-    base: Option<Seq>,
+    base: Option<LogEnd>,
     tenant: Tenant,
     session: SessionId,
     user: User,
@@ -44,6 +50,7 @@ pub(super) struct Write {
     active_at: i64,
     due_at: Option<i64>,
     seq: Seq,
+    log: Option<LogHash>,
     hash: VisibleHash,
     match_keys: Vec<VisibleHash>,
     matches: String,
@@ -75,35 +82,38 @@ impl Row {
 
 /// What the writer must agree with, and what the common step leaves as it is.
 const STORED: &str = "
-    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, matches
+    SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, matches,
+        log
     FROM head WHERE tenant = ?1 AND session = ?2";
 
 /// The common step: only what was said and when is new. Other columns are not named, because an index is written if one of
 /// its columns is named after SET, whether it has changed or not.
-const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6 WHERE id = ?1";
+const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7
+    WHERE id = ?1";
 
 /// The same where a run begins or ends: its lease is new, or gone.
-const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, lease_until = ?7
+const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7,
+    lease_until = ?8
     WHERE id = ?1";
 
 const CHANGE: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
         due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
-        labels = :labels, card = :card, matches = :matches
+        labels = :labels, card = :card, matches = :matches, log = :log
     WHERE id = :id";
 
 const CREATE: &str = "
     INSERT INTO head (tenant, session, user, assistant, thread, status, created_at, active_at, due_at, seq, hash, parent,
-        lease_until, title, labels, card, matches)
+        lease_until, title, labels, card, matches, log)
     VALUES (:tenant, :session, :user, :assistant, :thread, :status, :created_at, :active_at, :due_at, :seq, :hash, :parent,
-        :lease_until, :title, :labels, :card, :matches)
+        :lease_until, :title, :labels, :card, :matches, :log)
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
 
 impl Write {
     pub fn new(commit: &Commit) -> Result<Self> {
         commit.check()?;
         let head = &commit.head;
-        if commit.records.is_empty() && commit.base != Some(head.seq) {
+        if commit.records.is_empty() && commit.base.map(|end| end.seq) != Some(head.seq) {
             return Err(Error::invalid("commit", "a step without records must not move the head's seq"));
         }
         Ok(Self {
@@ -118,6 +128,7 @@ impl Write {
             active_at: head.active_at.as_microsecond(),
             due_at: head.due_at.map(|t| t.as_microsecond()),
             seq: head.seq,
+            log: head.log,
             hash: head.mark.hash,
             matches: head.mark.match_keys().iter().map(ToString::to_string).collect(),
             match_keys: head.mark.match_keys(),
@@ -156,16 +167,17 @@ impl Write {
         Ok(())
     }
 
-    /// The head's new state, if it ends at `base`; its id.
-    fn advance(&self, conn: &Connection, file: &File, base: Seq) -> Done<i64> {
+    /// The head's new state, if its log ends at `base`; its id.
+    fn advance(&self, conn: &Connection, file: &File, base: LogEnd) -> Done<i64> {
         let mut find = conn.prepare_cached(STORED)?;
         let mut rows = find.query([self.tenant.as_str(), self.session.as_str()])?;
         let Some(row) = rows.next()? else {
             return Err(Error::NotFound { session_id: self.session.clone() }.into());
         };
         let id = row.get(0)?;
-        if (row.get::<_, i64>(1)?, row.get::<_, i64>(2)?) != (base as i64, self.created_at) {
-            return Err(Error::Conflict { session_id: self.session.clone(), expected: base }.into());
+        let stored: (i64, Option<i64>, i64) = (row.get(1)?, row.get(13)?, row.get(2)?);
+        if stored != (base.seq as i64, signed(base.hash), self.created_at) {
+            return Err(Error::Conflict { session_id: self.session.clone(), expected: base.seq }.into());
         }
         let text = |column, want: Option<&str>| -> rusqlite::Result<bool> {
             Ok(row.get_ref(column)?.as_str_or_null()? == want)
@@ -190,7 +202,7 @@ impl Write {
         if !same || moved {
             return self.change(conn, file, id, moved);
         }
-        let (seq, hash) = (self.seq as i64, self.hash.0);
+        let (seq, hash, log) = (self.seq as i64, self.hash.0, signed(self.log));
         match leased {
             true => conn.prepare_cached(ADVANCE)?.execute(params![
                 id,
@@ -198,10 +210,11 @@ impl Write {
                 seq,
                 hash,
                 self.card,
-                self.matches
+                self.matches,
+                log
             ])?,
             false => {
-                let row = params![id, self.active_at, seq, hash, self.card, self.matches, self.lease_until];
+                let row = params![id, self.active_at, seq, hash, self.card, self.matches, log, self.lease_until];
                 conn.prepare_cached(LEASE)?.execute(row)?
             }
         };
@@ -234,7 +247,7 @@ impl Write {
             ":status": self.status.as_str(), ":active_at": self.active_at, ":due_at": self.due_at,
             ":seq": self.seq as i64, ":hash": self.hash.0, ":lease_until": self.lease_until,
             ":title": self.title, ":labels": self.labels, ":card": card.as_ref().unwrap_or(&self.card),
-            ":matches": self.matches,
+            ":matches": self.matches, ":log": signed(self.log),
         })?;
         Ok(id)
     }
@@ -251,6 +264,7 @@ impl Write {
                 ":created_at": self.created_at, ":active_at": self.active_at, ":due_at": self.due_at,
                 ":seq": self.seq as i64, ":hash": self.hash.0, ":parent": self.parent(), ":lease_until": self.lease_until,
                 ":title": self.title, ":labels": self.labels, ":card": self.card, ":matches": self.matches,
+                ":log": signed(self.log),
             },
             |r| r.get(0),
         );

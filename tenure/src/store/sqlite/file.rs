@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../migrations/sqlite/0002_match.sql"),
+    include_str!("../../../migrations/sqlite/0003_log_hash.sql"),
 ];
 
 /// How long to wait for another process that writes.

@@ -9,7 +9,7 @@ mod writing;
 use super::SqliteStore;
 use crate::entry::{Created, Entry, Record};
 use crate::error::Result;
-use crate::head::Head;
+use crate::head::{Head, LogEnd};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
 use crate::message::Message;
 use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
@@ -73,7 +73,7 @@ fn item(key: &str, text: &str) -> Item {
 #[derive(Clone)]
 struct Log {
     head: Head,
-    base: Option<Seq>,
+    base: Option<LogEnd>,
     new: Vec<Record>,
 }
 
@@ -108,7 +108,7 @@ impl Log {
     /// What is new, as a step; from now on it counts as saved.
     fn commit(&mut self) -> Commit {
         let commit = Commit::new(self.base, std::mem::take(&mut self.new), self.head.clone());
-        self.base = Some(self.head.seq);
+        self.base = Some(self.head.end());
         commit
     }
 

@@ -217,9 +217,9 @@ async fn a_refused_commit_does_not_spoil_the_others() {
     let good = logs[0].say("good").commit();
     let mut stale = logs[1].clone().say("one").say("two").commit();
     stale.records.remove(0);
-    stale.base = Some(2);
+    stale.base = stale.base.map(|end| LogEnd { seq: 2, ..end });
     let dirty = logs[2].say("one").say("two").commit();
-    let missing = Commit { base: Some(1), ..Log::new("nobody").say("hi").commit() };
+    let missing = Commit { base: Some(Log::new("nobody").head.end()), ..Log::new("nobody").say("hi").commit() };
     let missing = Commit { records: missing.records[1..].to_vec(), ..missing };
     let exists = Log::new("s3").commit();
     let late = logs[3].say("good").commit();
@@ -252,7 +252,7 @@ async fn two_processes_may_write_one_file() {
             let mut done = 0;
             while done < 15 {
                 let head = store.head(&key("s")).await.unwrap().unwrap();
-                let mut log = Log { base: Some(head.seq), head, new: Vec::new() };
+                let mut log = Log { base: Some(head.end()), head, new: Vec::new() };
                 match store.commit(&log.say(&format!("{n}.{done}")).commit()).await {
                     Ok(()) => done += 1,
                     Err(e) => assert_eq!(e.code(), "conflict", "{e}"),
@@ -315,7 +315,11 @@ async fn there_is_a_limit_to_records_and_sessions() {
     let sql = place.sql();
     let last = (1u64 << 32) - 1;
     sql.execute("UPDATE head SET seq = ?1, card = json_set(card, '$.seq', ?1)", [last as i64]).unwrap();
-    let mut log = Log { base: Some(last), head: Head { seq: last, ..log.head }, new: Vec::new() };
+    let mut log = Log {
+        base: Some(LogEnd { seq: last, ..log.head.end() }),
+        head: Head { seq: last, ..log.head },
+        new: Vec::new(),
+    };
     let refused = place.store.commit(&log.say("one more").commit()).await.unwrap_err();
     assert_eq!(refused.code(), "too_large", "{refused}");
 

@@ -1,0 +1,104 @@
+//! A store that lost acknowledged commits while nodes were running: a restored backup, or an asynchronous failover. A node forgets what
+//! it remembers of them, and never continues from, shows or writes a history that is stored nowhere.
+
+use crate::on_every_store;
+use crate::places::*;
+use tenure::store::{Commit, Range};
+use tenure::*;
+
+/// Takes the store back to where a session had so many records.
+async fn go_back(tenure: &Tenure, session: &SessionId, upto: usize) {
+    let (store, key) = (tenure.store(), ada().key(session));
+    let mut log = store.records(&key, &Range::after(0)).await.unwrap();
+    log.truncate(upto);
+    let head = Session::replay(&key, log.clone()).unwrap().head().clone();
+    store.purge(&key).await.unwrap();
+    store.commit(&Commit::new(None, log, head)).await.unwrap();
+}
+
+fn said(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|t| Message::user(t).as_str().to_owned()).collect()
+}
+
+async fn say(tenure: &Tenure, text: &str) {
+    tenure.append(&ada(), &id("s"), vec![Message::user(text)]).await.unwrap();
+}
+
+/// Every node sees the same session afterwards, and so does one that knows nothing yet; the doctor agrees.
+async fn assert_all_see(home: &Home, nodes: &[&Tenure], texts_wanted: &[&str]) {
+    for tenure in nodes.iter().copied().chain([&home.beside()]) {
+        assert_eq!(texts(&tenure.load(&ada(), &id("s")).await.unwrap()), said(texts_wanted));
+        assert_eq!(tenure.head(&ada(), &id("s")).await.unwrap(), home.beside().head(&ada(), &id("s")).await.unwrap());
+    }
+    assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+}
+
+on_every_store! {
+    /// Others made the log as long as it was: the same position, another history.
+    async fn a_log_of_the_same_length_is_told_apart(home: &mut Home) {
+        let other = home.beside();
+        home.tenure.create(&ada(), named("s")).await.unwrap();
+        say(&home.tenure, "one").await;
+        say(&home.tenure, "lost").await;
+        go_back(&other, &id("s"), 2).await;
+        say(&other, "other").await;
+        say(&home.tenure, "next").await;
+        assert_all_see(home, &[&home.tenure, &other], &["one", "other", "next"]).await;
+    }
+
+    /// A read finds it out as well, without a write.
+    async fn a_read_shows_what_is_stored(home: &mut Home) {
+        let other = home.beside();
+        home.tenure.create(&ada(), named("s")).await.unwrap();
+        say(&home.tenure, "one").await;
+        say(&home.tenure, "lost").await;
+        let lost = home.tenure.load(&ada(), &id("s")).await.unwrap();
+        assert_eq!(texts(&lost), said(&["one", "lost"]));
+        go_back(&other, &id("s"), 2).await;
+        say(&other, "other").await;
+        assert_all_see(home, &[&home.tenure], &["one", "other"]).await;
+    }
+
+    /// Others made the log longer than it was: what is known is no prefix of what is stored.
+    async fn a_longer_log_is_told_apart(home: &mut Home) {
+        let other = home.beside();
+        home.tenure.create(&ada(), named("s")).await.unwrap();
+        say(&home.tenure, "one").await;
+        say(&home.tenure, "lost").await;
+        go_back(&other, &id("s"), 2).await;
+        say(&other, "other").await;
+        say(&other, "another").await;
+        say(&home.tenure, "next").await;
+        assert_all_see(home, &[&home.tenure, &other], &["one", "other", "another", "next"]).await;
+    }
+
+    /// Nobody wrote since: what is known is longer than what is stored.
+    async fn a_shorter_log_is_told_apart(home: &mut Home) {
+        let other = home.beside();
+        home.tenure.create(&ada(), named("s")).await.unwrap();
+        say(&home.tenure, "one").await;
+        say(&home.tenure, "lost").await;
+        go_back(&other, &id("s"), 2).await;
+        say(&home.tenure, "next").await;
+        assert_all_see(home, &[&home.tenure, &other], &["one", "next"]).await;
+    }
+
+    /// A session that was loaded to be edited can not be saved over another history.
+    async fn an_edited_session_is_not_saved_over_another_history(home: &mut Home) {
+        let other = home.beside();
+        home.tenure.create(&ada(), named("s")).await.unwrap();
+        say(&home.tenure, "one").await;
+        say(&home.tenure, "lost").await;
+        let mut edited = home.tenure.load(&ada(), &id("s")).await.unwrap();
+        go_back(&other, &id("s"), 2).await;
+        say(&other, "other").await;
+        edited.push(picture("see", "F"), home.now());
+        assert_eq!(edited.save(&home.tenure).await.unwrap_err().code(), "conflict");
+        let mut edited = home.tenure.load(&ada(), &id("s")).await.unwrap();
+        edited.push(Message::user("edit"), home.now());
+        edited.save(&home.tenure).await.unwrap();
+        edited.push(Message::user("and again"), home.now());
+        edited.save(&home.tenure).await.unwrap();
+        assert_all_see(home, &[&home.tenure, &other], &["one", "other", "edit", "and again"]).await;
+    }
+}
