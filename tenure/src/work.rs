@@ -1,8 +1,10 @@
 //! The loop of a run: ask [`next`](crate::next()), do it, keep it, until there is an answer, a person must decide, or a limit is reached.
 //!
-//! A round with tools is two commits: the answer with the calls that are about to be made, and their results with a checkpoint.
+//! A round with tools is two commits: the answer with the calls that are about to be made, and their results with a checkpoint. While
+//! the store is away the run waits, with what it holds ([`insist`]).
 
 mod calls;
+mod insist;
 
 use crate::answer::{Answer, add_usage};
 use crate::assistant::Assistant;
@@ -29,6 +31,7 @@ use crate::sift::Sift;
 use crate::store::Item;
 use crate::tenure::Tenure;
 use crate::tools::Tool;
+use insist::insist;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -240,7 +243,7 @@ impl<'a> Work<'a> {
         let mut step = match self.first {
             Some(_) => Step::Model,
             None => {
-                self.recall().await?;
+                insist(async || self.recall().await).await?;
                 self.keep(Vec::new(), true).await?
             }
         };
@@ -309,7 +312,7 @@ impl<'a> Work<'a> {
         self.rounds += 1;
         let messages = match self.first.take() {
             Some(messages) => messages,
-            None => self.shown().await?,
+            None => insist(async || self.shown().await).await?,
         };
         (self.answer, self.kept) = (Answer::default(), false);
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
@@ -420,7 +423,7 @@ impl<'a> Work<'a> {
     /// `last`: nothing else is under way.
     async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<Step> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write(&self.who, id, Need::Run, |state, now| {
+        let done = tenure.write_insisting(&self.who, id, Need::Run, |state, now| {
             let session = tenure.run_ref(state, id)?;
             let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
             let post = |m: &Message| Entry::Message(Post::by(run, m.clone()));

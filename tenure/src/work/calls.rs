@@ -1,8 +1,9 @@
 //! The tool calls of a run: what the cache has of them, making them concurrently, and what they came to.
 
+use super::insist::insist;
 use super::{Work, limit};
 use crate::batch::Batch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hands::{Heard, Progress, TurnError};
 use crate::memory_tool;
 use crate::message::Message;
@@ -25,7 +26,11 @@ impl<'a> Work<'a> {
                 continue;
             }
             let arguments = Value::Object(arguments);
-            let found = self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await?;
+            let found = match self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await {
+                // The answer is in hand and not stored yet: without the cache, the tool is called.
+                Err(Error::Unavailable { .. }) => None,
+                found => found?,
+            };
             if let Some(Value::String(content)) = found.map(|c| c.result) {
                 self.hits.insert(call.id, content);
             }
@@ -132,14 +137,17 @@ impl<'a> Work<'a> {
             };
             // A node that slept may have lost its run, and another may be making this very call.
             if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
-                let end = tenure.renew(&who, &id, &run).await?;
+                let end = insist(async || tenure.renew(&who, &id, &run).await).await?;
                 held.until.store(end.as_microsecond(), Ordering::Relaxed);
             }
             let call = Call { session, run, id: call.id, tool: call.name, arguments };
             let make = async {
                 match tools {
                     Some(tools) if !ours => Ok(tools.call(&assistant, &call).await),
-                    _ => tenure.call_memory(&who, &id, &call).await.map(Ok),
+                    _ => match tenure.call_memory(&who, &id, &call).await {
+                        Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
+                        made => made.map(Ok),
+                    },
                 }
             };
             let made = match tokio::time::timeout(timeout, make).await {
@@ -168,7 +176,12 @@ impl<'a> Work<'a> {
                 Ok(Output { content, failed }) => {
                     if tool.cache && !failed {
                         let arguments = Value::Object(call.arguments);
-                        tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await?;
+                        match tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await {
+                            Err(e @ Error::Unavailable { .. }) => {
+                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "a result was not cached");
+                            }
+                            put => put?,
+                        }
                     }
                     Ok(Made::Said(content))
                 }

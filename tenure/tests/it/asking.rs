@@ -65,7 +65,7 @@ on_every_store! {
             let model = Arc::new(Script::held([say("Yes.")], &Arc::new(Semaphore::new(0))));
             let broken = node(home, Fragile::new(home.tenure.store(), Some((0, when))));
             let lost = broken.turn_asking(&ada(), plain("Are you there?"), &first(&model)).await.unwrap_err();
-            assert_eq!(lost.code(), "unavailable");
+            assert_eq!(lost.code(), "storage_full");
             assert_eq!(Arc::strong_count(&model), 1, "nobody waits for its answer");
         }
     }

@@ -201,7 +201,8 @@ pub enum When {
     After,
 }
 
-/// A store that counts commits, and dies at one of them: from then on it answers nothing, like a process that was killed.
+/// A store that counts commits, and fails at one of them. From then on it answers nothing: for good, like one of a process that was
+/// killed, or until it comes back, like a database that is away.
 #[derive(Debug)]
 pub struct Fragile {
     inner: Arc<dyn Store>,
@@ -210,6 +211,7 @@ pub struct Fragile {
     /// How many records were read.
     pub read: AtomicUsize,
     dead: AtomicBool,
+    comes_back: bool,
     /// Each commit needs a permit.
     pub held: Option<Arc<Semaphore>>,
 }
@@ -223,9 +225,25 @@ impl Fragile {
         Arc::new(Self::on(inner, None, Some(by.clone())))
     }
 
+    /// A store that is away from a commit on, until it comes back.
+    pub fn away_at(inner: &Arc<dyn Store>, commit: usize, when: When) -> Arc<Self> {
+        Arc::new(Self { comes_back: true, ..Self::on(inner, Some((commit, when)), None) })
+    }
+
+    pub fn come_back(&self) {
+        self.dead.store(false, SeqCst);
+    }
+
+    fn error(&self) -> Error {
+        match self.comes_back {
+            true => Error::unavailable("it is away"),
+            false => Error::Full { place: "a store that is dead".to_owned() },
+        }
+    }
+
     fn on(inner: &Arc<dyn Store>, dies: Option<(usize, When)>, held: Option<Arc<Semaphore>>) -> Self {
         let (commits, read, dead) = Default::default();
-        Self { inner: inner.clone(), dies, commits, read, dead, held }
+        Self { inner: inner.clone(), dies, commits, read, dead, comes_back: false, held }
     }
 
     /// How many commits there were, renewals included.
@@ -242,7 +260,7 @@ impl Fragile {
     }
 
     fn alive(&self) -> Result<&dyn Store> {
-        if self.is_dead() { Err(Error::unavailable("it is dead")) } else { Ok(&*self.inner) }
+        if self.is_dead() { Err(self.error()) } else { Ok(&*self.inner) }
     }
 }
 
@@ -261,7 +279,7 @@ impl Store for Fragile {
                 if when == When::After {
                     inner.commit(commit).await?;
                 }
-                Err(Error::unavailable("it died"))
+                Err(self.error())
             }
         }
     }
@@ -304,7 +322,7 @@ impl Store for Fragile {
                 if when == When::After {
                     inner.purge_at(key, created_at, seq).await?;
                 }
-                Err(Error::unavailable("it died"))
+                Err(self.error())
             }
         }
     }

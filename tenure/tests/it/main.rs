@@ -22,6 +22,7 @@ mod lifecycle;
 mod memories;
 mod model;
 mod next;
+mod outage;
 mod places;
 mod redact;
 mod reviews;

@@ -1,0 +1,87 @@
+//! The store goes away while a run is on: the run waits for it, with what it holds in hand.
+
+use crate::hands::*;
+use crate::on_every_store;
+use crate::places::*;
+use jiff::SignedDuration;
+use serde_json::json;
+use std::sync::Arc;
+use tenure::*;
+
+fn node(home: &Home, store: Arc<Fragile>) -> Tenure {
+    let tenure = Tenure::on(store, Options { clock: home.clock.clone(), ..Options::default() });
+    tenure.declare(clerk(|_| ()));
+    tenure
+}
+
+fn tools() -> Workshop {
+    Workshop::new([(Tool { cache: true, ..read_only("look") }, Does::Says("seen")), (tool("pay"), Does::Says("paid"))])
+}
+
+fn script() -> Script {
+    Script::new([calls(&[("c1", "look", json!({})), ("c2", "pay", json!({}))]), say("Done.")])
+}
+
+fn ask(session: &str) -> Ask {
+    Ask { session: Some(id(session)), ..question("Go") }
+}
+
+const TALK: [&str; 5] = ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."];
+
+on_every_store! {
+    /// Whichever commit finds the store away, and whether it was stored or not: the run ends as it would have, and nothing is done or
+    /// written twice.
+    async fn a_run_waits_with_its_results(home: &mut Home) {
+        let counting = Fragile::new(home.tenure.store(), None);
+        let tenure = node(home, counting.clone());
+        let turn = begin(&tenure, ask("count")).await.unwrap();
+        let begun = counting.commits();
+        work(*turn, &script(), &tools()).await.unwrap();
+        let all = counting.commits();
+        assert!(all >= begun + 3, "the calls, their results, the answer: {begun} {all}");
+        for commit in begun..all {
+            for when in [When::Before, When::After] {
+                let (session, tools) = (format!("s{commit}{when:?}"), tools());
+                let store = Fragile::away_at(home.tenure.store(), commit, when);
+                let tenure = node(home, store.clone());
+                let turn = begin(&tenure, ask(&session)).await.unwrap();
+                let (model, back) = (script(), async {
+                    until("the store is away", async || store.is_dead()).await;
+                    store.come_back();
+                });
+                let (done, ()) = tokio::join!(work(*turn, &model, &tools), back);
+                assert!(!done.unwrap().waiting);
+                let s = home.tenure.load(&ada(), &id(&session)).await.unwrap();
+                assert_eq!(talk(&s), TALK, "{commit} {when:?}");
+                assert_eq!((ending(&s), s.runs.len()), ((Some(Outcome::Completed), None), 1));
+                assert_eq!((tools.done("pay").len(), tools.done("look").len()), (1, 1));
+                assert_eq!(*tenure.load(&ada(), &id(&session)).await.unwrap().head(), *s.head());
+            }
+        }
+        assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
+    }
+
+    /// Another node takes the run over meanwhile: what the first one holds is dropped when the store is back.
+    async fn a_run_that_was_taken_over_meanwhile_is_superseded(home: &mut Home) {
+        let counting = Fragile::new(home.tenure.store(), None);
+        begin(&node(home, counting.clone()), ask("count")).await.unwrap();
+        // The results of the tools.
+        let store = Fragile::away_at(home.tenure.store(), counting.commits() + 1, When::Before);
+        let (here, there) = (node(home, store.clone()), node(home, Fragile::new(home.tenure.store(), None)));
+        let (here_tools, there_tools) = (tools(), tools());
+        let turn = begin(&here, ask("x")).await.unwrap();
+        let (model, taken) = (script(), async {
+            until("the store is away", async || store.is_dead()).await;
+            home.pass(SignedDuration::from_secs(60));
+            let head = there.head(&ada(), &id("x")).await.unwrap();
+            let turn = there.take_over(&head).await.unwrap().unwrap();
+            // Nobody knows whether the payment was made: a person is asked.
+            assert!(work(turn, &script(), &there_tools).await.unwrap().waiting);
+            store.come_back();
+        });
+        let (lost, ()) = tokio::join!(work(*turn, &model, &here_tools), taken);
+        assert_eq!(lost.unwrap_err().code(), "superseded");
+        let s = home.tenure.load(&ada(), &id("x")).await.unwrap();
+        assert_eq!((here_tools.done("pay").len(), there_tools.done("pay").len(), s.open_reviews().count()), (1, 0, 1));
+    }
+}
