@@ -1,22 +1,27 @@
 //! PostgreSQL: many nodes on one database, one round trip per commit.
 //!
-//! The URL is the usual one, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, with three options of ours:
+//! The URL is the usual one, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, with four options of ours:
 //!
 //! * `pool=N`: at most so many connections, 16 unless said otherwise;
 //! * `schema=NAME`: tables and views live in this schema, which is created if it is missing;
-//! * `prepare=off`: behind a pooler in transaction mode. Nothing is prepared or kept on a connection then.
+//! * `prepare=off`: behind a pooler in transaction mode. Nothing is prepared or kept on a connection then;
+//! * `retry=30s`: for how long a step that finds the server away is tried again, ten seconds unless said otherwise.
+//!
+//! Several hosts may be named (`postgres://USER@A:5432,B:5432/DATABASE`): the one that accepts writes is used, and when another one
+//! becomes the primary, that one. `connect_timeout` is for each of them.
 //!
 //! `sslmode` is `disable`, `prefer` (TLS if the server offers it) or `require`. With TLS, the server's certificate must be
 //! one that this system trusts.
 //!
 //! Beside its pool, a store that somebody waits on has a connection to listen on (not with `prepare=off`).
 //!
-//! A step that finds the server away is tried again for ten seconds (`RETRY_FOR`). No step waits for ever.
+//! No step waits for ever.
 
 mod bell;
 mod check;
 mod commit;
 mod heads;
+mod hosts;
 mod items;
 mod link;
 mod migrate;
@@ -54,8 +59,8 @@ impl PostgresStore {
     pub async fn open(url: &str) -> Result<Self> {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
-        let bell = bell::Bell::new(settings.clone());
-        let link = Arc::new(Link::new(settings)?);
+        let link = Arc::new(Link::new(settings.clone())?);
+        let bell = bell::Bell::new(&settings, link.hosts().clone());
         migrate::migrate(&link, &place, &migrate::MIGRATIONS).await?;
         Ok(Self { link, bell, statements: commit::Statements::new(), place })
     }

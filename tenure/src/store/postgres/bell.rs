@@ -3,8 +3,9 @@
 //! A notification is sent after the commit that it tells of, by itself: within it, it would make all commits of the database wait
 //! for each other. What is to be told while one is on its way goes with the next.
 
+use super::hosts::Hosts;
 use super::link::{Fail, Link};
-use super::url::{Prepare, Settings, tls};
+use super::url::{Prepare, Settings};
 use crate::id::{Key, SessionId, Tenant};
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -14,9 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
-use tokio_postgres::config::SslMode;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Connection};
 
 /// All stores of a database share it; each finds its own by the schema.
 const CHANNEL: &str = "tenure";
@@ -24,11 +24,15 @@ const CHANNEL: &str = "tenure";
 const PAUSE: Duration = Duration::from_millis(10);
 /// After a connection was lost.
 const RECONNECT: Duration = Duration::from_secs(1);
+/// How long the server may take to begin to listen.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// So many are kept for whoever is slow to take them.
 const QUEUE: usize = 4096;
 
 pub(super) struct Bell {
-    settings: Settings,
+    hosts: Arc<Hosts>,
+    schema: Option<String>,
+    prepare: Prepare,
     /// Who tells: what we say ourselves is no news.
     name: String,
     heard: broadcast::Sender<Option<Key>>,
@@ -44,9 +48,10 @@ struct Untold {
 }
 
 impl Bell {
-    pub fn new(settings: Settings) -> Self {
-        let name = uuid::Uuid::now_v7().simple().to_string();
-        Self { settings, name, heard: broadcast::channel(QUEUE).0, listener: Mutex::default(), untold: Arc::default() }
+    pub fn new(settings: &Settings, hosts: Arc<Hosts>) -> Self {
+        let (schema, prepare) = (settings.schema.clone(), settings.prepare);
+        let (name, heard) = (uuid::Uuid::now_v7().simple().to_string(), broadcast::channel(QUEUE).0);
+        Self { hosts, schema, prepare, name, heard, listener: Mutex::default(), untold: Arc::default() }
     }
 
     #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
@@ -62,19 +67,19 @@ impl Bell {
     /// Connects when it is first asked for. A pooler that gives each transaction another connection has none to listen on.
     #[expect(clippy::disallowed_methods, reason = "it ends with the store")]
     pub fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
-        if self.settings.prepare == Prepare::Never {
+        if self.prepare == Prepare::Never {
             return None;
         }
         let mut listener = lock(&self.listener);
         if listener.is_none() {
-            let (settings, heard, from) = (self.settings.clone(), self.heard.clone(), self.from());
-            *listener = Some(tokio::spawn(async move { listen(&settings, &heard, &from).await }).abort_handle());
+            let (hosts, heard, from) = (self.hosts.clone(), self.heard.clone(), self.from());
+            *listener = Some(tokio::spawn(async move { listen(&hosts, &heard, &from).await }).abort_handle());
         }
         Some(self.heard.subscribe())
     }
 
     fn from(&self) -> [String; 2] {
-        [self.settings.schema.clone().unwrap_or_default(), self.name.clone()]
+        [self.schema.clone().unwrap_or_default(), self.name.clone()]
     }
 }
 
@@ -111,18 +116,18 @@ async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String;
     }
 }
 
-async fn listen(settings: &Settings, heard: &broadcast::Sender<Option<Key>>, from: &[String; 2]) {
+/// Listens for ever. When another host becomes the primary, the connection to the one before is given up: it may stay silent for ever.
+async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<Key>>, from: &[String; 2]) {
     loop {
-        let ended = match (settings.driver.get_ssl_mode(), tls()) {
-            (SslMode::Disable, _) => match settings.driver.connect(NoTls).await {
-                Ok((client, connection)) => take_in(&client, connection, heard, from).await,
-                Err(e) => Err(e.into()),
-            },
-            (_, Ok(tls)) => match settings.driver.connect(tls).await {
-                Ok((client, connection)) => take_in(&client, connection, heard, from).await,
-                Err(e) => Err(e.into()),
-            },
-            (_, Err(e)) => Err(e.into()),
+        let ended = match hosts.connect().await {
+            Ok((client, connection)) => {
+                let since = hosts.generation();
+                tokio::select! {
+                    ended = take_in(&client, connection, heard, from) => ended,
+                    () = hosts.changed(since) => Err(Fail::Lost("another host has become the primary".to_owned())),
+                }
+            }
+            Err(fail) => Err(fail),
         };
         if let Err(e) = ended {
             tracing::debug!(error = ?e, "not listening to other nodes; trying again");
@@ -144,10 +149,12 @@ where
 {
     let sql = format!("LISTEN {CHANNEL}");
     let asked = client.batch_execute(&sql);
-    tokio::pin!(asked);
+    let silent = sleep(LISTEN_TIMEOUT);
+    tokio::pin!(asked, silent);
     let mut listening = false;
     loop {
         tokio::select! {
+            () = &mut silent, if !listening => return Err(Fail::Lost("no answer to LISTEN".to_owned())),
             done = &mut asked, if !listening => {
                 done?;
                 listening = true;

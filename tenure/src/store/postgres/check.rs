@@ -1,7 +1,7 @@
 //! Looking for what does not belong, and removing it.
 
 use super::column;
-use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param, Tries, within};
+use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::error::{Error, Result};
 use crate::id::{SessionId, Tenant};
 use crate::media::BlobId;
@@ -101,7 +101,7 @@ pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
 /// Runs a statement that may look at whole tables.
 async fn rows(link: &Link, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
     let sql = link.sql(sql);
-    let mut tries = Tries::new();
+    let mut tries = link.tries();
     loop {
         let attempt = async {
             let lease = link.lease().await?;
@@ -109,7 +109,7 @@ async fn rows(link: &Link, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> 
             lease.keep();
             Ok::<_, Fail>(rows)
         };
-        match within(MAINTENANCE_TIMEOUT, attempt).await {
+        match link.within(MAINTENANCE_TIMEOUT, attempt).await {
             Ok(rows) => return Ok(rows),
             Err(fail) => tries.wait(fail).await?,
         }

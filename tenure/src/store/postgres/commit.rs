@@ -2,8 +2,8 @@
 
 use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
-use super::link::{Fail, Link, Param, Tries};
-use super::{column, micros, place, whole};
+use super::link::{Fail, Link, Param};
+use super::{micros, whole};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::log_hash::LogHash;
@@ -76,7 +76,8 @@ impl Statements {
 }
 
 /// Takes a step. If the connection breaks on the way, nobody knows whether it was taken: it is sent again, and the log's
-/// end decides. A second try finds that end moved if the first got through.
+/// end decides. A second try finds that end moved if the first got through; that the step is there is then confirmed with a
+/// commit of its own ([`Bound::confirm`]).
 pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit) -> Result<()> {
     commit.check()?;
     let bound = Bound::new(commit)?;
@@ -87,11 +88,15 @@ pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit
         (Some(_), false) => &statements.append_with,
         (None, false) => &statements.create_with,
     };
-    let (mut tries, mut unsure) = (Tries::new(), false);
+    let (mut tries, mut unsure) = (link.tries(), false);
     loop {
         let fail = match link.once(statement, &params).await {
             Ok(rows) if !rows.is_empty() => return Ok(()),
-            Ok(_) if unsure && bound.is_stored(link).await? => return Ok(()),
+            Ok(_) if unsure => match bound.confirm(link).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => refusal(link, commit).await?,
+                Err(fail) => fail,
+            },
             Ok(_) => refusal(link, commit).await?,
             Err(fail) => fail,
         };
@@ -275,18 +280,26 @@ impl<'a> Bound<'a> {
     }
 
     /// Whether the log holds these very records: the same places, times and texts.
-    async fn is_stored(&self, link: &Link) -> Result<bool> {
-        let sql = "SELECT at, entry FROM tenure_record
-            WHERE tenant = $1 AND session = $2 AND seq = ANY($3) ORDER BY seq";
-        let params: [Param<'_>; 3] =
-            [(&self.tenant, Type::TEXT), (&self.session, Type::TEXT), (&self.seqs, Type::INT8_ARRAY)];
-        let rows = link.rows(sql, &params).await?;
-        let mut same = !rows.is_empty() && rows.len() == self.seqs.len();
-        for ((row, at), entry) in rows.iter().zip(&self.ats).zip(&self.entries) {
-            let place = || place(&self.commit.head.key());
-            same &= column::<i64>(row, 0, place)? == *at && column::<&str>(row, 1, place)? == entry;
+    ///
+    /// Asking is a write, which changes nothing: a step can be seen before it is replicated (its connection ended while it waited for a
+    /// synchronous standby), and may still be lost with this server. A commit after it is not acknowledged before it is replicated, so
+    /// what this one confirms is as durable as if its own acknowledgement had arrived.
+    async fn confirm(&self, link: &Link) -> Result<bool, Fail> {
+        if self.seqs.is_empty() {
+            return Ok(false);
         }
-        Ok(same)
+        let sql = "UPDATE tenure_head SET seq = seq WHERE tenant = $1 AND session = $2 AND cardinality($3) = (
+                SELECT count(*) FROM tenure_record r, unnest($3, $4, $5) AS w (seq, at, entry)
+                WHERE r.tenant = $1 AND r.session = $2 AND r.seq = w.seq AND r.at = w.at AND r.entry = w.entry
+            ) RETURNING 1";
+        let params: [Param<'_>; 5] = [
+            (&self.tenant, Type::TEXT),
+            (&self.session, Type::TEXT),
+            (&self.seqs, Type::INT8_ARRAY),
+            (&self.ats, Type::INT8_ARRAY),
+            (&self.entries, Type::TEXT_ARRAY),
+        ];
+        Ok(!link.once(sql, &params).await?.is_empty())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Items on their shelves.
 
-use super::link::{Link, MAINTENANCE_TIMEOUT, Param, Tries, within};
+use super::link::{Link, MAINTENANCE_TIMEOUT, Param};
 use super::{column, instant, micros, row_limit, whole};
 use crate::error::{Error, Result};
 use crate::id::Tenant;
@@ -138,15 +138,15 @@ pub(super) async fn get(link: &Link, shelf: &Shelf, key: &str, used: Option<Time
         None => format!("SELECT {ITEM} FROM tenure_item WHERE {here}"),
         Some(used) => {
             params.push((used, Type::INT8));
-            // A mark of use is not worth a wait for the disk; the setting holds for this statement only.
-            format!(
-                "UPDATE tenure_item SET used_at = $5, uses = uses + 1
-                FROM (SELECT set_config('synchronous_commit', 'off', true) AS mode) quick
-                WHERE quick.mode = 'off' AND {here} RETURNING {ITEM}"
-            )
+            format!("UPDATE tenure_item SET used_at = $5, uses = uses + 1 WHERE {here} RETURNING {ITEM}")
         }
     };
-    link.rows(&sql, &params).await?.first().map(|row| item(row, shelf)).transpose()
+    let rows = match used {
+        None => link.rows(&sql, &params).await?,
+        // A mark of use is not worth a wait for the disk.
+        Some(_) => link.rows_unsynced(&sql, &params).await?,
+    };
+    rows.first().map(|row| item(row, shelf)).transpose()
 }
 
 pub(super) async fn items(link: &Link, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
@@ -189,15 +189,28 @@ pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize)
 }
 
 pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<usize> {
+    // Tenant by tenant, so that each statement that locks or changes rows is about one of them (see `docs/decisions.md`, Citus).
+    let sql = "SELECT tenant, count(*) FROM (
+            SELECT tenant FROM tenure_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
+        ) due GROUP BY tenant ORDER BY tenant";
+    let now = micros(now);
+    let due = link.rows(sql, &[(&now, Type::INT8), (&row_limit(limit), Type::INT8)]).await?;
     // Nodes that sweep at the same time share the work instead of waiting for each other.
-    let sql = "DELETE FROM tenure_item i USING (
-            SELECT tenant, owner, shelf, key FROM tenure_item WHERE expires_at <= $1
-            ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
-        ) over
-        WHERE i.tenant = over.tenant AND i.owner = over.owner AND i.shelf = over.shelf AND i.key = over.key
+    let sql = "WITH over AS MATERIALIZED (
+            SELECT owner, shelf, key FROM tenure_item WHERE tenant = $1 AND expires_at <= $2
+            ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED
+        )
+        DELETE FROM tenure_item i USING over
+        WHERE i.tenant = $1 AND i.owner = over.owner AND i.shelf = over.shelf AND i.key = over.key
         RETURNING 1";
-    let params: [Param<'_>; 2] = [(&micros(now), Type::INT8), (&row_limit(limit), Type::INT8)];
-    Ok(link.rows(sql, &params).await?.len())
+    let table = || "postgres, table tenure_item".to_owned();
+    let mut expired = 0;
+    for row in &due {
+        let (tenant, count): (&str, i64) = (column(row, 0, table)?, column(row, 1, table)?);
+        let params: [Param<'_>; 3] = [(&tenant, Type::TEXT), (&now, Type::INT8), (&count, Type::INT8)];
+        expired += link.rows(sql, &params).await?.len();
+    }
+    Ok(expired)
 }
 
 pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result<()> {
@@ -207,7 +220,7 @@ pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result
         link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
     }
     let vacuum = link.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_blob, tenure_blob_use");
-    let mut tries = Tries::new();
+    let mut tries = link.tries();
     loop {
         let step = async {
             let lease = link.lease().await?;
@@ -215,7 +228,7 @@ pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result
             lease.keep();
             Ok(())
         };
-        match within(MAINTENANCE_TIMEOUT, step).await {
+        match link.within(MAINTENANCE_TIMEOUT, step).await {
             Ok(()) => return Ok(()),
             Err(fail) => tries.wait(fail).await?,
         }

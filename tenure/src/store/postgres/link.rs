@@ -1,26 +1,25 @@
 //! The way to the server: connections, statements, and what to do when either fails.
 
-use super::url::{CONNECT_TIMEOUT, Prepare, Settings, tls};
+use super::hosts::Hosts;
+use super::url::{Prepare, Settings};
 use crate::error::{Error, Result};
-use deadpool_postgres::{
-    Client, ClientWrapper, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
-};
+use deadpool::managed::{Manager, Metrics, Object, Pool, PoolError, RecycleError, RecycleResult};
+use deadpool_postgres::{ClientWrapper, Runtime};
 use std::borrow::Cow;
 use std::error::Error as _;
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_postgres::config::SslMode;
+use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{NoTls, Row};
 
 /// How long a statement may take.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a migration, a purge or a vacuum may take.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a step is tried again when the server is away, or undid it because of others.
-const RETRY_FOR: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -32,10 +31,34 @@ pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 pub(super) enum Fail {
     /// The connection broke, or there was none: what was sent may have happened.
     Lost(String),
+    /// The server accepts no writes: it has become a standby, and so have all connections to it.
+    ReadOnly(String),
     /// The server undid the step because of what others did meanwhile.
     Undone(String),
     /// Trying again would not help.
     Final(Error),
+}
+
+impl Fail {
+    /// The same, with the host that it is about.
+    pub fn at(self, host: &str) -> Self {
+        match self {
+            Fail::Lost(why) => Fail::Lost(format!("{host}: {why}")),
+            Fail::ReadOnly(why) => Fail::ReadOnly(format!("{host}: {why}")),
+            Fail::Undone(why) => Fail::Undone(format!("{host}: {why}")),
+            Fail::Final(Error::Unavailable { why }) => Fail::Final(Error::unavailable(format!("{host}: {why}"))),
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for Fail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fail::Lost(why) | Fail::ReadOnly(why) | Fail::Undone(why) => f.write_str(why),
+            Fail::Final(error) => error.fmt(f),
+        }
+    }
 }
 
 impl From<Error> for Fail {
@@ -52,8 +75,10 @@ impl From<tokio_postgres::Error> for Fail {
             return match db.code().code() {
                 // Serialization failure, deadlock, a table that was not free in time, and a reference to what was removed at the same time.
                 "40001" | "40P01" | "55P03" | "23503" => Fail::Undone(why),
-                // Shutting down, starting up, too many connections, or a standby after a failover.
-                "57P01" | "57P02" | "57P03" | "57P05" | "53300" | "25006" => Fail::Lost(why),
+                // Shutting down, starting up, or too many connections.
+                "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Fail::Lost(why),
+                // A standby after a failover.
+                "25006" => Fail::ReadOnly(why),
                 code if code.starts_with("08") => Fail::Lost(why),
                 "53100" => Fail::Final(Error::Full { place: "the PostgreSQL server".to_owned() }),
                 "26000" | "42P05" => {
@@ -79,23 +104,25 @@ impl From<tokio_postgres::Error> for Fail {
 
 /// Decides how often and how long to try again.
 pub(super) struct Tries {
+    /// How long a step is tried again when the server is away, or undid it because of others.
+    limit: Duration,
     until: Option<Instant>,
     pause: Duration,
 }
 
 impl Tries {
-    pub fn new() -> Self {
-        Self { until: None, pause: FIRST_PAUSE }
+    fn new(limit: Duration) -> Self {
+        Self { limit, until: None, pause: FIRST_PAUSE }
     }
 
     /// Waits before the next try, or gives up.
     pub async fn wait(&mut self, fail: Fail) -> Result<()> {
         let why = match fail {
             Fail::Final(e) => return Err(e),
-            Fail::Lost(why) | Fail::Undone(why) => why,
+            Fail::Lost(why) | Fail::ReadOnly(why) | Fail::Undone(why) => why,
         };
         let now = Instant::now();
-        let until = *self.until.get_or_insert(now + RETRY_FOR);
+        let until = *self.until.get_or_insert(now + self.limit);
         if now + self.pause > until {
             return Err(Error::unavailable(why));
         }
@@ -105,29 +132,69 @@ impl Tries {
     }
 }
 
-/// A pool of connections.
+/// A pool of connections to the primary.
 pub(super) struct Link {
-    pool: Pool,
+    pool: Pool<Connector>,
+    hosts: Arc<Hosts>,
     prepare: Prepare,
     schema: Option<String>,
+    retry: Duration,
+}
+
+/// Makes the connections of the pool.
+pub(super) struct Connector(Arc<Hosts>);
+
+/// A connection of the pool.
+pub(super) struct Pooled {
+    client: ClientWrapper,
+    generation: u64,
+}
+
+impl Manager for Connector {
+    type Type = Pooled;
+    type Error = Fail;
+
+    #[expect(clippy::disallowed_methods, reason = "it ends with the connection, which the pool closes")]
+    async fn create(&self) -> Result<Pooled, Fail> {
+        let (client, connection) = self.0.connect().await?;
+        let generation = self.0.generation();
+        let task = tokio::spawn(async move {
+            if let Err(e) = connection.await {
+                tracing::debug!(error = %e, "a connection to PostgreSQL has ended");
+            }
+        });
+        Ok(Pooled { client: ClientWrapper::new(client, task), generation })
+    }
+
+    async fn recycle(&self, pooled: &mut Pooled, _: &Metrics) -> RecycleResult<Fail> {
+        match pooled.client.is_closed() || pooled.generation != self.0.generation() {
+            true => Err(RecycleError::message("closed, or another host is the primary now")),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Link {
     pub fn new(settings: Settings) -> Result<Self> {
-        let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let Settings { driver, pool, schema, prepare } = settings;
-        let manager = match driver.get_ssl_mode() {
-            SslMode::Disable => Manager::from_config(driver, NoTls, config),
-            _ => Manager::from_config(driver, tls()?, config),
-        };
-        let pool = Pool::builder(manager)
+        let hosts = Arc::new(Hosts::new(&settings)?);
+        let Settings { pool, schema, prepare, retry, .. } = settings;
+        // Connecting has limits of its own.
+        let pool = Pool::builder(Connector(hosts.clone()))
             .max_size(pool)
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(STATEMENT_TIMEOUT))
-            .create_timeout(Some(CONNECT_TIMEOUT))
             .build()
             .map_err(Error::unavailable)?;
-        Ok(Self { pool, prepare, schema })
+        Ok(Self { pool, hosts, prepare, schema, retry })
+    }
+
+    pub fn hosts(&self) -> &Arc<Hosts> {
+        &self.hosts
+    }
+
+    /// Tries for as long as the URL says.
+    pub fn tries(&self) -> Tries {
+        Tries::new(self.retry)
     }
 
     /// The schema from the URL.
@@ -146,13 +213,11 @@ impl Link {
     /// A connection for one step.
     pub async fn lease(&self) -> Result<Lease, Fail> {
         match self.pool.get().await {
-            Ok(client) => Ok(Lease(Some(client))),
-            Err(PoolError::Backend(e)) => Err(e.into()),
-            Err(PoolError::Timeout(deadpool_postgres::TimeoutType::Create)) => {
-                Err(Fail::Lost(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))
-            }
+            Ok(pooled) => Ok(Lease(Some(pooled))),
+            Err(PoolError::Backend(fail)) => Err(fail),
             Err(e) => {
-                Err(Error::unavailable(format!("no connection is free: {e}; raise pool in the store's URL")).into())
+                let why = format!("no connection is free: {e}; raise pool in the store's URL");
+                Err(Error::unavailable(why).into())
             }
         }
     }
@@ -167,10 +232,21 @@ impl Link {
         self.retry(Prepare::Never, sql, params).await
     }
 
-    async fn retry(&self, prepare: Prepare, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let mut tries = Tries::new();
+    /// The same, without waiting for the disk or a standby: for what may be lost in a crash.
+    pub async fn rows_unsynced(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let mut tries = self.tries();
         loop {
-            match self.send(prepare, sql, params).await {
+            match self.send(self.prepare, Durability::Unsynced, sql, params).await {
+                Ok(rows) => return Ok(rows),
+                Err(fail) => tries.wait(fail).await?,
+            }
+        }
+    }
+
+    async fn retry(&self, prepare: Prepare, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let mut tries = self.tries();
+        loop {
+            match self.send(prepare, Durability::Full, sql, params).await {
                 Ok(rows) => return Ok(rows),
                 Err(fail) => tries.wait(fail).await?,
             }
@@ -179,42 +255,97 @@ impl Link {
 
     /// The rows that a statement gives, tried once.
     pub async fn once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
-        self.send(self.prepare, sql, params).await
+        self.send(self.prepare, Durability::Full, sql, params).await
     }
 
-    async fn send(&self, prepare: Prepare, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
+    async fn send(
+        &self,
+        prepare: Prepare,
+        durability: Durability,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Fail> {
         let sql = self.sql(sql);
         let lease = self.lease().await?;
-        let rows = within(STATEMENT_TIMEOUT, async {
+        let asked = async {
             match prepare {
-                Prepare::Never => Ok(lease.query_typed(&sql, params).await?),
+                Prepare::Never => Ok(durability.apply(&lease, lease.query_typed(&sql, params)).await?),
                 Prepare::Once => {
                     let types: Vec<Type> = params.iter().map(|(_, t)| t.clone()).collect();
                     let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(v, _)| *v).collect();
                     let statement = lease.prepare_typed_cached(&sql, &types).await?;
-                    Ok(lease.query(&statement, &values).await?)
+                    Ok(durability.apply(&lease, lease.query(&statement, &values)).await?)
                 }
             }
-        });
-        let rows = rows.await?;
+        };
+        let rows = self.within_since(lease.generation(), STATEMENT_TIMEOUT, asked).await?;
         lease.keep();
         Ok(rows)
     }
+
+    /// What a step gives, unless it takes too long, or another host becomes the primary while it waits for an answer.
+    pub async fn within<T>(&self, limit: Duration, step: impl Future<Output = Result<T, Fail>>) -> Result<T, Fail> {
+        self.within_since(self.hosts.generation(), limit, step).await
+    }
+
+    async fn within_since<T>(
+        &self,
+        since: u64,
+        limit: Duration,
+        step: impl Future<Output = Result<T, Fail>>,
+    ) -> Result<T, Fail> {
+        let done = tokio::select! {
+            done = timeout(limit, step) => done,
+            () = self.hosts.replaced(since) => {
+                return Err(Fail::Lost("another host has become the primary".to_owned()));
+            }
+        };
+        if let Ok(Err(Fail::ReadOnly(_))) = &done {
+            self.hosts.distrust();
+        }
+        let silent = || Error::unavailable(format!("the server did not answer within {} s", limit.as_secs()));
+        done.unwrap_or_else(|_| Err(silent().into()))
+    }
 }
 
-/// What a future gives, unless it takes too long.
-pub(super) async fn within<T>(limit: Duration, step: impl Future<Output = Result<T, Fail>>) -> Result<T, Fail> {
-    match timeout(limit, step).await {
-        Ok(done) => done,
-        Err(_) => Err(Error::unavailable(format!("the server did not answer within {} s", limit.as_secs())).into()),
+/// Whether the server waits for the disk, and for a synchronous standby, before it says that a statement is done.
+#[derive(Clone, Copy)]
+enum Durability {
+    Full,
+    Unsynced,
+}
+
+impl Durability {
+    /// Sends a statement. What an unsynced one needs around it goes with it, in the same round trip.
+    async fn apply<T, E: From<tokio_postgres::Error>>(
+        self,
+        client: &ClientWrapper,
+        statement: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        match self {
+            Durability::Full => statement.await,
+            Durability::Unsynced => {
+                let begin = client.batch_execute("BEGIN; SET LOCAL synchronous_commit TO off");
+                let (begun, done, ended) = tokio::join!(biased; begin, statement, client.batch_execute("COMMIT"));
+                begun?;
+                let done = done?;
+                ended?;
+                Ok(done)
+            }
+        }
     }
 }
 
 /// A connection in use. It goes back to the pool with [`Lease::keep`] only: one that was given up in the middle of
 /// something, also because nobody waits for the answer any more, is closed.
-pub(super) struct Lease(Option<Client>);
+pub(super) struct Lease(Option<Object<Connector>>);
 
 impl Lease {
+    /// When it was made, as [`Hosts`] counts.
+    fn generation(&self) -> u64 {
+        self.0.as_ref().map_or(0, |pooled| pooled.generation)
+    }
+
     pub fn keep(mut self) {
         self.0.take();
     }
@@ -223,13 +354,13 @@ impl Lease {
 impl Deref for Lease {
     type Target = ClientWrapper;
     fn deref(&self) -> &ClientWrapper {
-        self.0.as_ref().expect("only keep and drop take the connection, and both end the lease")
+        &self.0.as_ref().expect("only keep and drop take the connection, and both end the lease").client
     }
 }
 
 impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut ClientWrapper {
-        self.0.as_mut().expect("only keep and drop take the connection, and both end the lease")
+        &mut self.0.as_mut().expect("only keep and drop take the connection, and both end the lease").client
     }
 }
 

@@ -4,9 +4,11 @@
 //! left out, indexes. What is no longer needed goes a version later. It may wait a moment for a table, but not longer: whoever came
 //! after it would wait too.
 
-use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Tries, within};
+use super::link::{Fail, Link, MAINTENANCE_TIMEOUT};
 use crate::error::{Error, Result};
 use crate::store::FORMAT;
+use std::time::Duration;
+use tokio::time::timeout;
 use tokio_postgres::types::Type;
 
 /// One file per version: version 1 is the first.
@@ -19,26 +21,49 @@ pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [
 /// The lock that lets one node migrate at a time: any number will do that nothing else in the database uses.
 const LOCK: i64 = 0x74_65_6e_75_72_65;
 
+/// When nothing has come from the server for so long, the log says so, and names it.
+const TELL_AFTER: Duration = Duration::from_secs(1);
+
 /// How long a migration waits for a table that others use, before it lets them go on and tries again.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
 
 /// Brings the schema to the last of these versions. Any number of nodes may do so at once.
 pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Result<()> {
-    let mut tries = Tries::new();
+    let (mut tries, mut told) = (link.tries(), false);
     loop {
-        match within(MAINTENANCE_TIMEOUT, step(link, place, migrations)).await {
+        let taken = link.within(MAINTENANCE_TIMEOUT, step(link, place, migrations));
+        tokio::pin!(taken);
+        let taken = match timeout(TELL_AFTER, &mut taken).await {
+            Ok(taken) => taken,
+            Err(_) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(place, "the database does not answer yet; still trying");
+                }
+                taken.await
+            }
+        };
+        match taken {
             Ok(Step::Done) => return Ok(()),
             Ok(Step::More) => {}
-            Err(fail) => tries.wait(fail).await?,
+            // No such database, a wrong password, no TLS: waiting would not help.
+            Err(Fail::Final(Error::Unavailable { why })) => {
+                return Err(Error::invalid("store", format!("{place} can not be used: {why}")));
+            }
+            Err(fail) => {
+                if !matches!(fail, Fail::Final(_)) && !std::mem::replace(&mut told, true) {
+                    tracing::warn!(place, error = %fail, "the database is not available; trying again");
+                }
+                tries.wait(fail).await?;
+            }
         }
     }
 }
 
 /// The format that is there.
 pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
-    let mut tries = Tries::new();
+    let mut tries = link.tries();
     loop {
-        match within(MAINTENANCE_TIMEOUT, look(link, place)).await {
+        match link.within(MAINTENANCE_TIMEOUT, look(link, place)).await {
             Ok(found) => return Ok(found),
             Err(fail) => tries.wait(fail).await?,
         }

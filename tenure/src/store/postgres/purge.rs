@@ -1,6 +1,6 @@
 //! The end of a session, and who inherits its log.
 
-use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param, Tries, within};
+use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::error::{Error, Result};
 use crate::id::{Key, Seq};
 use crate::store::Owner;
@@ -10,9 +10,9 @@ use tokio_postgres::{Row, Transaction};
 
 /// Purges a session; with `expected`, only if it still began then and still ends there.
 pub(super) async fn purge(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
-    let mut tries = Tries::new();
+    let mut tries = link.tries();
     loop {
-        match within(MAINTENANCE_TIMEOUT, attempt(link, key, expected)).await {
+        match link.within(MAINTENANCE_TIMEOUT, attempt(link, key, expected)).await {
             Ok(true) => return Ok(()),
             Ok(false) => {
                 let expected = expected.map_or(0, |(_, seq)| seq);

@@ -1,18 +1,26 @@
 //! The store's URL: what the driver takes, and what is ours.
 
+use super::hosts::host_name;
 use crate::error::{Error, Result};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use std::{sync::Arc, time::Duration};
 use tokio_postgres::Config;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// Connections of one store, unless its URL says otherwise.
 const DEFAULT_POOL: usize = 16;
 /// Most connections of one store.
 const MAX_POOL: usize = 1024;
-/// How long to wait for a connection to be made.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long connecting to the only host of a URL may take, unless the URL says otherwise (`connect_timeout`).
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long connecting to each of several hosts may take: a silent one is soon given up.
+const CONNECT_TIMEOUT_EACH: Duration = Duration::from_secs(2);
+/// How long a step is tried again when the server is away, unless the URL says otherwise.
+const DEFAULT_RETRY: Duration = Duration::from_secs(10);
+/// The longest that it may be tried.
+const MAX_RETRY: Duration = Duration::from_secs(3600);
+pub(super) const DEFAULT_PORT: u16 = 5432;
 /// How long sent bytes may go without an answer from the other machine before the connection counts as broken.
 const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -28,6 +36,7 @@ pub(super) struct Settings {
     pub pool: usize,
     pub schema: Option<String>,
     pub prepare: Prepare,
+    pub retry: Duration,
 }
 
 /// Whether statements are kept prepared on their connection.
@@ -41,7 +50,8 @@ pub(super) enum Prepare {
 
 impl Settings {
     pub fn parse(url: &str) -> Result<Self> {
-        let (mut pool, mut schema, mut prepare) = (DEFAULT_POOL, None, Prepare::Once);
+        let (mut pool, mut schema, mut prepare, mut retry) = (DEFAULT_POOL, None, Prepare::Once, DEFAULT_RETRY);
+        let mut attributes = false;
         // Like the driver: what comes before the first `@` is the user and the password.
         let query = url.find('@').unwrap_or(0);
         let query = url[query..].find('?').map(|at| query + at);
@@ -56,6 +66,17 @@ impl Settings {
                     Ok(n) if (1..=MAX_POOL).contains(&n) => pool = n,
                     _ => return Err(wrong(format!("pool must be a number from 1 to {MAX_POOL}"))),
                 },
+                ("retry", time) => match duration(time) {
+                    Some(time) if time <= MAX_RETRY => retry = time,
+                    _ => return Err(wrong("retry must be a time such as 500ms, 30s or 2m, at most one hour")),
+                },
+                ("target_session_attrs", "read-only") => {
+                    return Err(wrong("target_session_attrs can not be read-only: the store writes"));
+                }
+                ("target_session_attrs", _) => {
+                    attributes = true;
+                    rest.push(pair);
+                }
                 ("schema", name) if is_identifier(name) => schema = Some(name.to_owned()),
                 ("schema", _) => {
                     return Err(wrong("schema must be a name of a-z, 0-9 and _, not starting with a digit"));
@@ -75,25 +96,76 @@ impl Settings {
         if driver.get_application_name().is_none() {
             driver.application_name("tenure");
         }
-        if driver.get_connect_timeout().is_none() {
-            driver.connect_timeout(CONNECT_TIMEOUT);
+        if !attributes {
+            driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        let (names, addresses) = (driver.get_hosts().len(), driver.get_hostaddrs().len());
+        if names > 0 && addresses > 0 && names != addresses {
+            return Err(wrong("there must be as many hostaddr as hosts"));
+        }
+        if driver.get_ports().len() > 1 && driver.get_ports().len() != names.max(addresses) {
+            return Err(wrong("there must be one port, or one for each host"));
         }
         if driver.get_tcp_user_timeout().is_none() {
             driver.tcp_user_timeout(DEAD_PEER_TIMEOUT);
         }
-        driver.keepalives(true).keepalives_idle(KEEPALIVE_IDLE);
-        driver.keepalives_interval(KEEPALIVE_INTERVAL).keepalives_retries(KEEPALIVE_RETRIES);
-        Ok(Self { driver, pool, schema, prepare })
+        Ok(Self { driver, pool, schema, prepare, retry })
+    }
+
+    /// How long connecting to one host may take.
+    pub fn host_limit(&self) -> Duration {
+        let several = self.driver.get_hosts().len().max(self.driver.get_hostaddrs().len()) > 1;
+        let default = if several { CONNECT_TIMEOUT_EACH } else { CONNECT_TIMEOUT };
+        self.driver.get_connect_timeout().copied().unwrap_or(default)
+    }
+
+    /// One configuration for each host. The driver can not take hosts out of one, so each is put together anew.
+    pub fn hosts(&self) -> Vec<Config> {
+        let all = &self.driver;
+        let (names, addresses, ports) = (all.get_hosts(), all.get_hostaddrs(), all.get_ports());
+        let host = |i: usize| {
+            let mut one = Config::new();
+            match names.get(i) {
+                Some(Host::Tcp(name)) => _ = one.host(name),
+                #[cfg(unix)]
+                Some(Host::Unix(path)) => _ = one.host_path(path),
+                None => {}
+            }
+            if let Some(ip) = addresses.get(i) {
+                one.hostaddr(*ip);
+            }
+            one.port(ports.get(i).or(ports.first()).copied().unwrap_or(DEFAULT_PORT));
+            if let Some(user) = all.get_user() {
+                one.user(user);
+            }
+            if let Some(password) = all.get_password() {
+                one.password(password);
+            }
+            if let Some(name) = all.get_dbname() {
+                one.dbname(name);
+            }
+            if let Some(options) = all.get_options() {
+                one.options(options);
+            }
+            if let Some(name) = all.get_application_name() {
+                one.application_name(name);
+            }
+            if let Some(time) = all.get_tcp_user_timeout() {
+                one.tcp_user_timeout(*time);
+            }
+            one.ssl_mode(all.get_ssl_mode()).ssl_negotiation(all.get_ssl_negotiation());
+            one.channel_binding(all.get_channel_binding()).target_session_attrs(all.get_target_session_attrs());
+            one.connect_timeout(self.host_limit());
+            one.keepalives(true).keepalives_idle(KEEPALIVE_IDLE);
+            one.keepalives_interval(KEEPALIVE_INTERVAL).keepalives_retries(KEEPALIVE_RETRIES);
+            one
+        };
+        (0..names.len().max(addresses.len())).map(host).collect()
     }
 
     /// Which database, for people. Nothing secret is in it.
     pub fn place(&self) -> String {
-        let host = match self.driver.get_hosts().first() {
-            Some(Host::Tcp(host)) => host.clone(),
-            #[cfg(unix)]
-            Some(Host::Unix(path)) => path.display().to_string(),
-            None => "?".to_owned(),
-        };
+        let host = self.hosts().iter().map(host_name).collect::<Vec<_>>().join(",");
         let database = self.driver.get_dbname().or(self.driver.get_user()).unwrap_or_default();
         let schema = self.schema.as_deref().map(|s| format!(", schema {s}")).unwrap_or_default();
         format!("postgres at {host}/{database}{schema}")
@@ -110,10 +182,24 @@ fn is_identifier(name: &str) -> bool {
     starts && rest && name.len() <= MAX_IDENTIFIER
 }
 
-/// TLS that trusts what this system trusts.
-pub(super) fn tls() -> Result<MakeRustlsConnect> {
+/// A time: a whole number of milliseconds, seconds or minutes.
+fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number.checked_mul(60)?)),
+        _ => None,
+    }
+}
+
+/// TLS that trusts what this system trusts, if there is to be any.
+pub(super) fn tls(mode: SslMode) -> Result<MakeRustlsConnect> {
     let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if mode != SslMode::Disable {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(Error::unavailable)?;
@@ -125,7 +211,6 @@ pub(super) fn tls() -> Result<MakeRustlsConnect> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio_postgres::config::SslMode;
 
     #[test]
     fn our_options_are_taken_out_of_the_url() {
@@ -134,20 +219,47 @@ mod tests {
         assert_eq!((s.pool, s.schema.as_deref(), s.prepare), (4, Some("tenure_1"), Prepare::Never));
         assert_eq!((s.driver.get_ssl_mode(), s.driver.get_password()), (SslMode::Require, Some(&b"pw?"[..])));
         assert_eq!((s.driver.get_application_name(), s.driver.get_dbname()), (Some("tenure"), Some("app")));
-        assert_eq!(s.place(), "postgres at db.example/app, schema tenure_1");
+        assert_eq!(s.place(), "postgres at db.example:6432/app, schema tenure_1");
 
         let s = Settings::parse("postgresql://db.example/app").unwrap();
-        assert_eq!((s.pool, s.schema, s.prepare), (DEFAULT_POOL, None, Prepare::Once));
-        assert_eq!(s.driver.get_connect_timeout(), Some(&CONNECT_TIMEOUT));
+        assert_eq!((s.pool, s.schema.as_deref(), s.prepare), (DEFAULT_POOL, None, Prepare::Once));
+        assert_eq!((s.host_limit(), s.retry), (CONNECT_TIMEOUT, DEFAULT_RETRY));
+        assert_eq!(s.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         let s = Settings::parse("postgres://db.example/app?sslmode=verify-full&application_name=x").unwrap();
         assert_eq!((s.driver.get_ssl_mode(), s.driver.get_application_name()), (SslMode::Require, Some("x")));
+    }
+
+    #[test]
+    fn each_host_has_its_own_settings() {
+        let url = "postgres://me:pw@a:1,b:2,c:3/app?application_name=x&options=-cwork_mem%3D4MB&sslmode=require";
+        let s = Settings::parse(url).unwrap();
+        assert_eq!(s.place(), "postgres at a:1,b:2,c:3/app");
+        let hosts = s.hosts();
+        assert_eq!(hosts.iter().map(host_name).collect::<Vec<_>>(), ["a:1", "b:2", "c:3"]);
+        for host in &hosts {
+            assert_eq!((host.get_hosts().len(), host.get_ports().len()), (1, 1));
+            assert_eq!(
+                (host.get_user(), host.get_password(), host.get_dbname()),
+                (Some("me"), Some(&b"pw"[..]), Some("app"))
+            );
+            assert_eq!((host.get_application_name(), host.get_options()), (Some("x"), Some("-cwork_mem=4MB")));
+            assert_eq!(host.get_ssl_mode(), SslMode::Require);
+            assert_eq!(host.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+            assert_eq!(host.get_connect_timeout(), Some(&CONNECT_TIMEOUT_EACH));
+            assert_eq!(host.get_tcp_user_timeout(), Some(&DEAD_PEER_TIMEOUT));
+        }
+        let s = Settings::parse("postgres://a,b:7/app?connect_timeout=9&target_session_attrs=any&retry=2m").unwrap();
+        assert_eq!((s.host_limit(), s.retry), (Duration::from_secs(9), Duration::from_secs(120)));
+        assert_eq!(s.hosts()[0].get_target_session_attrs(), TargetSessionAttrs::Any);
+        assert_eq!(s.place(), "postgres at a:5432,b:7/app");
     }
 
     #[test]
     fn a_wrong_url_is_refused_and_its_password_kept() {
         let urls =
             ["pool=0", "pool=x", "pool=9999", "prepare=maybe", "schema=1a", "schema=a%22b", "schema=", "sslmode=no"];
-        for query in urls.into_iter().chain(["nonsense=secret"]) {
+        let times = ["retry=", "retry=5", "retry=s", "retry=61m", "retry=-1s", "target_session_attrs=read-only"];
+        for query in urls.into_iter().chain(times).chain(["nonsense=secret"]) {
             let Err(e) = Settings::parse(&format!("postgres://me:secret@h/d?{query}")) else {
                 panic!("{query} was taken")
             };
@@ -158,6 +270,8 @@ mod tests {
 
     #[test]
     fn tls_can_be_set_up() {
-        tls().unwrap();
+        for mode in [SslMode::Disable, SslMode::Require] {
+            tls(mode).unwrap();
+        }
     }
 }

@@ -16,6 +16,9 @@ const CUT_REQUEST: u8 = 1;
 /// Pass on what the client sends next, and close instead of passing on the answer.
 const CUT_ANSWER: u8 = 2;
 
+/// Take what comes, and never answer: a frozen process, or a machine that is gone.
+const FREEZE: u8 = 3;
+
 /// Stands between the store and the server, and breaks a connection when told to.
 struct Proxy {
     port: u16,
@@ -50,10 +53,12 @@ impl Proxy {
 async fn relay(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8>) {
     let (mut up, mut down) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     let take = |what| fault.compare_exchange(what, PASS, SeqCst, SeqCst).is_ok();
+    let frozen = || fault.load(SeqCst) == FREEZE;
     let mut answered = false;
     loop {
         tokio::select! {
             n = client.read(&mut up) => match n {
+                Ok(n) if n > 0 && frozen() => std::future::pending().await,
                 Ok(n) if n > 0 && !take(CUT_REQUEST) => {
                     answered = true;
                     if server.write_all(&up[..n]).await.is_err() { return }
@@ -61,6 +66,7 @@ async fn relay(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8
                 _ => return,
             },
             n = server.read(&mut down) => match n {
+                Ok(n) if n > 0 && frozen() => std::future::pending().await,
                 // By the time there is an answer, the server has done what it was asked.
                 Ok(n) if n > 0 && !(answered && take(CUT_ANSWER)) => {
                     if client.write_all(&down[..n]).await.is_err() { return }
@@ -115,11 +121,14 @@ async fn a_broken_connection_loses_and_doubles_nothing() {
     db.end().await;
 }
 
-/// Runs the script that keeps a server for tests; this test's own, since it is going to be hurt.
+/// Runs the script that keeps a server for tests; a test's own, since it is going to be hurt.
 async fn script(verb: &str) -> String {
+    script_for("store-faults", verb).await
+}
+
+async fn script_for(name: &str, verb: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgres.sh");
-    let run =
-        Command::new("bash").arg(path).arg(verb).env("TENURE_TEST_PG_NAME", "store-faults").output().await.unwrap();
+    let run = Command::new("bash").arg(path).arg(verb).env("TENURE_TEST_PG_NAME", name).output().await.unwrap();
     assert!(run.status.success(), "{verb}: {}", String::from_utf8_lossy(&run.stderr));
     String::from_utf8(run.stdout).unwrap().trim().to_owned()
 }
@@ -205,4 +214,135 @@ async fn other_nodes_are_told() {
     behind_a_pooler.tell(&key("e"));
     assert_eq!(there.recv().await.unwrap(), Some(key("e")), "it can tell nevertheless");
     db.end().await;
+}
+
+/// A URL with another host before the one of a database.
+fn with_host(db: &Db, port: u16, options: &str) -> String {
+    let (user, rest) = db.url.rsplit_once('@').unwrap();
+    format!("{user}@127.0.0.1:{port},{rest}{options}")
+}
+
+/// Waits for something, but not for ever.
+async fn soon<T>(what: &str, step: impl Future<Output = T>) -> T {
+    let limit = std::time::Duration::from_secs(60);
+    tokio::time::timeout(limit, step).await.unwrap_or_else(|_| panic!("it never came to be: {what}"))
+}
+
+/// A host that accepts connections and never answers is passed over, by the store and by what listens to other nodes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_does_not_block_the_others() {
+    let Some(db) = Db::new("").await else { return };
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        let mut held = Vec::new();
+        while let Ok(connection) = silent.accept().await {
+            held.push(connection);
+        }
+    });
+    let store = soon("it opens", PostgresStore::open(&with_host(&db, port, "&retry=0s"))).await.unwrap();
+    let mut heard = store.hear().unwrap();
+    assert_eq!(soon("it listens", heard.recv()).await.unwrap(), None);
+    let mut w = Writer::create(&store, "a").await.unwrap();
+    w.add(&store, [say("one")]).await.unwrap();
+    db.store.tell(&key("a"));
+    assert_eq!(soon("it hears", heard.recv()).await.unwrap(), Some(key("a")));
+
+    // Nobody is there at all: an error that names both.
+    let url = format!("postgres://postgres@127.0.0.1:{port},127.0.0.1:1/postgres?retry=0s&connect_timeout=1");
+    let error = soon("it gives up", PostgresStore::open(&url)).await.unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains(&format!("127.0.0.1:{port}: no answer")) && said.contains("127.0.0.1:1: "), "{said}");
+    db.end().await;
+}
+
+/// The primary freezes: connections to it stay open and never answer. What waits on them goes on with the new primary, once, and so does
+/// what listens.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_primary_is_given_up() {
+    let Some(db) = Db::new("").await else { return };
+    let address = db.url.split(['@', '?']).nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let proxy = Proxy::new(address).await;
+    let store = Arc::new(PostgresStore::open(&with_host(&db, proxy.port, "&pool=4")).await.unwrap());
+    let mut heard = store.hear().unwrap();
+    assert_eq!(soon("it listens", heard.recv()).await.unwrap(), None);
+    let mut writers = Vec::new();
+    for n in 0..4 {
+        let mut w = Writer::create(&store, &format!("s{n}")).await.unwrap();
+        w.add(&store, [say("before")]).await.unwrap();
+        writers.push(w);
+    }
+    proxy.fault.store(FREEZE, SeqCst);
+    let mut tasks = JoinSet::new();
+    for mut w in writers {
+        let store = store.clone();
+        tasks.spawn(async move {
+            for text in ["during", "after"] {
+                w.add(&store, [say(text)]).await.unwrap();
+            }
+            w.head
+        });
+    }
+    for head in soon("all are written", tasks.join_all()).await {
+        let records = own(&store, &head.key()).await;
+        assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
+    }
+    assert_eq!(soon("it listens again", heard.recv()).await.unwrap(), None);
+    db.store.tell(&key("s0"));
+    assert_eq!(soon("it hears", heard.recv()).await.unwrap(), Some(key("s0")));
+    drop(proxy);
+    db.end().await;
+}
+
+/// A step whose connection ends while it waits for a synchronous standby is there to be seen, but may still be lost: it is not
+/// acknowledged before a standby has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_not_replicated_is_not_acknowledged() {
+    if server().is_none() {
+        return;
+    }
+    let url = script_for("store-sync", "start").await;
+    let db = Db::at(&url, "application_name=sync").await;
+    let store = Arc::new(db.store);
+    let mut w = Writer::create(&store, "a").await.unwrap();
+    let (admin, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { drop(connection.await) });
+    let standbys = async |names: &str| {
+        admin.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'")).await.unwrap();
+        admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    };
+    // Who waits for a standby, by the beginning of the statement.
+    let waiting = async |statement: &str| {
+        let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'sync' AND wait_event = 'SyncRep'
+            AND starts_with(query, $1)";
+        admin.query(sql, &[&statement]).await.unwrap().first().map(|row| row.get::<_, i32>(0))
+    };
+    standbys("nobody").await;
+    let step = {
+        let store = store.clone();
+        tokio::task::JoinSet::from_iter([async move { w.add(&store, [say("one")]).await.map(|()| w.head) }])
+    };
+    let pid = loop {
+        match waiting("WITH head AS").await {
+            Some(pid) => break pid,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    admin.query("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
+    let mut step = step;
+    // It is seen, and confirmed with a write that waits as well; until that is done there is no acknowledgement.
+    loop {
+        assert!(step.try_join_next().is_none(), "it was acknowledged without a standby");
+        if waiting("UPDATE").await.is_some() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    standbys("").await;
+    let head = step.join_next().await.unwrap().unwrap().unwrap();
+    let records = own(&store, &head.key()).await;
+    assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
+    script_for("store-sync", "stop").await;
 }

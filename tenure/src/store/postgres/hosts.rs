@@ -1,0 +1,187 @@
+//! The hosts of the URL: connecting to whichever of them is the primary, and noticing when another one has become it.
+//!
+//! Every host has a time limit of its own around everything that connecting takes: the name lookup, TCP, TLS, the login and the check
+//! that it accepts writes. The driver has none after TCP, so a host that accepts a connection and then stays silent (a frozen process, a
+//! machine behind a partition) would block all others. The hosts are tried at staggered times, the one that worked last first.
+
+use super::link::Fail;
+use super::url::{Settings, tls};
+use crate::batch::Batch;
+use crate::error::Result;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::lookup_host;
+use tokio::sync::{Mutex, watch};
+use tokio::time::{sleep, timeout};
+use tokio_postgres::config::Host;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Config, Connection, Socket};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// The next host is tried when the one before has failed, or has not answered for so long.
+const STAGGER: Duration = Duration::from_millis(250);
+/// A statement without an answer for so long may be waiting for a host that is gone: then another primary is looked for, so often.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// No host has worked yet.
+const NONE: usize = usize::MAX;
+
+pub(super) type Connected = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>);
+
+pub(super) struct Hosts {
+    /// One configuration for each host of the URL.
+    hosts: Vec<Config>,
+    tls: MakeRustlsConnect,
+    /// How long connecting to one host may take.
+    limit: Duration,
+    /// The host that worked last.
+    current: AtomicUsize,
+    /// Counts how often another host has taken its place. Connections of an earlier generation are not used again.
+    generation: watch::Sender<u64>,
+    /// Held while another primary is looked for: one look serves all who wait.
+    probing: Mutex<()>,
+}
+
+impl Hosts {
+    pub fn new(settings: &Settings) -> Result<Self> {
+        let (hosts, limit) = (settings.hosts(), settings.host_limit());
+        let tls = tls(settings.driver.get_ssl_mode())?;
+        let (generation, probing) = (watch::Sender::new(0), Mutex::default());
+        Ok(Self { hosts, tls, limit, current: AtomicUsize::new(NONE), generation, probing })
+    }
+
+    /// Connects to the first host that accepts writes.
+    pub async fn connect(&self) -> Result<Connected, Fail> {
+        let last = self.current.load(Ordering::Relaxed);
+        let mut order: Vec<usize> = (0..self.hosts.len()).collect();
+        order.sort_by_key(|i| *i != last);
+        let attempts = order.iter().map(|i| self.connect_host(&self.hosts[*i])).collect();
+        let (winner, connected) = first_success(attempts).await.map_err(|fails| together(fails, "; "))?;
+        self.works(order[winner]);
+        Ok(connected)
+    }
+
+    async fn connect_host(&self, host: &Config) -> Result<Connected, Fail> {
+        let connect = async {
+            let addresses = addresses(host).await?;
+            let attempts = addresses.iter().map(|address| async move {
+                let mut config = host.clone();
+                if let Some(ip) = address {
+                    config.hostaddr(*ip);
+                }
+                config.connect(self.tls.clone()).await.map_err(Fail::from)
+            });
+            let connected = first_success(attempts.collect()).await;
+            connected.map(|(_, connected)| connected).map_err(|fails| together(fails, ", "))
+        };
+        let silent = || Fail::Lost(format!("no answer within {:?}", self.limit));
+        let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(silent()));
+        connected.map_err(|fail| fail.at(&host_name(host)))
+    }
+
+    /// Notes which host works. If it is another one than before, the connections to that one are no longer used.
+    fn works(&self, host: usize) {
+        let before = self.current.swap(host, Ordering::Relaxed);
+        if before != NONE && before != host {
+            tracing::warn!(host = host_name(&self.hosts[host]), "another PostgreSQL host accepts writes now");
+            self.distrust();
+        }
+    }
+
+    /// Lets go of all connections there are: their host is no longer the primary.
+    pub fn distrust(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    pub fn generation(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    /// Ends when another host has become the primary since a generation.
+    pub async fn changed(&self, since: u64) {
+        drop(self.generation.subscribe().wait_for(|now| *now != since).await);
+    }
+
+    /// The same, for whoever waits for an answer. After longer than usual it makes sure that the change is noticed, by looking for the
+    /// primary: a connection to a frozen host never fails by itself.
+    pub async fn replaced(&self, since: u64) {
+        sleep(PROBE_AFTER).await;
+        if self.hosts.len() < 2 {
+            return self.changed(since).await;
+        }
+        let probe = async {
+            loop {
+                let probing = self.probing.lock().await;
+                // What it finds is noted; that there is no primary yet is no news.
+                drop(self.connect().await);
+                sleep(PROBE_AFTER).await;
+                drop(probing);
+            }
+        };
+        tokio::select! {
+            () = self.changed(since) => {}
+            () = probe => {}
+        }
+    }
+}
+
+/// Where a host's name leads, or `None` if the driver needs no lookup.
+async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, Fail> {
+    let (Some(Host::Tcp(name)), []) = (host.get_hosts().first(), host.get_hostaddrs()) else { return Ok(vec![None]) };
+    let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
+    let found = lookup_host((name.as_str(), port)).await.map_err(|e| Fail::Lost(e.to_string()))?;
+    let mut found: Vec<_> = found.map(|address| Some(address.ip())).collect();
+    found.dedup();
+    match found.is_empty() {
+        true => Err(Fail::Lost("its name has no address".to_owned())),
+        false => Ok(found),
+    }
+}
+
+/// The first attempt that succeeds, and its place. Each begins when all before it have failed, or after its share of time.
+async fn first_success<T, F: Future<Output = Result<T, Fail>>>(attempts: Vec<F>) -> Result<(usize, T), Vec<Fail>> {
+    let failed = watch::Sender::new(0);
+    let staggered = attempts.into_iter().enumerate().map(|(i, attempt)| {
+        let mut failures = failed.subscribe();
+        async move {
+            let _ = timeout(STAGGER * i as u32, failures.wait_for(|n| *n >= i)).await;
+            attempt.await
+        }
+    });
+    let staggered: Vec<_> = staggered.collect();
+    let (mut fails, all) = (Vec::new(), staggered.len());
+    let mut batch = Batch::new(staggered, all);
+    while let Some(done) = batch.next().await {
+        for (i, outcome) in done {
+            match outcome {
+                Ok(done) => return Ok((i, done)),
+                Err(fail) => {
+                    fails.push(fail);
+                    failed.send_modify(|n| *n += 1);
+                }
+            }
+        }
+    }
+    Err(fails)
+}
+
+/// One failure of several hosts. As long as one of them may come back, it is worth trying again.
+fn together(fails: Vec<Fail>, separator: &str) -> Fail {
+    let mut fails = fails;
+    if fails.iter().all(|fail| matches!(fail, Fail::Final(_))) || fails.len() == 1 {
+        return fails.pop().unwrap_or_else(|| Fail::Lost("the URL names no host".to_owned()));
+    }
+    Fail::Lost(fails.iter().map(Fail::to_string).collect::<Vec<_>>().join(separator))
+}
+
+/// A host with its port, for people.
+pub(super) fn host_name(host: &Config) -> String {
+    let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
+    match (host.get_hosts().first(), host.get_hostaddrs().first()) {
+        (Some(Host::Tcp(name)), _) => format!("{name}:{port}"),
+        #[cfg(unix)]
+        (Some(Host::Unix(path)), _) => format!("{}:{port}", path.display()),
+        (None, Some(ip)) => format!("{ip}:{port}"),
+        (None, None) => "?".to_owned(),
+    }
+}
