@@ -17,7 +17,7 @@ mod terminal;
 mod transfer;
 
 use crate::config::Config;
-use crate::server::{self, App};
+use crate::server;
 use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
 use client::At;
@@ -172,7 +172,7 @@ impl Cli {
 async fn serve(config: Config) -> anyhow::Result<()> {
     let _traces = crate::telemetry::install(&config.telemetry)?;
     crate::metrics::install();
-    let app = App::open(config).await?;
+    let app = crate::startup::open(config).await?;
     let listener = server::bind(&app).await?;
     let address = listener.local_addr()?;
     let (stop, first) = (server::interrupted(), server::interrupted());

@@ -43,6 +43,9 @@ pub struct ErrorDetail {
     pub param: Option<String>,
 }
 
+/// What a client is told with a 503: seconds. What is away was waited for already.
+const RETRY_AFTER: &str = "1";
+
 impl ApiError {
     /// An error with a code of its own.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
@@ -209,6 +212,10 @@ impl IntoResponse for ApiError {
             Some((kind, body)) => (self.status, [(header::CONTENT_TYPE, kind.clone())], body.clone()).into_response(),
             None => (self.status, axum::Json(self.body())).into_response(),
         };
+        let has_own = self.headers.iter().any(|(name, _)| *name == header::RETRY_AFTER);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE && self.verbatim.is_none() && !has_own {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
         response
             .headers_mut()
             .extend(self.headers.into_iter().map(|(n, v)| (Some(n), v)).filter_map(|(n, v)| Some((n?, v))));

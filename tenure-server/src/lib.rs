@@ -21,6 +21,7 @@ pub mod router;
 pub mod runner;
 pub mod schedules;
 pub mod server;
+pub mod startup;
 pub mod telemetry;
 pub mod tls;
 pub mod tools;

@@ -26,14 +26,16 @@ pub async fn healthz() -> Json<Health> {
     Json(FINE)
 }
 
+/// How long the store may take to answer, for whoever asks whether the server is ready: less than a second in all.
+const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
+
 /// Can the store be reached?
 #[utoipa::path(
     get, path = "/readyz", tag = "operations", operation_id = "readyz",
     responses((status = 200, body = Health), (status = 503, description = "It can not", body = ErrorBody))
 )]
 pub async fn readyz(State(app): State<Shared>) -> ApiResult<Json<Health>> {
-    let wait = std::time::Duration::from_secs(5);
-    match tokio::time::timeout(wait, app.keys.list()).await {
+    match tokio::time::timeout(READY_TIMEOUT, app.keys.list()).await {
         Ok(Ok(_)) => Ok(Json(FINE)),
         Ok(Err(e)) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", e.to_string())),
         Err(_) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the store does not answer")),

@@ -1,0 +1,105 @@
+//! Starting while the database is away: the server waits for it, and tells whoever asks that it is not ready yet.
+
+use crate::config::Config;
+use crate::server::{App, Shared};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// When opening the store takes longer, requests are answered meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two attempts to open the store, each of which tries for as long as the store's URL says.
+const PAUSE: Duration = Duration::from_secs(1);
+/// So many connections are answered at once while the server is not ready; others wait.
+const MAX_CONNECTIONS: usize = 64;
+/// How long a client may take to ask, and how much it may say.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_REQUEST: usize = 16 << 10;
+
+/// Opens the store and sets everything up. A PostgreSQL that is not available is waited for; whatever else is wrong ends the start.
+pub async fn open(config: Config) -> anyhow::Result<Shared> {
+    let opening = open_patiently(&config);
+    tokio::pin!(opening);
+    if let Ok(opened) = tokio::time::timeout(PATIENCE, &mut opening).await {
+        return opened;
+    }
+    // If the address is taken, the start itself says so, once the store is there.
+    match TcpListener::bind(&config.listen).await {
+        Err(_) => opening.await,
+        Ok(listener) => {
+            tracing::warn!(
+                address = config.listen,
+                "the store is not open yet; requests are answered with 503 until it is"
+            );
+            tokio::select! {
+                opened = opening => opened,
+                () = not_ready(listener) => anyhow::bail!("can not answer requests"),
+            }
+        }
+    }
+}
+
+async fn open_patiently(config: &Config) -> anyhow::Result<Shared> {
+    let waits = config.store.starts_with("postgres");
+    loop {
+        match App::open(config.clone()).await {
+            Err(e) if waits && is_unavailable(&e) => {
+                tracing::warn!(error = %e, "the database is not available; trying again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn is_unavailable(e: &anyhow::Error) -> bool {
+    matches!(e.downcast_ref(), Some(tenure::Error::Unavailable { .. }))
+}
+
+/// Answers every request: the process is alive, and nothing else works yet.
+async fn not_ready(listener: TcpListener) {
+    let mut answers = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if answers.len() < MAX_CONNECTIONS => match accepted {
+                Ok((stream, _)) => answers.push(tokio::time::timeout(2 * REQUEST_TIMEOUT, answer(stream))),
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            },
+            // One that went away, or did not ask in time, is no fault of ours.
+            _ = answers.next(), if !answers.is_empty() => {}
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
+    let read = async {
+        while request.len() < MAX_REQUEST && !request.windows(4).any(|w| w == b"\r\n\r\n") {
+            match stream.read(&mut buffer).await? {
+                0 => break,
+                n => request.extend_from_slice(&buffer[..n]),
+            }
+        }
+        Ok::<_, std::io::Error>(())
+    };
+    let _ = tokio::time::timeout(REQUEST_TIMEOUT, read).await;
+    let alive = request.starts_with(b"GET /healthz ");
+    let (status, body) = match alive {
+        true => ("200 OK", serde_json::json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")})),
+        false => {
+            let message = "the server is starting: its store is not available yet; try again in a moment";
+            let error =
+                serde_json::json!({"message": message, "type": "server_error", "code": "unavailable", "param": null});
+            ("503 Service Unavailable", serde_json::json!({ "error": error }))
+        }
+    };
+    let body = body.to_string();
+    let retry = if alive { "" } else { "retry-after: 1\r\n" };
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{retry}connection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).await?;
+    stream.shutdown().await
+}
