@@ -1,6 +1,6 @@
 # `make` runs what CI runs.
 .DEFAULT_GOAL := test
-.PHONY: help check lint test bench bench-http fuzz chaos attack traces clean-postgres
+.PHONY: help check lint test bench bench-http fuzz chaos failover attack traces clean-postgres
 
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
@@ -33,6 +33,9 @@ test: ## formatting, then every test, with a PostgreSQL, a model, and Python and
 
 chaos: ## three nodes killed, stopped and woken up for a minute, while the database is restarted
 	CHAOS_SECONDS=60 CHAOS_RUNS=800 scripts/with-postgres.sh cargo test --locked -p tenure-server --all-features --test it -- --nocapture nodes::
+
+failover: ## three PostgreSQL servers with synchronous replication, two nodes; the primary is killed, frozen and cut off
+	cargo test --locked -p tenure-server --all-features --test it -- --nocapture --ignored failover::
 
 attack: ## attack the release binary, print the numbers of docs/reliability.md (the short form is part of `make test`)
 	ATTACK=long scripts/with-postgres.sh cargo test --locked --release -p tenure-server --test it -- --nocapture --test-threads 1 attack::

@@ -1,0 +1,71 @@
+//! The database away: at the start, and while the server runs.
+
+use crate::kit::postgres_url;
+use crate::proxy::Proxy;
+use crate::running::{Running, answer, assert_error, client, until};
+use std::time::Duration;
+
+/// The database of the tests behind a proxy: the proxy, and the store's URL.
+async fn behind_a_proxy(passing: bool, options: &str) -> Option<(Proxy, String)> {
+    let url = postgres_url()?;
+    let (user, rest) = url.rsplit_once('@').unwrap();
+    let (address, path) = rest.split_once('/').unwrap();
+    let proxy = Proxy::new(address.to_owned(), passing).await;
+    let store = format!("{user}@{}/{path}{options}", proxy.address);
+    Some((proxy, store))
+}
+
+async fn free_port() -> u16 {
+    tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
+/// The server waits for a database that does not answer, says so in its log with host and port, and answers meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_at_the_start_is_waited_for() {
+    let Some((proxy, store)) = behind_a_proxy(false, "&retry=1s&connect_timeout=1").await else { return };
+    let (dir, port) = (tempfile::tempdir().unwrap(), free_port().await);
+    let yaml = format!("listen: 127.0.0.1:{port}\nstore: \"{store}\"\n");
+    let path = dir.path().to_owned();
+    let starting = tokio::task::spawn_blocking(move || Running::start(&path, &yaml));
+    let get = |path: &str| client().get(format!("http://127.0.0.1:{port}{path}")).timeout(Duration::from_secs(2));
+    until("it answers", Duration::from_secs(30), async || get("/healthz").send().await.is_ok()).await;
+    assert_eq!(answer(get("/healthz")).await.0, 200);
+    let response = get("/readyz").send().await.unwrap();
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    assert_error(&answer(get("/readyz")).await, 503, "unavailable", None);
+    assert_error(&answer(get("/sessions")).await, 503, "unavailable", None);
+    assert!(!starting.is_finished());
+
+    proxy.pass(true);
+    let running = starting.await.unwrap();
+    assert_eq!(running.get("/readyz").await.0, 200);
+    assert_eq!(running.get("/sessions").await.0, 200);
+    let log = running.stop();
+    assert!(log.contains(&format!("127.0.0.1:{}", proxy.address.port())), "{log}");
+}
+
+/// What no waiting mends ends the start at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_refuses_us_ends_the_start() {
+    let Some(url) = postgres_url() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (base, _) = url.split_once('?').unwrap();
+    let (server, _) = base.rsplit_once('/').unwrap();
+    let said = Running::refuses(dir.path(), &format!("listen: 127.0.0.1:0\nstore: \"{server}/no_such_database\"\n"));
+    assert!(said.contains("no_such_database") && said.contains("127.0.0.1:"), "{said}");
+}
+
+/// The database falls silent under a running server: it says soon that it is not ready, and each 503 says when to ask again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_falls_silent_is_told_of() {
+    let Some((proxy, store)) = behind_a_proxy(true, "&retry=0s&connect_timeout=1").await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path(), &format!("store: \"{store}\"\n"));
+    assert_eq!(running.get("/readyz").await.0, 200);
+    proxy.pass(false);
+    let ask = || running.request("GET", "/readyz").timeout(Duration::from_secs(2)).send();
+    let response = ask().await.unwrap();
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    proxy.pass(true);
+    until("it is ready again", Duration::from_secs(60), async || running.get("/readyz").await.0 == 200).await;
+}
