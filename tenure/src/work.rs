@@ -31,7 +31,7 @@ use crate::sift::Sift;
 use crate::store::Item;
 use crate::tenure::Tenure;
 use crate::tools::Tool;
-use insist::insist;
+use insist::Pauses;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -243,7 +243,8 @@ impl<'a> Work<'a> {
         let mut step = match self.first {
             Some(_) => Step::Model,
             None => {
-                insist(async || self.recall().await).await?;
+                let mut pauses = Pauses::new();
+                while pauses.unless_away(self.recall().await).await.transpose()?.is_none() {}
                 self.keep(Vec::new(), true).await?
             }
         };
@@ -312,7 +313,14 @@ impl<'a> Work<'a> {
         self.rounds += 1;
         let messages = match self.first.take() {
             Some(messages) => messages,
-            None => insist(async || self.shown().await).await?,
+            None => {
+                let mut pauses = Pauses::new();
+                loop {
+                    if let Some(messages) = pauses.unless_away(self.shown().await).await {
+                        break messages?;
+                    }
+                }
+            }
         };
         (self.answer, self.kept) = (Answer::default(), false);
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };

@@ -1,6 +1,6 @@
 //! The tool calls of a run: what the cache has of them, making them concurrently, and what they came to.
 
-use super::insist::insist;
+use super::insist::Pauses;
 use super::{Work, limit};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
@@ -137,7 +137,12 @@ impl<'a> Work<'a> {
             };
             // A node that slept may have lost its run, and another may be making this very call.
             if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
-                let end = insist(async || tenure.renew(&who, &id, &run).await).await?;
+                let mut pauses = Pauses::new();
+                let end = loop {
+                    if let Some(end) = pauses.unless_away(tenure.renew(&who, &id, &run).await).await {
+                        break end?;
+                    }
+                };
                 held.until.store(end.as_microsecond(), Ordering::Relaxed);
             }
             let call = Call { session, run, id: call.id, tool: call.name, arguments };

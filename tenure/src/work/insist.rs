@@ -25,15 +25,15 @@ impl Pauses {
         tokio::time::sleep(self.0).await;
         self.0 = (self.0 * 2).min(LONGEST_PAUSE);
     }
-}
 
-/// Tries a step that may be done twice until the store is there.
-pub(super) async fn insist<T>(mut step: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    let mut pauses = Pauses::new();
-    loop {
-        match step().await {
-            Err(Error::Unavailable { .. }) => pauses.next().await,
-            done => return done,
+    /// What a step that may be done twice came to; `None` after a pause, if the store was away.
+    pub async fn unless_away<T>(&mut self, done: Result<T>) -> Option<Result<T>> {
+        match done {
+            Err(Error::Unavailable { .. }) => {
+                self.next().await;
+                None
+            }
+            done => Some(done),
         }
     }
 }
@@ -73,9 +73,13 @@ impl Tenure {
                 written => return written,
             }
             pauses.next().await;
-            if let Some(unknown) = unknown
-                && insist(async || self.has_stored(&who.key(id), &unknown).await).await?
-            {
+            let Some(unknown) = unknown else { continue };
+            let stored = loop {
+                if let Some(stored) = pauses.unless_away(self.has_stored(&who.key(id), &unknown).await).await {
+                    break stored?;
+                }
+            };
+            if stored {
                 self.forget(&who.key(id));
                 return Ok(unknown.reply);
             }
