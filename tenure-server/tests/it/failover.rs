@@ -167,7 +167,7 @@ async fn check(store: &str, load: &Load, nodes: &[Client; 2]) {
     for (writer, acknowledged) in load.acknowledged.iter().enumerate() {
         let id = format!("w{writer}");
         let session = tenure.load(&who, &SessionId::new(&id).unwrap()).await.unwrap();
-        let stored: Vec<String> = session.messages.iter().map(|m| m.message.text().into_owned()).collect();
+        let stored: Vec<String> = session.messages.iter().map(|m| m.message.text()).collect();
         let wanted: Vec<String> = (1..=stored.len()).map(|n| n.to_string()).collect();
         assert_eq!(stored, wanted, "{id}: once and in order");
         // Creating the session was the first acknowledgement.
