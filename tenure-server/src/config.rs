@@ -378,10 +378,14 @@ impl Config {
                 bail!("cors.origins[{i}]: {origin:?} is not an origin; write it as {right:?}");
             }
         }
-        let Limits { max_body_bytes, max_page, max_connections, .. } = self.limits;
-        for (name, limit) in
-            [("max_body_bytes", max_body_bytes), ("max_page", max_page), ("max_connections", max_connections)]
-        {
+        let Limits { max_body_bytes, max_page, max_connections, max_scan, max_waiting_reads, .. } = self.limits;
+        for (name, limit) in [
+            ("max_body_bytes", max_body_bytes),
+            ("max_page", max_page),
+            ("max_scan", max_scan),
+            ("max_waiting_reads", max_waiting_reads),
+            ("max_connections", max_connections),
+        ] {
             if limit == 0 {
                 bail!("limits.{name}: with 0 nothing could be done");
             }
@@ -435,6 +439,9 @@ impl Config {
         options.limits.max_messages = self.limits.max_messages;
         options.limits.max_message_bytes = self.limits.max_message_bytes;
         options.limits.max_page = self.limits.max_page;
+        options.limits.max_offset = self.limits.max_offset;
+        options.limits.max_scan = self.limits.max_scan;
+        options.limits.max_waiting_reads = self.limits.max_waiting_reads;
         options.limits.max_queue = self.limits.max_queue;
         options
     }

@@ -139,7 +139,7 @@ impl From<Error> for ApiError {
             | Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::KeyReused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Error::Invalid { .. } | Error::NewerFormat { .. } => StatusCode::BAD_REQUEST,
-            Error::TooLarge { limit: "max_queue", .. } => StatusCode::TOO_MANY_REQUESTS,
+            Error::TooLarge { limit: "max_queue" | "max_waiting_reads", .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::TooLarge { limit: "max_page", .. } => StatusCode::BAD_REQUEST,
             Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Error::Full { .. } => StatusCode::INSUFFICIENT_STORAGE,
@@ -162,6 +162,7 @@ impl From<Error> for ApiError {
         };
         let error = Self { param, ..Self::new(status, e.code(), message) };
         match e {
+            Error::TooLarge { limit: "max_waiting_reads", .. } => error.with_header(header::RETRY_AFTER, "1"),
             Error::Paused { .. } | Error::OtherAssistant { .. } | Error::Superseded { .. } => error.not_to_be_retried(),
             _ => error,
         }

@@ -20,6 +20,7 @@ pub mod concurrency;
 pub mod forks;
 pub mod heads;
 pub mod log;
+pub mod pages;
 pub mod purge;
 pub mod random;
 pub mod reopen;
@@ -122,6 +123,10 @@ macro_rules! conformance {
             check:
                 a_store_in_order_has_no_findings
                 nothing_in_use_is_removed;
+            pages:
+                pages_together_are_the_list
+                a_page_ends_where_its_work_ends
+                labels_follow_their_session;
             purge:
                 everything_of_a_session_goes
                 a_purge_can_be_repeated

@@ -68,7 +68,7 @@ impl Warm {
     }
 
     pub fn weight(&self) -> usize {
-        self.session.weight() + self.text.get().map_or(0, |t| t.len())
+        self.session.weight() + self.text.get().map_or(0, |t| t.len()) + self.card.get().map_or(0, String::len)
     }
 }
 
@@ -162,8 +162,8 @@ impl Weighter<Key, Slot> for ByBytes {
 
 pub(crate) type HotSessions = Cache<Key, Slot, ByBytes>;
 
-/// The weight of a session of which only the card is known.
-const CARD_BYTES: usize = 1024;
+/// The weight of a session of which only the card is known: the card, and its place in the cache.
+const CARD_BYTES: usize = size_of::<Head>() + size_of::<Hot>() + 1024;
 
 pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
     // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.

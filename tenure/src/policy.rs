@@ -389,6 +389,12 @@ pub struct Limits {
     pub max_memory_bytes: usize,
     /// Sessions in one page of a list.
     pub max_page: usize,
+    /// Sessions that one list leaves out at its beginning.
+    pub max_offset: usize,
+    /// Sessions that one list looks at for what no index serves, such as a part of a title. Then it ends early and says where to go on.
+    pub max_scan: usize,
+    /// Reads of one principal that wait because as many as it may have are under way (lists, searches: not those of a turn).
+    pub max_waiting_reads: usize,
     /// Sessions that one pass of the sweep works on.
     pub max_sweep: usize,
     /// Requests that wait for one busy session.
@@ -412,6 +418,9 @@ impl Default for Limits {
             max_item_bytes: 16 << 20,
             max_memory_bytes: 16 << 10,
             max_page: 100,
+            max_offset: 1_000,
+            max_scan: 5_000,
+            max_waiting_reads: 1_024,
             max_sweep: 1_000,
             max_queue: 16,
             max_retries: 16,

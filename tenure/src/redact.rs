@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +24,10 @@ pub const MAX_PATTERN_BYTES: usize = 1 << 20;
 
 /// JSON in a text in JSON in a text: so deep it is looked into. Below that it is a text.
 const MAX_WITHIN: usize = 4;
+
+/// JSON is looked into so many levels deep. Each level is parsed once more, and recursion needs stack: this bounds both. What is nested
+/// deeper is redacted as a text.
+const MAX_DEPTH: usize = 32;
 
 /// One rule, compiled.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -136,37 +141,61 @@ impl Redaction {
 
     /// A text with marks where rules matched, and the names of those rules. All rules look at the text as it came; matches that overlap become
     /// one, marked by the rule of the first. Marks that are there already stay.
+    ///
+    /// The work is linear in the length of the text and in the number of matches, and the memory does not grow with the number of matches.
     pub fn apply<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
-        let mut spans: Vec<(Range<usize>, usize)> = Vec::new();
-        for (i, rule) in self.0.iter().enumerate() {
-            spans.extend(rule.regex.find_iter(text).filter(|m| !m.is_empty()).map(|m| (m.range(), i)));
-        }
-        if !spans.is_empty() {
-            let marks = self.marks(text);
-            spans.retain(|(span, _)| !marks.iter().any(|m| m.start <= span.start && span.end <= m.end));
-        }
-        if spans.is_empty() {
+        self.apply_counted(text, &mut 0)
+    }
+
+    /// The same, adding the number of matches and marks looked at to `steps`, so that a test can measure the work without a clock.
+    fn apply_counted<'t>(&self, text: &'t str, steps: &mut usize) -> (Cow<'t, str>, Vec<&str>) {
+        // The matches of all rules in the order of their positions: a merge of one ordered iterator for each rule.
+        let mut rules: Vec<_> = self.0.iter().map(|r| r.regex.find_iter(text).filter(|m| !m.is_empty())).collect();
+        let first = rules.iter_mut().enumerate().filter_map(|(i, found)| found.next().map(|m| (m.start(), i, m.end())));
+        let mut next: BinaryHeap<_> = first.map(Reverse).collect();
+        if next.is_empty() {
             return (Cow::Borrowed(text), Vec::new());
         }
-        spans.sort_by_key(|(span, rule)| (span.start, *rule));
-        let (mut out, mut done) = (String::with_capacity(text.len()), 0);
-        for (span, rule) in &spans {
-            // What begins inside of another match, or right where none of the text is left, is under that one's mark.
-            if span.start >= done {
-                out.push_str(&text[done..span.start]);
-                out.push_str(&self.0[*rule].mark);
+        let marks = self.marks(text);
+        *steps += marks.len();
+        let (mut out, mut done, mut applied) = (String::new(), 0, BTreeSet::new());
+        let (mut seen, mut marked_upto) = (0, 0);
+        while let Some(Reverse((start, rule, end))) = next.pop() {
+            *steps += 1;
+            if let Some(following) = rules[rule].next() {
+                next.push(Reverse((following.start(), rule, following.end())));
             }
-            done = done.max(span.end);
+            // The furthest end of the marks that begin at or before this match: the match is inside of a mark if it ends before that.
+            while let Some(mark) = marks.get(seen).filter(|mark| mark.start <= start) {
+                marked_upto = marked_upto.max(mark.end);
+                seen += 1;
+                *steps += 1;
+            }
+            if end <= marked_upto {
+                continue;
+            }
+            // What begins inside of another match, or right where none of the text is left, is under that one's mark.
+            if start >= done {
+                out.push_str(&text[done..start]);
+                out.push_str(&self.0[rule].mark);
+            }
+            done = done.max(end);
+            applied.insert(rule);
+        }
+        if applied.is_empty() {
+            return (Cow::Borrowed(text), Vec::new());
         }
         out.push_str(&text[done..]);
-        let applied: BTreeSet<usize> = spans.into_iter().map(|(_, rule)| rule).collect();
         (Cow::Owned(out), applied.into_iter().map(|rule| self.0[rule].name()).collect())
     }
 
-    /// Where marks of ours are.
+    /// Where marks of ours are, by their beginning.
     fn marks(&self, text: &str) -> Vec<Range<usize>> {
         let marks = self.0.iter().filter(|r| r.text.replace.is_none()).map(|r| &*r.mark);
-        marks.flat_map(|mark| text.match_indices(mark).map(|(at, m)| at..at + m.len())).collect()
+        let mut found: Vec<_> =
+            marks.flat_map(|mark| text.match_indices(mark).map(|(at, m)| at..at + m.len())).collect();
+        found.sort_unstable_by_key(|mark| mark.start);
+        found
     }
 
     /// A message with marks where rules matched, and the names of those rules: its texts, the arguments of its calls, and fields that we
@@ -176,7 +205,7 @@ impl Redaction {
         let mut names = BTreeSet::new();
         let text = match self.is_empty() {
             true => None,
-            false => self.value(message.as_str(), Part::Message, 0, &mut names),
+            false => self.value(message.as_str(), Part::Message, Depth::default(), &mut names),
         };
         let message = match text {
             Some(text) => Message::trusted(text, Vec::new()),
@@ -186,8 +215,12 @@ impl Redaction {
     }
 
     /// A JSON value as text, if anything in it is redacted.
-    fn value<'a>(&'a self, raw: &str, part: Part, within: usize, names: &mut BTreeSet<&'a str>) -> Option<String> {
+    fn value<'a>(&'a self, raw: &str, part: Part, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<String> {
+        let below = Depth { levels: at.levels + 1, ..at };
         match raw.as_bytes().first()? {
+            // In a text, the rules look at the whole text afterwards.
+            b'{' | b'[' if at.levels >= MAX_DEPTH && part == Part::Within => None,
+            b'{' | b'[' if at.levels >= MAX_DEPTH => self.plain(raw, names),
             b'{' => {
                 let fields: Fields = serde_json::from_str(raw).ok()?;
                 let mut changed = false;
@@ -195,11 +228,11 @@ impl Redaction {
                 for (name, value) in fields.iter() {
                     // The names of a message's fields stay; in other people's JSON they may be anything.
                     let name = match part {
-                        Part::Within => self.text(name, within, names).unwrap_or(Cow::Borrowed(name)),
+                        Part::Within => self.text(name, at, names).unwrap_or(Cow::Borrowed(name)),
                         _ => Cow::Borrowed(name),
                     };
-                    let below = part.below(&name, value);
-                    let new = below.and_then(|part| self.value(value, part, within, names));
+                    let part = part.below(&name, value);
+                    let new = part.and_then(|part| self.value(value, part, below, names));
                     changed |= new.is_some() || matches!(name, Cow::Owned(_));
                     out.push(if out.is_empty() { '{' } else { ',' });
                     out.push_str(&Value::from(name).to_string());
@@ -210,29 +243,32 @@ impl Redaction {
             }
             b'[' => {
                 let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
-                let new: Vec<_> = items.iter().map(|i| self.value(i.get(), part, within, names)).collect();
+                let new: Vec<_> = items.iter().map(|i| self.value(i.get(), part, below, names)).collect();
                 let either = items.iter().zip(&new).map(|(item, new)| new.as_deref().unwrap_or(item.get()));
                 new.iter().any(Option::is_some).then(|| format!("[{}]", either.collect::<Vec<_>>().join(",")))
             }
             b'"' => {
                 let text: String = serde_json::from_str(raw).ok()?;
-                self.text(&text, within, names).map(|new| Value::from(new).to_string())
+                self.text(&text, at, names).map(|new| Value::from(new).to_string())
             }
             b't' | b'f' | b'n' => None,
             // A number that must not be seen becomes a text that says so.
-            _ => {
-                let (new, applied) = self.apply(raw);
-                names.extend(&applied);
-                (!applied.is_empty()).then(|| Value::from(new).to_string())
-            }
+            _ => self.plain(raw, names),
         }
     }
 
+    /// JSON that is not looked into, as a JSON string, if anything in it is redacted.
+    fn plain<'a>(&'a self, raw: &str, names: &mut BTreeSet<&'a str>) -> Option<String> {
+        let (new, applied) = self.apply(raw);
+        names.extend(&applied);
+        (!applied.is_empty()).then(|| Value::from(new).to_string())
+    }
+
     /// A text, if anything in it is redacted: first within the JSON that it may be, where words can be written in other ways.
-    fn text<'a, 't>(&'a self, text: &'t str, within: usize, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
+    fn text<'a, 't>(&'a self, text: &'t str, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
         let json = text.trim();
-        let inside = match within < MAX_WITHIN && json.starts_with(['{', '[']) {
-            true => self.value(json, Part::Within, within + 1, names),
+        let inside = match at.texts < MAX_WITHIN && json.starts_with(['{', '[']) {
+            true => self.value(json, Part::Within, Depth { texts: at.texts + 1, ..at }, names),
             false => None,
         };
         let (new, applied) = self.apply(inside.as_deref().unwrap_or(text));
@@ -242,6 +278,15 @@ impl Redaction {
             true => inside.map(Cow::Owned),
         }
     }
+}
+
+/// How deep a value is in a message.
+#[derive(Clone, Copy, Debug, Default)]
+struct Depth {
+    /// Objects and lists around it, in all texts together ([`MAX_DEPTH`]).
+    levels: usize,
+    /// JSON texts around it ([`MAX_WITHIN`]).
+    texts: usize,
 }
 
 /// Which part of a message it is.
@@ -337,6 +382,39 @@ mod tests {
         let own = rules(&[("email", "email", None)]);
         let once = own.apply("my email").0.into_owned();
         assert_eq!((own.apply(&once).0.as_ref(), once.as_str()), ("my [redacted: email]", "my [redacted: email]"));
+    }
+
+    #[test]
+    fn the_work_is_linear_in_the_matches() {
+        let usual = usual();
+        let work = |n: usize| {
+            let text = "ann@example.com and [redacted: email] ".repeat(n);
+            let mut steps = 0;
+            let (redacted, names) = usual.apply_counted(&text, &mut steps);
+            assert_eq!(
+                (redacted.as_ref(), names),
+                (&*"[redacted: email] and [redacted: email] ".repeat(n), vec!["email"])
+            );
+            steps
+        };
+        let (few, many) = (work(100), work(10_000));
+        assert!(few >= 200 && many <= few * 101, "{few} steps for 100 matches and marks, {many} for 10,000");
+    }
+
+    #[test]
+    fn deeply_nested_json_is_redacted_without_looking_into_it() {
+        let usual = usual();
+        for depth in [MAX_DEPTH - 2, 200_000] {
+            let text = format!("{}\"ann@example.com\"{}", "[".repeat(depth), "]".repeat(depth));
+            let (redacted, names) = usual.message(&Message::user(&text));
+            assert_eq!(redacted.text(), text.replace("ann@example.com", "[redacted: email]"), "depth {depth}");
+            assert_eq!(names, ["email"]);
+        }
+        let raw =
+            format!(r#"{{"role":"user","content":"x","deep":{}"ann@example.com"{}}}"#, "[".repeat(99), "]".repeat(99));
+        let (redacted, _) = usual.message(&Message::parse(&raw).unwrap());
+        assert!(!redacted.as_str().contains("ann@example.com"), "{}", redacted.as_str());
+        Message::parse(redacted.as_str()).unwrap();
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::id::{Key, Principal, Seq, SessionId, User};
 use crate::message::{Message, Role};
 use crate::needle::{Needle, snippet};
 use crate::redact::Redaction;
-use crate::store::{Cursor, Order, Query, Range, Whose};
+use crate::store::{Cursor, HeadPage, Order, Query, Range, Whose};
 use crate::tenure::Tenure;
 use jiff::Timestamp;
 use std::fmt;
@@ -40,13 +40,23 @@ pub struct Search {
     pub max_sessions: usize,
     /// A page ends after so many bytes of messages.
     pub max_bytes: usize,
+    /// A page ends after so many reads of the store: each page of records and each ancestor of a fork is one.
+    pub max_reads: usize,
 }
 
 impl Search {
     /// Looks for `text` in everything that whoever asks may see.
     pub fn new(text: impl Into<String>, limit: usize) -> Self {
         let query = Query::new(Whose::Everyone, limit);
-        Self { text: text.into(), role: None, query, cursor: None, max_sessions: 500, max_bytes: 16 << 20 }
+        Self {
+            text: text.into(),
+            role: None,
+            query,
+            cursor: None,
+            max_sessions: 500,
+            max_bytes: 16 << 20,
+            max_reads: 1000,
+        }
     }
 }
 
@@ -91,6 +101,8 @@ pub struct FoundPage {
     pub next: Option<SearchCursor>,
     /// How many sessions were looked at.
     pub looked_at: usize,
+    /// Whether the page ended because of `max_sessions`, `max_bytes` or `max_reads`, before it had all that it may find.
+    pub cut: bool,
     /// Sessions that could not be looked at because their log is damaged.
     pub damaged: Vec<SessionId>,
 }
@@ -141,11 +153,13 @@ impl FromStr for SearchCursor {
 
 /// A search that goes on.
 struct Hunt<'a> {
+    who: &'a Principal,
     search: &'a Search,
     needle: Arc<Needle>,
     redaction: &'a Redaction,
     page: FoundPage,
     bytes: usize,
+    reads: usize,
 }
 
 impl Hunt<'_> {
@@ -154,7 +168,7 @@ impl Hunt<'_> {
     }
 
     fn is_over(&self) -> bool {
-        self.is_full() || self.bytes >= self.search.max_bytes.max(1)
+        self.is_full() || self.bytes >= self.search.max_bytes.max(1) || self.reads >= self.search.max_reads.max(1)
     }
 
     fn note(&mut self, head: &Head, said: Option<FoundMessage>, (snippet, highlights): (String, Vec<(usize, usize)>)) {
@@ -181,6 +195,9 @@ struct Walk {
     below: Seq,
     /// How many messages there are up to `upto`.
     messages: usize,
+    /// On the way to the place where an earlier page ended. This way is not counted as work: otherwise a search through more ancestors than
+    /// one page may read would never go on.
+    seeking: bool,
 }
 
 impl Walk {
@@ -190,7 +207,7 @@ impl Walk {
             _ => (head.seq, head.mark.messages),
         };
         let below = inside.map_or(Seq::MAX, |i| i.upto);
-        Self { current: head.clone(), head, upto, below, messages }
+        Self { current: head.clone(), head, upto, below, messages, seeking: inside.is_some() }
     }
 
     fn place(&self) -> Inside {
@@ -253,7 +270,7 @@ fn words_of(message: &Message) -> String {
 
 impl Tenure {
     /// Looks for words in what was said in all sessions that somebody may see, newest first, and in their titles. One page is bounded in what
-    /// it finds, in the sessions it looks at and in the bytes it reads; go on from its end. Sessions that expired or were deleted are left
+    /// it finds, in the sessions it looks at, in the bytes it reads and in the reads it makes, ancestors of forks included; go on from its end. Sessions that expired or were deleted are left
     /// out unless asked for; what was rewound is not found, nor what is redacted.
     pub async fn search_sessions(&self, who: &Principal, search: &Search) -> Result<FoundPage> {
         let needle = Arc::new(Needle::parse(&search.text)?);
@@ -261,13 +278,22 @@ impl Tenure {
         let mut query = search.query.clone();
         self.narrow(who, &mut query)?;
         (query.order, query.offset, query.limit) = (Order::Newest, 0, CARDS);
-        let mut hunt = Hunt { search, needle, redaction: self.redaction(), page: FoundPage::default(), bytes: 0 };
         query.cursor = search.cursor.as_ref().map(|c| c.session.clone());
+        let page = FoundPage::default();
+        let mut hunt = Hunt { who, search, needle, redaction: self.redaction(), page, bytes: 0, reads: 0 };
+        self.hunt_through(who, query, &mut hunt).await?;
+        hunt.page.cut = hunt.page.next.is_some() && !hunt.is_full();
+        Ok(hunt.page)
+    }
+
+    /// Looks through the sessions that a query selects, until one of the bounds is met.
+    async fn hunt_through(&self, who: &Principal, mut query: Query, hunt: &mut Hunt<'_>) -> Result<()> {
+        let search = hunt.search;
         if let Some(SearchCursor { session, inside: Some(inside) }) = &search.cursor {
             match self.head(who, &session.session).await {
                 Ok(head) if query.matches(&head) && query.status.contains(&self.status_of(&head)) => {
-                    if !self.look_into(head, Some(*inside), session, &mut hunt).await? {
-                        return Ok(hunt.page);
+                    if !self.look_into(head, Some(*inside), session, hunt).await? {
+                        return Ok(());
                     }
                 }
                 Ok(_) | Err(Error::NotFound { .. }) => {}
@@ -276,25 +302,26 @@ impl Tenure {
         }
         let mut cards = 0;
         loop {
-            let heads = self.store().heads(&query).await?;
+            let HeadPage { heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
+            // Not the first one: each page goes on by at least one session.
+            hunt.reads += usize::from(cards > 0);
             let last = heads.len() < query.limit;
             for head in heads {
                 if cards >= search.max_sessions.max(1) || hunt.is_over() {
                     hunt.page.next = query.cursor.clone().map(|session| SearchCursor { session, inside: None });
-                    return Ok(hunt.page);
+                    return Ok(());
                 }
                 cards += 1;
                 let place = Cursor::of(&head);
                 query.cursor = Some(place.clone());
                 // Some may have expired since the last sweep.
-                if query.status.contains(&self.status_of(&head))
-                    && !self.look_into(head, None, &place, &mut hunt).await?
-                {
-                    return Ok(hunt.page);
+                if query.status.contains(&self.status_of(&head)) && !self.look_into(head, None, &place, hunt).await? {
+                    return Ok(());
                 }
             }
             if last {
-                return Ok(hunt.page);
+                hunt.page.next = stopped.map(|session| SearchCursor { session, inside: None });
+                return Ok(());
             }
         }
     }
@@ -328,7 +355,7 @@ impl Tenure {
             hunt.note(&walk.head, None, snippet(&title, &spots));
         }
         while !hunt.is_over() {
-            let Some(records) = self.read_back(walk).await? else { return Ok(true) };
+            let Some(records) = self.read_back(walk, &mut hunt.reads).await? else { return Ok(true) };
             let mut passed = walk.take(records);
             let bytes: usize = passed.iter().map(|p| p.message.text_len()).sum();
             hunt.bytes += bytes;
@@ -336,6 +363,8 @@ impl Tenure {
             let found = match bytes > MUCH {
                 false => look(&hunt.needle, hunt.redaction, passed),
                 true => {
+                    // As a read of this principal: at most so many go on at once as it may have reads under way.
+                    let _permit = self.browse_permit(hunt.who).await?;
                     let (needle, redaction) = (hunt.needle.clone(), hunt.redaction.clone());
                     let looked = tokio::task::spawn_blocking(move || look(&needle, &redaction, passed)).await;
                     looked.map_err(Error::unavailable)?
@@ -358,13 +387,15 @@ impl Tenure {
         Ok(false)
     }
 
-    /// The next records on the way back; nothing at the beginning.
-    async fn read_back(&self, walk: &mut Walk) -> Result<Option<Vec<Record>>> {
+    /// The next records on the way back; nothing at the beginning. Adds what it reads to `reads`.
+    async fn read_back(&self, walk: &mut Walk, reads: &mut usize) -> Result<Option<Vec<Record>>> {
         loop {
+            *reads += usize::from(!walk.seeking);
             if walk.upto >= walk.current.first {
                 let range = Range { after: walk.current.first - 1, ..Range::back_from(walk.upto, RECORDS) };
                 let records = self.store().records(&walk.current.key(), &range).await?;
                 if !records.is_empty() {
+                    walk.seeking = false;
                     return Ok(Some(records));
                 }
             } else {

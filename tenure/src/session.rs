@@ -490,8 +490,12 @@ impl Session {
 
     /// Roughly the memory it takes, for the cache's budget.
     pub(crate) fn weight(&self) -> usize {
-        let lists = self.messages.len() * 128 + self.checkpoints.len() * 160 + self.runs.len() * 256;
-        self.bytes + lists + 2048
+        // What each has on the heap beside its text: names, times, and the allocator's own share.
+        const BESIDE: usize = 128;
+        let lists = self.messages.capacity() * (size_of::<Said>() + BESIDE)
+            + self.checkpoints.capacity() * (size_of::<Checkpoint>() + BESIDE)
+            + self.runs.capacity() * (size_of::<Run>() + 2 * BESIDE);
+        self.bytes + lists + size_of::<Self>() + 2048
     }
 }
 

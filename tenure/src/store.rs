@@ -32,7 +32,7 @@ pub use postgres::PostgresStore;
 pub use sqlite::SqliteStore;
 
 /// The newest storage format this version writes and reads; every older one opens too.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// A page of records ends after so many bytes of text, even if the limit is not reached.
 pub const MAX_PAGE_BYTES: usize = 8 << 20;
@@ -72,8 +72,16 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// never. No receiver: nobody tells, and whoever waits looks again after a while.
     fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>>;
 
-    /// The index cards that match, in the query's order.
+    /// How many calls it can serve at once: what is scheduled in front of it goes by that.
+    fn concurrency(&self) -> Concurrency;
+
+    /// The index cards that match, in the query's order. However many must be looked at: for the server's own work, not for requests.
     async fn heads(&self, query: &Query) -> Result<Vec<Head>>;
+
+    /// The index cards that match, newest first, found by looking at no more than `max_scan` cards. If a label or the thread is on that
+    /// many sessions or fewer, those are looked at; otherwise the sessions of `query.whose` in the order of their activity. Then a page may
+    /// end early, also an empty one: it says where ([`HeadPage::stopped`]), and what follows is found with that as the cursor.
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage>;
 
     /// How many sessions there are in each state, all tenants together; states without any may be left out.
     async fn count(&self) -> Result<Vec<(Status, u64)>>;
@@ -131,6 +139,33 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// sessions mean is not looked at. First removes those of `remove` that do belong to nobody; others stay. Gives what is found
     /// after that, at most [`MAX_FINDINGS`] of a kind.
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>>;
+}
+
+/// How many calls a store can serve at once. More may be made: they wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Concurrency {
+    /// Reads.
+    pub reads: usize,
+    /// What a write takes.
+    pub writes: Writes,
+}
+
+/// What a write takes of a store's capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// Nothing that reads need: writes are done by a writer of its own.
+    Apart,
+    /// As much as a read does, such as a connection of the same pool.
+    AsReads,
+}
+
+/// Index cards that were found with bounded work.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeadPage {
+    /// The cards, newest first.
+    pub heads: Vec<Head>,
+    /// The last card that was looked at, if the page ended there and not because of its limit or because there are no more.
+    pub stopped: Option<Cursor>,
 }
 
 /// What a glance at a card shows.

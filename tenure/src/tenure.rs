@@ -16,8 +16,9 @@ use crate::message::Message;
 use crate::policy::{Limits, Policy};
 use crate::redact::Redaction;
 use crate::runs::Watchers;
+use crate::schedule::{self, Bounds, ScheduledStore, Scheduler};
 use crate::session::{Said, Session};
-use crate::store::{self, Commit, Cursor, Query, Range, Repair, Store, Whose};
+use crate::store::{self, Commit, Concurrency, Range, Repair, Store, Writes};
 use crate::sweep::Hook;
 use crate::vectors::Memories;
 use jiff::{SignedDuration, Timestamp};
@@ -61,11 +62,15 @@ pub struct Tenure {
     house: Arc<House>,
     /// See [`Tenure::expecting`].
     expect: Option<Seq>,
+    /// See [`Tenure::browsing`].
+    scheduled: Option<Arc<dyn Store>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct House {
     store: Arc<dyn Store>,
+    /// Schedules the reads that are not part of a turn.
+    browsing: Arc<Scheduler>,
     options: Options,
     assistants: Assistants,
     hot: HotSessions,
@@ -102,15 +107,6 @@ pub struct New {
     pub metadata: Map<String, Value>,
 }
 
-/// A page of sessions.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Page {
-    /// The sessions, newest first.
-    pub heads: Vec<Head>,
-    /// Where the next page begins, if there is one.
-    pub next: Option<Cursor>,
-}
-
 impl Tenure {
     /// Opens a house by its store's URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`.
     pub async fn open(url: &str) -> Result<Self> {
@@ -134,10 +130,20 @@ impl Tenure {
     fn build(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
         let (hot, memories) = (hot_sessions(options.cache_bytes), Memories::new(options.vector_bytes));
         let archive_hooks = RwLock::default();
+        let Concurrency { reads, writes } = store.concurrency();
+        let browsing = Scheduler::new(Bounds::of_browsing(reads, options.limits.max_waiting_reads));
+        let store = match writes {
+            Writes::Apart => store,
+            Writes::AsReads => {
+                let (scheduler, caller) = (Scheduler::new(Bounds::of_turns(reads)), schedule::Caller::Turns);
+                Arc::new(ScheduledStore { inner: store, scheduler, caller })
+            }
+        };
         let (assistants, hooks, watches, stuck, gates, key_gates, compact_gates) = Default::default();
         Self {
             house: Arc::new(House {
                 store,
+                browsing,
                 options,
                 assistants,
                 hot,
@@ -154,12 +160,27 @@ impl Tenure {
                 memories,
             }),
             expect: None,
+            scheduled: None,
         }
     }
 
     /// The store, for what has no verb.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.house.store
+        self.scheduled.as_ref().unwrap_or(&self.house.store)
+    }
+
+    /// The same house for lists, searches and other reads that are not part of a turn. What is read through this handle is scheduled:
+    /// each principal has a bounded number of reads under way, those that wait are served round robin, and a part of the store's
+    /// capacity is left to turns. A read is refused (`max_waiting_reads`) if too many of the same principal wait.
+    pub fn browsing(&self, who: &Principal) -> Self {
+        let (inner, scheduler) = (self.house.store.clone(), self.house.browsing.clone());
+        let caller = schedule::Caller::Browsing(who.clone());
+        Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
+    }
+
+    /// Waits until a principal may do work as large as a read that is not part of a turn.
+    pub(crate) async fn browse_permit(&self, who: &Principal) -> Result<schedule::Permit> {
+        self.house.browsing.acquire(who).await
     }
 
     /// What was mended when the store was opened, such as a torn tail that was cut.
@@ -253,7 +274,7 @@ impl Tenure {
     /// The same house, but a verb that is called on this handle is refused with [`Error::Conflict`] unless the log of its session
     /// ends at `seq`.
     pub fn expecting(&self, seq: Seq) -> Self {
-        Self { house: self.house.clone(), expect: Some(seq) }
+        Self { expect: Some(seq), ..self.clone() }
     }
 
     /// A session that does not exist ends nowhere.
@@ -507,37 +528,6 @@ impl Tenure {
             blobs.extend(media);
         }
         Ok((stored, blobs))
-    }
-
-    /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for.
-    pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
-        self.know(&who.tenant).await?;
-        self.narrow(who, &mut query)?;
-        query.limit += 1;
-        let mut heads = self.store().heads(&query).await?;
-        let more = heads.len() == query.limit;
-        heads.truncate(query.limit - 1);
-        let next = heads.last().filter(|_| more).map(Cursor::of);
-        // Some may have expired since the last sweep.
-        heads.retain(|h| query.status.contains(&self.status_of(h)));
-        Ok(Page { heads, next })
-    }
-
-    /// A query about what somebody may see, and about live sessions unless it asks for others.
-    pub(crate) fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
-        query.whose = match (who.reach, &query.whose) {
-            (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
-            (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user.clone()),
-            (Reach::Tenant, _) => Whose::Tenant(who.tenant.clone()),
-        };
-        if query.status.is_empty() {
-            query.status = vec![Status::Active, Status::Paused];
-        }
-        let (what, max) = (format!("a page of {}", query.limit), self.limits().max_page);
-        match query.limit > max {
-            true => Err(Error::TooLarge { what, limit: "max_page", max: max as u64 }),
-            false => Ok(()),
-        }
     }
 
     pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {

@@ -9,6 +9,7 @@
 
 mod chat;
 mod client;
+mod fairness;
 #[allow(dead_code, reason = "shared with the library's benches")]
 #[path = "../../../tenure/benches/library/kit.rs"]
 mod kit;
@@ -44,7 +45,11 @@ fn main() {
             reads::whole(&mut report).await;
             reads::last(&mut report).await;
         }
+        if wants("fairness") {
+            fairness::chat_beside_listers(&mut report).await;
+        }
         if wants("memory") {
+            fairness::memory_of_recalls(&mut report).await;
             reads::memory(&mut report).await;
         }
     });

@@ -17,6 +17,12 @@ pub struct Limits {
     pub max_message_bytes: usize,
     /// Sessions, messages and other things in one page.
     pub max_page: usize,
+    /// Sessions that a list leaves out at its beginning (`offset`).
+    pub max_offset: usize,
+    /// Sessions that one list looks at for what no index serves; then the page ends early and has a cursor.
+    pub max_scan: usize,
+    /// Lists, searches and other reads of one principal that wait for their turn.
+    pub max_waiting_reads: usize,
     /// Requests that wait for one busy session.
     pub max_queue: usize,
     /// Connections at once.
@@ -41,6 +47,9 @@ impl Default for Limits {
             max_messages: 20_000,
             max_message_bytes: 32 << 20,
             max_page: ours.max_page,
+            max_offset: ours.max_offset,
+            max_scan: ours.max_scan,
+            max_waiting_reads: ours.max_waiting_reads,
             max_queue: ours.max_queue,
             max_connections: 1024,
             header_timeout: Period::of(Duration::from_secs(10)),

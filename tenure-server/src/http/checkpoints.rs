@@ -102,7 +102,8 @@ fn point(place: PlaceBody) -> ApiResult<Option<Point>> {
     responses((status = 200, description = "All of them", body = CheckpointList), Reading)
 )]
 pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<CheckpointList>> {
-    let all = app.tenure.checkpoints(&caller.reads()?, &id).await?;
+    let who = caller.reads()?;
+    let all = app.tenure.browsing(&who).checkpoints(&who, &id).await?;
     let data = all.iter().map(CheckpointView::from).collect();
     Ok(Json(CheckpointList { object: "list", data, next_cursor: None }))
 }
@@ -145,7 +146,8 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: N
     let who = caller.reads()?;
     let place = named.get("place")?;
     let position = place.bytes().all(|b| b.is_ascii_digit()).then(|| place.parse().unwrap_or(usize::MAX));
-    let found = app.tenure.view(&who, &id, |session| {
+    let tenure = app.tenure.browsing(&who);
+    let found = tenure.view(&who, &id, |session| {
         let is = |c: &&tenure::Checkpoint| match position {
             Some(position) => c.position == position,
             None => c.label.as_str() == place,
@@ -156,7 +158,7 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: N
         let what = format!("checkpoint {place}", place = excerpt(place));
         return Err(Error::NoSuchPoint { session_id: id, what }.into());
     };
-    let then = app.tenure.state_at(&who, &id, &checkpoint).await?;
+    let then = tenure.state_at(&who, &id, &checkpoint).await?;
     Ok(view::json(StatusCode::OK, Some(seq), view::state(&checkpoint, &then)))
 }
 

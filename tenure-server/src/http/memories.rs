@@ -177,7 +177,7 @@ pub async fn list(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -
     let (mind, limit) = (meant(&mut pairs)?, pairs.limit(app.config.limits.max_page)?);
     let cursor = pairs.one("cursor")?;
     pairs.end()?;
-    let mut found = app.tenure.memory_list(&who, &mind, cursor.as_deref(), limit + 1).await?;
+    let mut found = app.tenure.browsing(&who).memory_list(&who, &mind, cursor.as_deref(), limit + 1).await?;
     let more = found.len() > limit;
     found.truncate(limit);
     let next_cursor = found.last().filter(|_| more).map(|m| m.id.clone());
@@ -203,7 +203,8 @@ pub async fn search(State(app): State<Shared>, caller: Caller, mut pairs: Pairs)
     let question = pairs.one("q")?.filter(|q| !q.trim().is_empty());
     let question = question.ok_or_else(|| ApiError::invalid("q", "say what to look for: `?q=…`"))?;
     pairs.end()?;
-    let Recalled { memories, by_meaning, note } = app.tenure.recall(&who, &mind, &question, limit).await?;
+    let Recalled { memories, by_meaning, note } =
+        app.tenure.browsing(&who).recall(&who, &mind, &question, limit).await?;
     let mode = if by_meaning { "hybrid" } else { "full_text" };
     Ok(Json(RecallView { object: "list", data: memories, mode, note }))
 }
@@ -227,7 +228,7 @@ pub async fn get(
     let (who, id) = (caller.reads()?, path.get("id")?);
     let mind = meant(&mut pairs)?;
     pairs.end()?;
-    match app.tenure.memory(&who, &mind, id).await? {
+    match app.tenure.browsing(&who).memory(&who, &mind, id).await? {
         Some(memory) => Ok(Json(view(memory))),
         None => Err(not_there(id)),
     }

@@ -45,14 +45,14 @@ pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pai
     }
     let (head, said, first) = match last {
         Some(last) => {
-            let (head, said) = app.tenure.last_messages(&who, &id, last).await?;
+            let (head, said) = app.tenure.browsing(&who).last_messages(&who, &id, last).await?;
             let first = head.mark.messages.saturating_sub(said.len());
             (head, said, first)
         }
         None => {
             let first = after.map_or(0, |a| a as usize + 1);
             let limit = limited.unwrap_or(20.min(max));
-            let (head, said) = app.tenure.messages_from(&who, &id, first, limit).await?;
+            let (head, said) = app.tenure.browsing(&who).messages_from(&who, &id, first, limit).await?;
             (head, said, first)
         }
     };
@@ -157,6 +157,6 @@ fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
 pub async fn discarded(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Response> {
     let who = caller.reads()?;
     let head = app.tenure.live(&who, &id).await?;
-    let cut = app.tenure.discarded(&who, &id).await?;
+    let cut = app.tenure.browsing(&who).discarded(&who, &id).await?;
     Ok(view::json(StatusCode::OK, Some(head.seq), view::list(&view::discarded(&cut), None)))
 }

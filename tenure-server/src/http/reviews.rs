@@ -184,7 +184,7 @@ pub async fn list(
         }
     };
     let cursor = which.cursor.map(|c| c.parse()).transpose()?;
-    let page = app.tenure.reviews(&who, &wanted, cursor, which.limit.unwrap_or(20)).await?;
+    let page = app.tenure.browsing(&who).reviews(&who, &wanted, cursor, which.limit.unwrap_or(20)).await?;
     let data = page.reviews.iter().map(|(head, review)| ReviewView::of(head, review)).collect();
     Ok(Json(ReviewList { object: "list", data, next_cursor: page.next.map(|c| c.to_string()) }))
 }

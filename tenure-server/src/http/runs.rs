@@ -278,7 +278,7 @@ fn named(named: &Named) -> ApiResult<RunId> {
 pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<RunList>> {
     let who = caller.reads()?;
     let view = |session: &tenure::Session| session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
-    let data = app.tenure.view(&who, &id, view).await?;
+    let data = app.tenure.browsing(&who).view(&who, &id, view).await?;
     Ok(Json(RunList { object: "list", data, next_cursor: None }))
 }
 

@@ -73,6 +73,8 @@ pub struct MatchList {
     next_cursor: Option<String>,
     /// How many sessions were looked at for this page.
     looked_at: usize,
+    /// Whether the page ended because much was read for it, before it had `limit` matches: go on with `next_cursor`.
+    cut: bool,
     /// Sessions that could not be looked at because they are damaged.
     damaged: Vec<String>,
 }
@@ -84,6 +86,7 @@ impl From<FoundPage> for MatchList {
             data: page.found.into_iter().map(MatchView::from).collect(),
             next_cursor: page.next.map(|c| c.to_string()),
             looked_at: page.looked_at,
+            cut: page.cut,
             damaged: page.damaged.iter().map(ToString::to_string).collect(),
         }
     }
@@ -123,7 +126,7 @@ pub async fn find(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -
     }
     let query = pairs.sessions(&who, app.config.limits.max_page)?;
     let search = Search { role, cursor, query, ..Search::new(text, 0) };
-    Ok(Json(app.tenure.search_sessions(&who, &search).await?.into()))
+    Ok(Json(app.tenure.browsing(&who).search_sessions(&who, &search).await?.into()))
 }
 
 fn role(word: &str) -> ApiResult<Role> {

@@ -124,7 +124,7 @@ pub async fn create(State(app): State<Shared>, caller: Caller, Input(body): Inpu
     params(
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
         ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
-        ("offset" = Option<u32>, Query, description = "Leaves out so many; instead of `cursor`"),
+        ("offset" = Option<u32>, Query, description = "Leaves out so many, at most `max_offset` (1,000); instead of `cursor`"),
         ("assistant_id" = Option<String>, Query, description = "Of this assistant"),
         ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
         ("user" = Option<String>, Query, description = "Of this user; for administrators"),
@@ -139,7 +139,7 @@ pub async fn create(State(app): State<Shared>, caller: Caller, Input(body): Inpu
 pub async fn list(State(app): State<Shared>, caller: Caller, pairs: Pairs) -> ApiResult<Json<SessionList>> {
     let who = caller.reads()?;
     let query = pairs.sessions(&who, app.config.limits.max_page)?;
-    Ok(Json(app.tenure.list(&who, query).await?.into()))
+    Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
 }
 
 /// Look at a session, whole
@@ -167,18 +167,18 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pair
         }
     }
     pairs.end()?;
-    let (seq, whole) = app.tenure.text(&who, &id, view::whole).await?;
+    let (seq, whole) = app.tenure.browsing(&who).text(&who, &id, view::whole).await?;
     if !cache && !discarded {
         return Ok(view::json(StatusCode::OK, Some(seq), view::shared(whole)));
     }
     let mut body = whole.to_string();
     if cache {
-        let cached = app.tenure.cache_entries(&who, &id).await?;
+        let cached = app.tenure.browsing(&who).cache_entries(&who, &id).await?;
         let cached: Vec<_> = cached.into_iter().map(CachedView::from).collect();
         body = view::with(body, &[("cache", &view::text(&cached))]);
     }
     if discarded {
-        let cut = app.tenure.discarded(&who, &id).await?;
+        let cut = app.tenure.browsing(&who).discarded(&who, &id).await?;
         body = view::with(body, &[("discarded", &view::discarded(&cut))]);
     }
     Ok(view::json(StatusCode::OK, Some(seq), body))

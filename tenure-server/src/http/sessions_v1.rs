@@ -24,7 +24,7 @@ use utoipa::ToSchema;
     params(
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 100, description = "At most so many; 20 if not given"),
         ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
-        ("offset" = Option<u32>, Query, description = "Leaves out so many; instead of `cursor`"),
+        ("offset" = Option<u32>, Query, description = "Leaves out so many, at most `max_offset` (1,000); instead of `cursor`"),
         ("assistant_id" = Option<String>, Query, description = "Of this assistant"),
         ("thread_id" = Option<String>, Query, description = "Of this chat thread"),
         ("user" = Option<String>, Query, description = "Of this user; for administrators"),
@@ -39,7 +39,7 @@ use utoipa::ToSchema;
 pub async fn list(State(app): State<Shared>, caller: Caller, pairs: Pairs) -> ApiResult<Json<SessionList>> {
     let who = caller.reads()?;
     let query = pairs.sessions(&who, app.config.limits.max_page)?;
-    Ok(Json(app.tenure.list(&who, query).await?.into()))
+    Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
 }
 
 /// Here a session that has expired or was deleted is not there.
@@ -76,7 +76,8 @@ pub struct ExportView {
     responses((status = 200, description = "The session", body = ExportView), Finding)
 )]
 pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Response> {
-    let session = app.tenure.load(&caller.reads()?, &id).await.map_err(not_there)?;
+    let who = caller.reads()?;
+    let session = app.tenure.browsing(&who).load(&who, &id).await.map_err(not_there)?;
     let seq = session.seq;
     transfer::mistralrs_response(seq, &session.into())
 }

@@ -38,20 +38,21 @@ pub async fn export(State(app): State<Shared>, caller: Caller, Id(id): Id, mut p
     pairs.end()?;
     let (seq, body) = match format.as_deref().unwrap_or("tenure") {
         "tenure" => {
-            let export = app.tenure.export(&who, &id).await?;
+            let export = app.tenure.browsing(&who).export(&who, &id).await?;
             let seq = export.log.last().map_or(0, |r| r.seq);
             return Ok(view::json(StatusCode::OK, Some(seq), view::text(&export)));
         }
         "openai" => {
             let list = |s: &tenure::Session| (s.seq, format!(r#"{{"messages":{}}}"#, s.messages_json()));
-            app.tenure.view(&who, &id, list).await?
+            app.tenure.browsing(&who).view(&who, &id, list).await?
         }
         "mistralrs" => {
-            let session = app.tenure.load(&who, &id).await?;
+            let session = app.tenure.browsing(&who).load(&who, &id).await?;
             (session.seq, mistralrs(&session.into())?)
         }
         "jsonl" => {
-            let lines = app.tenure.view(&who, &id, |s| {
+            let tenure = app.tenure.browsing(&who);
+            let lines = tenure.view(&who, &id, |s| {
                 let lines: String = s.messages.iter().flat_map(|m| [m.message.as_str(), "\n"]).collect();
                 (s.seq, lines)
             });

@@ -103,6 +103,11 @@ impl Running {
         self.child.wait().unwrap();
     }
 
+    /// How many threads it has now.
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).map_or(0, |tasks| tasks.count())
+    }
+
     pub fn request(&self, method: &str, path: &str) -> reqwest::RequestBuilder {
         client().request(method.parse().unwrap(), format!("{}{path}", self.url))
     }

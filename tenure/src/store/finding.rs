@@ -41,6 +41,8 @@ pub enum Orphan {
     Uses(Tenant, String),
     /// Items of a session that does not exist; a session that only lost its card does.
     Items(Tenant, SessionId),
+    /// Entries of the index of labels that differ from the labels of the session; by the store's own name for it. They are written anew.
+    Labels(Tenant, String),
 }
 
 impl Finding {

@@ -1,7 +1,7 @@
 //! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
 
 use super::text::Words;
-use super::{Commit, Hit, Item, Order, Owner, Query, Shelf, Whose};
+use super::{Commit, Cursor, HeadPage, Hit, Item, Order, Owner, Query, Shelf, Whose};
 use crate::error::{Error, Result};
 use crate::head::{Head, Status, VisibleHash};
 use crate::id::{Key, Seq, SessionId, Tenant, User};
@@ -17,6 +17,10 @@ use std::sync::Arc;
 pub(super) struct Index {
     heads: BTreeMap<Key, Head>,
     newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
+    /// The same for whole tenants.
+    newest_of_all: HashMap<Tenant, BTreeSet<(Timestamp, SessionId)>>,
+    labels: HashMap<(Tenant, String), BTreeSet<SessionId>>,
+    threads: HashMap<(Tenant, String), BTreeSet<SessionId>>,
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<Key, BTreeSet<SessionId>>,
@@ -101,7 +105,14 @@ impl Index {
         self.unlink(&key);
         let (tenant, id) = (&key.tenant, &key.session);
         let place = (head.active_at, id.clone());
+        self.newest_of_all.entry(tenant.clone()).or_default().insert(place.clone());
         self.newest.entry((tenant.clone(), head.user.clone())).or_default().insert(place);
+        for label in head.labels() {
+            self.labels.entry((tenant.clone(), label)).or_default().insert(id.clone());
+        }
+        if let Some(thread) = &head.thread {
+            self.threads.entry((tenant.clone(), thread.clone())).or_default().insert(id.clone());
+        }
         self.hashes.entry((tenant.clone(), head.mark.hash)).or_default().insert(id.clone());
         for key in head.mark.match_keys() {
             self.matches.entry((tenant.clone(), key)).or_default().insert(id.clone());
@@ -125,6 +136,13 @@ impl Index {
         let Some(head) = self.heads.get(key) else { return };
         let (tenant, id) = (&key.tenant, &key.session);
         take(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
+        take(&mut self.newest_of_all, tenant, &(head.active_at, id.clone()));
+        for label in head.labels() {
+            take(&mut self.labels, &(tenant.clone(), label), id);
+        }
+        if let Some(thread) = &head.thread {
+            take(&mut self.threads, &(tenant.clone(), thread.clone()), id);
+        }
         take(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
         for key in head.mark.match_keys() {
             take(&mut self.matches, &(tenant.clone(), key), id);
@@ -155,6 +173,55 @@ impl Index {
             Order::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
         }
         page(&mut found.into_iter())
+    }
+
+    /// The newest cards that match, found by looking at no more than `max_scan`.
+    pub fn page(&self, query: &Query, max_scan: usize) -> HeadPage {
+        let query = &Query { order: Order::Newest, ..query.clone() };
+        let (tenant, places) = match &query.whose {
+            Whose::User(tenant, user) => (tenant, self.newest.get(&(tenant.clone(), user.clone()))),
+            Whose::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
+            Whose::Everyone => return HeadPage { heads: self.heads(query), stopped: None },
+        };
+        let is_indexed = !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some();
+        if is_indexed {
+            return HeadPage { heads: self.heads(query), stopped: None };
+        }
+        let (none, none_active) = (BTreeSet::new(), BTreeSet::new());
+        let labels = query.labels().into_iter().map(|label| self.labels.get(&(tenant.clone(), label)));
+        let threads = query.thread.iter().map(|thread| self.threads.get(&(tenant.clone(), thread.clone())));
+        let fewest = labels.chain(threads).map(|ids| ids.unwrap_or(&none)).min_by_key(|ids| ids.len());
+        let after = |head: &&Head| match &query.cursor {
+            Some(c) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
+            None => true,
+        };
+        if let Some(ids) = fewest.filter(|ids| ids.len() <= max_scan) {
+            let mut found: Vec<&Head> = ids.iter().filter_map(|id| self.at(tenant, id)).filter(after).collect();
+            found.retain(|head| query.matches(head));
+            found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id)));
+            let heads = found.into_iter().skip(query.offset).take(query.limit).cloned().collect();
+            return HeadPage { heads, stopped: None };
+        }
+        let upto = query.cursor.as_ref().map(|c| (c.active_at, c.session.clone()));
+        let upto = upto.map_or(Bound::Unbounded, Bound::Excluded);
+        let places = places.unwrap_or(&none_active).range((Bound::Unbounded, upto)).rev();
+        let (mut page, mut skipped) = (HeadPage::default(), 0);
+        for (looked_at, head) in (1..).zip(places.filter_map(|(_, id)| self.at(tenant, id))) {
+            if page.heads.len() >= query.limit {
+                return page;
+            }
+            if query.matches(head) {
+                skipped += 1;
+                if skipped > query.offset {
+                    page.heads.push(head.clone());
+                }
+            }
+            if looked_at == max_scan && page.heads.len() < query.limit {
+                page.stopped = Some(Cursor::of(head));
+                return page;
+            }
+        }
+        page
     }
 
     /// The cards that may match: few, if there is an index for what is asked.
@@ -395,7 +462,6 @@ mod tests {
     use super::*;
     use crate::entry::{Created, Entry, Parent, Record};
     use crate::head::{Lease, Mark, Status};
-    use crate::store::Cursor;
     use serde_json::json;
 
     fn at(seconds: usize) -> Timestamp {

@@ -28,7 +28,10 @@ mod tests;
 use self::disk::Disk;
 use self::gates::Gates;
 use self::names::Place;
-use super::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store};
+use super::{
+    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store,
+    Writes,
+};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -155,8 +158,16 @@ impl Store for JsonlStore {
         None
     }
 
+    fn concurrency(&self) -> Concurrency {
+        Concurrency { reads: 8, writes: Writes::Apart }
+    }
+
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         Ok(self.disk.state().index.heads(query))
+    }
+
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+        Ok(self.disk.state().index.page(query, max_scan))
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {

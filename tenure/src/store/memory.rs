@@ -2,8 +2,8 @@
 
 use super::index::Index;
 use super::{
-    Commit, Direction, Finding, Glance, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner, Query, Range, Shelf,
-    Store,
+    Commit, Concurrency, Direction, Finding, Glance, HeadPage, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner,
+    Query, Range, Shelf, Store, Writes,
 };
 use crate::entry::{Entry, Record};
 use crate::error::Result;
@@ -100,8 +100,16 @@ impl Store for MemoryStore {
         None
     }
 
+    fn concurrency(&self) -> Concurrency {
+        Concurrency { reads: 8, writes: Writes::Apart }
+    }
+
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         Ok(self.state().index.heads(query))
+    }
+
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+        Ok(self.state().index.page(query, max_scan))
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {

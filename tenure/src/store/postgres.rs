@@ -37,7 +37,9 @@ use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::id::{Key, Seq, Tenant};
 use crate::media::BlobId;
-use crate::store::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
+use crate::store::{
+    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
+};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use link::Link;
@@ -101,8 +103,16 @@ impl Store for PostgresStore {
         self.bell.hear()
     }
 
+    fn concurrency(&self) -> Concurrency {
+        Concurrency { reads: self.link.connections(), writes: Writes::AsReads }
+    }
+
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         heads::heads(&self.link, query).await
+    }
+
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+        heads::page(&self.link, query, max_scan).await
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {

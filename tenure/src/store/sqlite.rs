@@ -1,5 +1,5 @@
 //! The store in one SQLite file. One connection writes: whoever is at it takes whatever has queued into one transaction, so that many
-//! commits share one fsync. Readers run beside it. Other processes may use the same file at the same time.
+//! commits share one fsync. Readers run beside it, on a few threads of the store's own. Other processes may use the same file at the same time.
 
 mod cards;
 mod check;
@@ -7,6 +7,7 @@ mod commit;
 mod file;
 mod items;
 mod purge;
+mod readers;
 mod records;
 mod scribe;
 mod seat;
@@ -17,9 +18,12 @@ mod tests;
 
 use self::commit::Write;
 use self::file::{File, Pool};
+use self::readers::Readers;
 use self::seat::Seat;
 use self::writer::Writer;
-use super::{Commit, Finding, Glance, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store};
+use super::{
+    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
+};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
@@ -30,11 +34,12 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::{fmt, result};
-use tokio::sync::{OwnedSemaphorePermit, broadcast};
+use tokio::sync::{OwnedSemaphorePermit, broadcast, oneshot};
 
 /// Sessions in one SQLite file.
 pub struct SqliteStore {
     readers: Arc<Pool>,
+    threads: Readers,
     writer: Writer,
 }
 
@@ -66,8 +71,9 @@ impl SqliteStore {
         blocking(move || {
             let connection = file.open()?;
             file.migrate(&connection)?;
+            file.keep_reserve();
             let writer = Writer::start(file.clone(), connection)?;
-            Ok(Self { readers: Arc::new(Pool::new(file)), writer })
+            Ok(Self { readers: Arc::new(Pool::new(file)), threads: Readers::new(file::MAX_READERS), writer })
         })
         .await
     }
@@ -78,15 +84,15 @@ impl SqliteStore {
         blocking(move || file.found()).await
     }
 
-    /// Reads a little: here, if this thread may wait for the disk.
+    /// Reads a little: here, if this thread runs nothing else meanwhile.
     async fn peek<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
     ) -> Result<T> {
         let permit = self.readers.permit().await?;
         match Seat::here() {
-            Some(seat) => seat.wait(|| self.readers.with(work)),
-            None => self.read_with(permit, work).await,
+            Some(Seat::Own) => self.readers.with(work),
+            _ => self.read_with(permit, work).await,
         }
     }
 
@@ -103,12 +109,18 @@ impl SqliteStore {
         permit: OwnedSemaphorePermit,
         work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
     ) -> Result<T> {
-        let pool = self.readers.clone();
-        blocking(move || {
+        self.on_reader(move |pool| {
             let _permit = permit;
             pool.with(work)
         })
         .await
+    }
+
+    /// Does work on one of the threads that read.
+    async fn on_reader<T: Send + 'static>(&self, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
+        let (pool, (reply, answer)) = (self.readers.clone(), oneshot::channel());
+        self.threads.run(move || drop(reply.send(work(&pool)))).map_err(Error::unavailable)?;
+        answer.await.unwrap_or_else(|_| Err(Error::unavailable("reading the SQLite file has failed")))
     }
 }
 
@@ -149,9 +161,18 @@ impl Store for SqliteStore {
         None
     }
 
+    fn concurrency(&self) -> Concurrency {
+        Concurrency { reads: file::MAX_READERS, writes: Writes::Apart }
+    }
+
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         let query = query.clone();
         self.read(move |conn, file| cards::heads(conn, file, &query)).await
+    }
+
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+        let query = query.clone();
+        self.read(move |conn, file| cards::page(conn, file, &query, max_scan)).await
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
@@ -167,12 +188,12 @@ impl Store for SqliteStore {
 
     async fn purge(&self, key: &Key) -> Result<()> {
         let key = key.clone();
-        self.writer.write(move |conn, file| purge::purge(conn, file, &key, None)).await
+        self.writer.free(move |conn, file| purge::purge(conn, file, &key, None)).await
     }
 
     async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
         let key = key.clone();
-        self.writer.write(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
+        self.writer.free(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
     }
 
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
@@ -203,7 +224,7 @@ impl Store for SqliteStore {
 
     async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
         let (shelf, key) = (shelf.clone(), key.to_owned());
-        self.writer.write(move |conn, _| items::remove(conn, &shelf, &key)).await
+        self.writer.free(move |conn, _| items::remove(conn, &shelf, &key)).await
     }
 
     async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
@@ -212,12 +233,12 @@ impl Store for SqliteStore {
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
-        self.writer.write(move |conn, _| items::expire(conn, now, limit)).await
+        self.writer.free(move |conn, _| items::expire(conn, now, limit)).await
     }
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
         let (tenant, owner) = (tenant.clone(), owner.clone());
-        self.writer.write(move |conn, _| items::clear(conn, &tenant, &owner)).await?;
+        self.writer.free(move |conn, _| items::clear(conn, &tenant, &owner)).await?;
         self.writer.alone(|conn, file| file.scrub(conn)).await
     }
 
@@ -233,11 +254,10 @@ impl Store for SqliteStore {
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
         if !remove.is_empty() {
             let orphans = remove.to_vec();
-            self.writer.write(move |conn, _| check::remove(conn, &orphans)).await?;
+            self.writer.free(move |conn, _| check::remove(conn, &orphans)).await?;
         }
         let permit = self.readers.permit().await?;
-        let pool = self.readers.clone();
-        blocking(move || {
+        self.on_reader(move |pool| {
             let _permit = permit;
             // The text index remembers what it read, and would take what others changed since for damage.
             pool.afresh(check::check)

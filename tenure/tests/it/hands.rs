@@ -298,8 +298,14 @@ impl Store for Fragile {
     fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
         self.inner.hear()
     }
+    fn concurrency(&self) -> Concurrency {
+        self.inner.concurrency()
+    }
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         self.alive()?.heads(query).await
+    }
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+        self.alive()?.page(query, max_scan).await
     }
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         self.alive()?.count().await

@@ -40,6 +40,34 @@ async fn all_pages(tenure: &Tenure, who: &Principal, mut search: Search) -> Vec<
     panic!("it does not end");
 }
 
+#[tokio::test]
+async fn a_search_through_nested_forks_is_bounded() {
+    let tenure = Tenure::open("memory:").await.unwrap();
+    tenure.create(&ada(), named("f0")).await.unwrap();
+    tenure.append(&ada(), &id("f0"), vec![Message::user("the ferry")]).await.unwrap();
+    for n in 1..40 {
+        tenure.fork(&ada(), &id(&format!("f{}", n - 1)), Point::Position(n), Some(id(&format!("f{n}")))).await.unwrap();
+        tenure.append(&ada(), &id(&format!("f{n}")), vec![Message::user("and so on")]).await.unwrap();
+    }
+    // Each of the 40 sessions has the message of the first one, which is up to 39 ancestors away.
+    let (mut search, mut found, mut pages) = (Search { max_reads: 10, ..search("ferry") }, 0, 0);
+    loop {
+        let page = tenure.search_sessions(&ada(), &search).await.unwrap();
+        found += page.found.len();
+        pages += 1;
+        assert!(page.looked_at <= 11, "each session is one read at least: {}", page.looked_at);
+        assert_eq!(page.cut, page.next.is_some(), "the page says that it was cut");
+        let Some(next) = page.next else { break };
+        search.cursor = Some(next.to_string().parse().unwrap());
+    }
+    // A page of records and a head for each ancestor, ten a page; the way to where a page goes on is not counted.
+    assert_eq!(found, 40);
+    assert!(pages >= 100, "{pages} pages");
+    let whole =
+        tenure.search_sessions(&ada(), &Search { max_reads: 10_000, ..Search::new("ferry", 100) }).await.unwrap();
+    assert_eq!((whole.found.len(), whole.cut, whole.next), (40, false, None));
+}
+
 on_every_store! {
     /// Whoever asks finds their own, an administrator all of the tenant, nobody anything else.
     async fn people_find_what_is_theirs(home: &mut Home) {

@@ -38,6 +38,16 @@ const HOMELESS: &str = "
     AND NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9))
     AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = i.tenant AND r.session = substr(i.owner, 9)) LIMIT $1";
 
+// Labels that are not in the index, and entries of it that are no label of their session.
+
+const MISLABELED: &str = "
+    SELECT tenant, session FROM tenure_head h WHERE EXISTS (SELECT 1 FROM unnest(h.labels) AS wanted WHERE NOT EXISTS (
+        SELECT 1 FROM tenure_label l WHERE l.tenant = h.tenant AND l.label = wanted AND l.session = h.session))
+    UNION
+    SELECT l.tenant, l.session FROM tenure_label l WHERE NOT EXISTS (
+        SELECT 1 FROM tenure_head h WHERE h.tenant = l.tenant AND h.session = l.session AND l.label = ANY(h.labels))
+    LIMIT $1";
+
 pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     let limit = [(&(MAX_FINDINGS as i64) as _, Type::INT8)];
@@ -61,6 +71,11 @@ pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
         let orphan = Orphan::Uses(tenant(&row)?, column(&row, 1, here)?);
         found.push(Finding::orphan(session(&row)?, "it uses blobs, but there is no such session", orphan));
     }
+    for row in rows(link, MISLABELED, &limit).await? {
+        let orphan = Orphan::Labels(tenant(&row)?, column(&row, 1, here)?);
+        let what = "the index of labels differs from its labels: filters go wrong";
+        found.push(Finding::orphan(session(&row)?, what, orphan));
+    }
     for row in rows(link, HOMELESS, &limit).await? {
         let id = SessionId::new(column::<&str>(&row, 1, here)?).map_err(|e| Error::corrupt(here(), e))?;
         let place = format!("{}, its shelves", session(&row)?);
@@ -83,6 +98,14 @@ pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
                     AND NOT EXISTS (SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $2)
                     AND NOT EXISTS (SELECT 1 FROM tenure_record WHERE tenant = $1 AND session = $2)";
                 rows(link, sql, &[(&tenant.as_str(), Type::TEXT), (&session, Type::TEXT)]).await?;
+            }
+            Orphan::Labels(tenant, session) => {
+                let of: [Param<'_>; 2] = [(&tenant.as_str(), Type::TEXT), (&session, Type::TEXT)];
+                rows(link, "DELETE FROM tenure_label WHERE tenant = $1 AND session = $2", &of).await?;
+                let sql = "INSERT INTO tenure_label (tenant, label, session)
+                    SELECT h.tenant, label, h.session FROM tenure_head h, unnest(h.labels) AS label
+                    WHERE h.tenant = $1 AND h.session = $2 ON CONFLICT DO NOTHING";
+                rows(link, sql, &of).await?;
             }
             Orphan::Items(tenant, session) => {
                 let owner = Owner::Session(session.clone()).to_string();

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::head::{Head, Status, VisibleHash};
 use crate::id::{Key, SessionId, Tenant, User};
 use crate::log_hash::LogHash;
-use crate::store::{Order, Query, Whose};
+use crate::store::{HeadPage, Order, Query, Whose};
 use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
@@ -24,14 +24,95 @@ pub(super) async fn head(link: &Link, key: &Key) -> Result<Option<Head>> {
     link.rows(&sql, &params).await?.first().map(read).transpose()
 }
 
+/// A query without a bound of its own looks for sessions by a label that is on at most so many.
+const MAX_NARROW: usize = 10_000;
+
+/// So many labels of a query are counted to find the one that is on the fewest sessions.
+const MAX_PROBES: usize = 16;
+
+/// A scan begins with so many sessions, and looks at four times as many each time that this was not enough.
+const FIRST_WINDOW: usize = 256;
+
 pub(super) async fn heads(link: &Link, query: &Query) -> Result<Vec<Head>> {
-    let nul = |s: &Option<String>| s.as_ref().is_some_and(|s| s.contains('\0'));
-    if query.limit == 0 || nul(&query.assistant) || nul(&query.thread) {
-        return Ok(Vec::new()); // nothing with a NUL is stored
+    if finds_nothing(query) {
+        return Ok(Vec::new());
     }
-    let Built { sql, values } = build(query);
-    let params: Vec<Param<'_>> = values.iter().map(|(v, t)| (&**v as &(dyn ToSql + Sync), t.clone())).collect();
-    let mut heads: Vec<Head> = link.rows_planned(&sql, &params).await?.iter().map(read).collect::<Result<_>>()?;
+    let narrow = narrow(link, query, MAX_NARROW).await?;
+    matching(link, query, narrow.as_deref()).await
+}
+
+/// The newest that match, found by looking at no more than `max_scan` heads.
+pub(super) async fn page(link: &Link, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    if finds_nothing(query) {
+        return Ok(HeadPage::default());
+    }
+    let query = &Query { order: Order::Newest, ..query.clone() };
+    let narrow = narrow(link, query, max_scan).await?;
+    if narrow.is_some() || is_indexed(query) || matches!(query.whose, Whose::Everyone) {
+        return Ok(HeadPage { heads: matching(link, query, narrow.as_deref()).await?, stopped: None });
+    }
+    scan(link, query.clone(), max_scan).await
+}
+
+/// Nothing with a NUL is stored.
+fn finds_nothing(query: &Query) -> bool {
+    let nul = |s: &Option<String>| s.as_ref().is_some_and(|s| s.contains('\0'));
+    query.limit == 0 || nul(&query.assistant) || nul(&query.thread)
+}
+
+/// Whether the query names what few sessions have, whatever its other conditions are.
+fn is_indexed(query: &Query) -> bool {
+    !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some() || query.thread.is_some()
+}
+
+/// Looks at heads one after the other, in the order of their activity.
+async fn scan(link: &Link, mut query: Query, max_scan: usize) -> Result<HeadPage> {
+    let (mut page, mut left, mut window, mut skipped) = (HeadPage::default(), max_scan, FIRST_WINDOW, 0);
+    while left > 0 && page.heads.len() < query.limit {
+        window = window.min(left);
+        let rows = link.run(&build_scan(&query, window)).await?;
+        for row in &rows {
+            let place = || "postgres, table tenure_head".to_owned();
+            if page.heads.len() < query.limit && column::<Option<&str>>(row, 2, place)?.is_some() {
+                skipped += 1;
+                if skipped > query.offset {
+                    page.heads.push(read(row)?);
+                }
+            }
+        }
+        let Some(last) = rows.last().filter(|_| rows.len() == window) else { return Ok(page) };
+        let place = || "postgres, table tenure_head".to_owned();
+        let (at, session): (i64, &str) = (column(last, 8, place)?, column(last, 1, place)?);
+        query.cursor = Some(format!("{at}~{session}").parse()?);
+        (left, window) = (left - window, window * 4);
+    }
+    if page.heads.len() < query.limit {
+        page.stopped = query.cursor;
+    }
+    Ok(page)
+}
+
+/// The label that is on the fewest sessions of the tenant, if those are not more than `most`.
+async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String>> {
+    let labels: Vec<String> = query.labels().into_iter().take(MAX_PROBES).collect();
+    let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
+    if labels.is_empty() || is_indexed(query) {
+        return Ok(None);
+    }
+    let sql = "SELECT wanted, (SELECT count(*) FROM (SELECT 1 FROM tenure_label l WHERE l.tenant = $1 AND l.label = wanted LIMIT $3) few)
+        FROM unnest($2) AS wanted";
+    let bound = row_limit(most).saturating_add(1);
+    let params: [Param<'_>; 3] = [(&tenant.as_str(), Type::TEXT), (&labels, Type::TEXT_ARRAY), (&bound, Type::INT8)];
+    let place = || "postgres, table tenure_label".to_owned();
+    let mut counts = Vec::new();
+    for row in &link.rows(sql, &params).await? {
+        counts.push((column::<i64>(row, 1, place)?, column::<String>(row, 0, place)?));
+    }
+    Ok(counts.into_iter().min().filter(|(n, _)| *n < bound).map(|(_, label)| label))
+}
+
+async fn matching(link: &Link, query: &Query, narrow: Option<&str>) -> Result<Vec<Head>> {
+    let mut heads: Vec<Head> = link.run(&build(query, narrow)).await?.iter().map(read).collect::<Result<_>>()?;
     // A number may stand for another key by chance.
     heads.retain(|h| query.matches.is_empty() || query.matches(h));
     Ok(heads)
@@ -102,7 +183,24 @@ impl Built {
     }
 }
 
-fn build(query: &Query) -> Built {
+impl Link {
+    async fn run(&self, Built { sql, values }: &Built) -> Result<Vec<Row>> {
+        let params: Vec<Param<'_>> = values.iter().map(|(v, t)| (&**v as &(dyn ToSql + Sync), t.clone())).collect();
+        self.rows_planned(sql, &params).await
+    }
+}
+
+/// The heads in the order of their activity, at most `window`: those that match with their card, the others without.
+fn build_scan(query: &Query, window: usize) -> Built {
+    let mut b = Built { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), values: Vec::new() };
+    filters(&mut b, query);
+    b.text(" THEN card END, first, parent, parent_seq, parent_mark, log, active_at FROM tenure_head WHERE first > 0");
+    scope(&mut b, query);
+    b.text(" ORDER BY active_at >> 26 DESC, active_at DESC, session DESC LIMIT ").bind(row_limit(window), Type::INT8);
+    b
+}
+
+fn build(query: &Query, narrow: Option<&str>) -> Built {
     let mut b = Built { sql: format!("SELECT {CARD} FROM "), values: Vec::new() };
     let keys = |hashes: &[VisibleHash]| -> Vec<i64> {
         match &query.whose {
@@ -111,7 +209,7 @@ fn build(query: &Query) -> Built {
         }
     };
     let (talks, matches) = (keys(&query.hashes), keys(&query.matches));
-    let by_talk = !talks.is_empty() || !matches.is_empty();
+    let by_talk = !talks.is_empty() || !matches.is_empty() || narrow.is_some();
     // The offset keeps the other conditions out: without statistics, the server would rather go through the whole tenant.
     if !talks.is_empty() {
         b.text("(SELECT * FROM tenure_head WHERE talk = ANY(").bind(talks, Type::INT8_ARRAY);
@@ -119,10 +217,30 @@ fn build(query: &Query) -> Built {
     } else if !matches.is_empty() {
         b.text("(SELECT * FROM tenure_head WHERE matches IS NOT NULL AND matches && ").bind(matches, Type::INT8_ARRAY);
         b.text(" OFFSET 0) head WHERE true");
+    } else if let (Some(label), Whose::User(tenant, _) | Whose::Tenant(tenant)) = (narrow, &query.whose) {
+        b.text("(SELECT h.* FROM tenure_label l JOIN tenure_head h ON h.tenant = l.tenant AND h.session = l.session");
+        b.text(" WHERE l.tenant = ").bind(tenant.to_string(), Type::TEXT);
+        b.text(" AND l.label = ").bind(label.to_owned(), Type::TEXT).text(" OFFSET 0) head WHERE true");
     } else {
         // True of every card, and what lets the indexes for lists be used: see the migration.
         b.text("tenure_head WHERE first > 0");
     }
+    scope(&mut b, query);
+    filters(&mut b, query);
+    b.text(match query.order {
+        Order::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
+        // The slot first, for the index: see the migration. It does not change the order.
+        Order::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
+        Order::Oldest => " ORDER BY active_at, session",
+        Order::Due => " ORDER BY due_at, session",
+    });
+    b.text(" LIMIT ").bind(row_limit(query.limit), Type::INT8);
+    b.text(" OFFSET ").bind(row_limit(query.offset), Type::INT8);
+    b
+}
+
+/// Whose heads, and from where on: what the indexes on activity serve.
+fn scope(b: &mut Built, query: &Query) {
     match &query.whose {
         Whose::User(tenant, user) => {
             b.text(" AND tenant = ").bind(tenant.to_string(), Type::TEXT);
@@ -133,6 +251,15 @@ fn build(query: &Query) -> Built {
         }
         Whose::Everyone => {}
     }
+    if let Some(cursor) = &query.cursor {
+        let at = micros(cursor.active_at);
+        b.text(" AND active_at >> 26 <= ").bind(at >> 26, Type::INT8);
+        b.text(" AND (active_at, session) < (").bind(at, Type::INT8);
+        b.text(", ").bind(cursor.session.to_string(), Type::TEXT).text(")");
+    }
+}
+
+fn filters(b: &mut Built, query: &Query) {
     if let Some(assistant) = &query.assistant {
         b.text(" AND assistant = ").bind(assistant.clone(), Type::TEXT);
     }
@@ -171,22 +298,6 @@ fn build(query: &Query) -> Built {
     if let Some(at) = query.lease_before {
         b.text(" AND lease_until < ").bind(micros_up(at), Type::INT8);
     }
-    if let Some(cursor) = &query.cursor {
-        let at = micros(cursor.active_at);
-        b.text(" AND active_at >> 26 <= ").bind(at >> 26, Type::INT8);
-        b.text(" AND (active_at, session) < (").bind(at, Type::INT8);
-        b.text(", ").bind(cursor.session.to_string(), Type::TEXT).text(")");
-    }
-    b.text(match query.order {
-        Order::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
-        // The slot first, for the index: see the migration. It does not change the order.
-        Order::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
-        Order::Oldest => " ORDER BY active_at, session",
-        Order::Due => " ORDER BY due_at, session",
-    });
-    b.text(" LIMIT ").bind(row_limit(query.limit), Type::INT8);
-    b.text(" OFFSET ").bind(row_limit(query.offset), Type::INT8);
-    b
 }
 
 /// A bound in whole microseconds: what is at or after it, or before it, is the same for whole microseconds.

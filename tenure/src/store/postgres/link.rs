@@ -197,6 +197,11 @@ impl Link {
         Tries::new(self.retry)
     }
 
+    /// How many connections there are at most.
+    pub fn connections(&self) -> usize {
+        self.pool.status().max_size
+    }
+
     /// The schema from the URL.
     pub fn schema(&self) -> Option<&str> {
         self.schema.as_deref()

@@ -16,6 +16,7 @@ pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/postgres/0001_init.sql"),
     include_str!("../../../migrations/postgres/0002_match.sql"),
     include_str!("../../../migrations/postgres/0003_log_hash.sql"),
+    include_str!("../../../migrations/postgres/0004_labels.sql"),
 ];
 
 /// The lock that lets one node migrate at a time: any number will do that nothing else in the database uses.

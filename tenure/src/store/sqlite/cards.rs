@@ -5,10 +5,10 @@ use super::file::File;
 use crate::error::{Error, Result};
 use crate::head::{Head, Status};
 use crate::id::{Key, Seq, SessionId, Tenant};
-use crate::store::{Glance, Order, Query, Whose};
+use crate::store::{Glance, HeadPage, Order, Query, Whose};
 use jiff::Timestamp;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};
 use std::fmt::Display;
 
 /// A card as it is stored.
@@ -47,8 +47,88 @@ pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> Do
     Ok(seq.optional()?.map(|seq| seq as Seq))
 }
 
+/// A query without a bound of its own looks for sessions by a label or thread that is on at most so many.
+const MAX_NARROW: usize = 10_000;
+
 pub(super) fn heads(conn: &Connection, file: &File, query: &Query) -> Done<Vec<Head>> {
-    let Select { sql, params } = Select::new(query);
+    let narrow = Narrow::choose(conn, query, MAX_NARROW)?;
+    matching(conn, file, query, narrow.as_ref())
+}
+
+/// The newest that match, found by looking at no more than `max_scan` heads.
+pub(super) fn page(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
+    // One moment for both statements.
+    let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
+    match Narrow::choose(conn, query, max_scan)? {
+        narrow if narrow.is_some() || Select::is_indexed(query) => {
+            Ok(HeadPage { heads: matching(conn, file, query, narrow.as_ref())?, stopped: None })
+        }
+        _ => scan(conn, file, query, max_scan),
+    }
+}
+
+/// Looks at heads one after the other, in the order of their activity.
+fn scan(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
+    let Select { sql, params } = Select::scan(query, max_scan);
+    let mut find = conn.prepare_cached(&sql)?;
+    let mut rows = find.query(params_from_iter(params))?;
+    let (mut heads, mut looked_at, mut skipped, mut last) = (Vec::new(), 0, 0, None);
+    while heads.len() < query.limit {
+        let Some(row) = rows.next()? else { break };
+        looked_at += 1;
+        let text = |i| row.get_ref(i).and_then(|v| v.as_str_or_null().map_err(rusqlite::Error::from));
+        if looked_at == max_scan {
+            last = Some((row.get::<_, i64>(3)?, text(1)?.unwrap_or_default().to_owned()));
+        }
+        let Some(card) = text(2)? else { continue };
+        skipped += 1;
+        if skipped > query.offset {
+            heads.push(decode(file, text(0)?.unwrap_or_default(), text(1)?.unwrap_or_default(), card)?);
+        }
+    }
+    let stopped = match last.filter(|_| heads.len() < query.limit) {
+        Some((at, session)) => Some(format!("{at}~{session}").parse()?),
+        None => None,
+    };
+    Ok(HeadPage { heads, stopped })
+}
+
+/// A condition that few heads meet, which are looked up by it.
+pub(super) enum Narrow {
+    Label(String),
+    Thread,
+}
+
+impl Narrow {
+    /// The condition that the fewest heads meet, if those are not more than `most`.
+    pub fn choose(conn: &Connection, query: &Query, most: usize) -> Done<Option<Self>> {
+        let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
+        if Select::is_indexed(query) {
+            return Ok(None);
+        }
+        let at_most = i64::try_from(most).unwrap_or(i64::MAX);
+        let (mut best, mut fewest) = (None, at_most.saturating_add(1));
+        let mut count = |sql: &str, value: &str, narrow: Self| -> Done<()> {
+            let n: i64 = conn.prepare_cached(sql)?.query_row(params![tenant.as_str(), value, fewest], |r| r.get(0))?;
+            if n < fewest {
+                (best, fewest) = (Some(narrow), n);
+            }
+            Ok(())
+        };
+        if let Some(thread) = &query.thread {
+            let sql = "SELECT count(*) FROM (SELECT 1 FROM head WHERE tenant = ?1 AND thread = ?2 LIMIT ?3)";
+            count(sql, thread, Self::Thread)?;
+        }
+        for label in query.labels().into_iter().take(MAX_PROBES) {
+            let sql = "SELECT count(*) FROM (SELECT 1 FROM head_label WHERE tenant = ?1 AND label = ?2 LIMIT ?3)";
+            count(sql, &label.clone(), Self::Label(label))?;
+        }
+        Ok(best)
+    }
+}
+
+fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narrow>) -> Done<Vec<Head>> {
+    let Select { sql, params } = Select::new(query, narrow);
     let mut find = conn.prepare_cached(&sql)?;
     let mut rows = find.query(params_from_iter(params))?;
     let mut heads = Vec::new();
@@ -75,12 +155,20 @@ pub(super) struct Select {
     pub params: Vec<Value>,
 }
 
+/// So many labels of a query are counted to find the one that is on the fewest sessions.
+const MAX_PROBES: usize = 16;
+
 impl Select {
-    pub fn new(query: &Query) -> Self {
+    pub fn new(query: &Query, narrow: Option<&Narrow>) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, card FROM head".to_owned(), params: Vec::new() };
-        select.choose_index(query);
+        select.choose_index(query, narrow);
         select.sql.push_str(" WHERE true");
-        select.conditions(query);
+        select.scope(query);
+        select.filters(query);
+        if let (Some(Narrow::Label(label)), Whose::User(tenant, _) | Whose::Tenant(tenant)) = (narrow, &query.whose) {
+            select.and("id IN (SELECT head_id FROM head_label WHERE tenant = ?", tenant.to_string());
+            select.and("label = ?)", label.clone());
+        }
         select.sql.push_str(match query.order {
             Order::Newest => " ORDER BY active_at DESC, session DESC, tenant DESC",
             Order::Oldest => " ORDER BY active_at, session, tenant",
@@ -93,21 +181,41 @@ impl Select {
         select
     }
 
+    /// The heads in the order of their activity, at most `max_scan`: those that match with their card, the others without.
+    pub fn scan(query: &Query, max_scan: usize) -> Self {
+        let mut select = Self { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), params: Vec::new() };
+        select.filters(query);
+        select.sql.push_str(" THEN card END, active_at FROM head WHERE true");
+        select.scope(query);
+        select.sql.push_str(" ORDER BY active_at DESC, session DESC, tenant DESC LIMIT ?");
+        select.params.push(i64::try_from(max_scan).unwrap_or(i64::MAX).into());
+        select
+    }
+
+    /// Whether the query names what few sessions have, whatever its other conditions are.
+    fn is_indexed(query: &Query) -> bool {
+        !query.matches.is_empty() || !query.hashes.is_empty() || query.parent.is_some()
+    }
+
     /// Without statistics the planner may prefer an index in the right order to one that finds the few rows that match.
-    fn choose_index(&mut self, query: &Query) {
+    fn choose_index(&mut self, query: &Query, narrow: Option<&Narrow>) {
         let index = match query.whose {
             Whose::Everyone => return,
             // The few rows that match are looked up by their number.
             _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
-            _ if query.thread.is_some() => " INDEXED BY head_thread",
-            _ => return,
+            _ => match narrow {
+                Some(Narrow::Label(_)) => " NOT INDEXED",
+                Some(Narrow::Thread) => " INDEXED BY head_thread",
+                None => return,
+            },
         };
         self.sql.push_str(index);
     }
 
-    fn conditions(&mut self, query: &Query) {
+    /// Whose heads, and from where on: what the indexes on activity serve.
+    fn scope(&mut self, query: &Query) {
         match &query.whose {
             Whose::User(tenant, user) => {
                 self.and("tenant = ?", tenant.to_string());
@@ -116,6 +224,14 @@ impl Select {
             Whose::Tenant(tenant) => self.and("tenant = ?", tenant.to_string()),
             Whose::Everyone => {}
         }
+        if let (Some(cursor), Order::Newest) = (&query.cursor, query.order) {
+            self.and("(active_at, session) < (?, ", cursor.active_at.as_microsecond());
+            self.sql.push_str("?)");
+            self.params.push(cursor.session.to_string().into());
+        }
+    }
+
+    fn filters(&mut self, query: &Query) {
         self.and_if("assistant = ?", query.assistant.clone());
         self.and_if("thread = ?", query.thread.clone());
         self.and_if("parent = ?", query.parent.as_ref().map(|p| p.to_string()));
@@ -137,14 +253,10 @@ impl Select {
             self.sql.push_str(&format!(" AND key IN ({keys}))"));
             self.params.push(values.to_string().into());
         }
-        let missing =
-            "SELECT 1 FROM json_each(?) want WHERE want.value NOT IN (SELECT value FROM json_each(head.labels))";
+        // Of the labels that are wanted, none is missing.
+        let has = "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = want.value AND head_id = head.id";
+        let missing = format!("SELECT 1 FROM json_each(?) want WHERE NOT EXISTS ({has})");
         self.and_any(&format!("NOT EXISTS ({missing})"), query.labels().into_iter());
-        if let (Some(cursor), Order::Newest) = (&query.cursor, query.order) {
-            self.and("(active_at, session) < (?, ", cursor.active_at.as_microsecond());
-            self.sql.push_str("?)");
-            self.params.push(cursor.session.to_string().into());
-        }
     }
 
     fn and(&mut self, condition: &str, value: impl Into<Value>) {

@@ -62,6 +62,13 @@ pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
         found.push(Finding::orphan(place, "it uses blobs, but there is no such session", Orphan::Uses(tenant, head)));
         Ok(())
     })?;
+    each(conn, MISLABELED, |row| {
+        let (tenant, head) = (tenant(row, 0)?, row.get::<_, i64>(1)?.to_string());
+        let place = format!("{file}, tenant {tenant}, head {head}");
+        let what = "the index of labels differs from its labels: filters go wrong";
+        found.push(Finding::orphan(place, what, Orphan::Labels(tenant, head)));
+        Ok(())
+    })?;
     if headless {
         // Items may belong to the session that lost its card.
         return Ok(found);
@@ -145,6 +152,17 @@ const USELESS: &str = "
     SELECT DISTINCT tenant, head_id FROM blob_use u WHERE head_id NOT IN (SELECT id FROM head)
         AND NOT EXISTS (SELECT 1 FROM record WHERE k >= u.head_id << 32 AND k < (u.head_id + 1) << 32) LIMIT ?1";
 
+// Labels that are not in the index, and entries of it that are no label of their session.
+const MISLABELED: &str = "
+    SELECT tenant, id FROM head h WHERE CASE WHEN json_valid(labels) THEN EXISTS (
+        SELECT 1 FROM json_each(h.labels) l WHERE NOT EXISTS (
+            SELECT 1 FROM head_label x WHERE x.tenant = h.tenant AND x.label = l.value AND x.head_id = h.id)) END
+    UNION
+    SELECT x.tenant, x.head_id FROM head_label x LEFT JOIN head h ON h.id = x.head_id AND h.tenant = x.tenant
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(h.labels) THEN h.labels ELSE '[]' END) l
+        WHERE l.value = x.label)
+    LIMIT ?1";
+
 const HOMELESS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
         AND NOT EXISTS (SELECT 1 FROM head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9)) LIMIT ?1";
@@ -190,6 +208,15 @@ pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> Done<()> {
                     AND NOT EXISTS (SELECT 1 FROM head WHERE id = ?2)
                     AND NOT EXISTS (SELECT 1 FROM record WHERE k >= ?2 << 32 AND k < (?2 + 1) << 32)";
                 conn.execute(sql, params![tenant.as_str(), head.parse::<i64>().ok()])?;
+            }
+            Orphan::Labels(tenant, head) => {
+                let head = head.parse::<i64>().ok();
+                let of = params![tenant.as_str(), head];
+                conn.execute("DELETE FROM head_label WHERE tenant = ?1 AND head_id = ?2", of)?;
+                let sql = "INSERT INTO head_label (tenant, label, head_id)
+                    SELECT head.tenant, value, head.id FROM head, json_each(head.labels) WHERE tenant = ?1 AND head.id = ?2
+                    ON CONFLICT DO NOTHING";
+                conn.execute(sql, of)?;
             }
             Orphan::Items(tenant, session) => {
                 let headless = match headless {

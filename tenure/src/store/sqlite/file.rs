@@ -4,6 +4,8 @@ use super::{Done, Fault};
 use crate::error::{Error, Result};
 use crate::store::FORMAT;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
+use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,6 +17,7 @@ const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../migrations/sqlite/0002_match.sql"),
     include_str!("../../../migrations/sqlite/0003_log_hash.sql"),
+    include_str!("../../../migrations/sqlite/0004_labels.sql"),
 ];
 
 /// How long to wait for another process that writes.
@@ -27,8 +30,12 @@ const SCRUB_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait for readers before something that can be done later.
 const WIPE_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Bytes of disk that are kept for the day when it is full: what is purged then must be written to the log first. The file of this
+/// size is removed when a purge finds no room, and written again after it.
+const RESERVE_BYTES: usize = 8 << 20;
+
 /// At most so many read at once.
-const MAX_READERS: usize = 8;
+pub(super) const MAX_READERS: usize = 8;
 
 /// A checkpoint each 16 MB, and a log that is cut back to 64 MB.
 const SETTINGS: &str = "
@@ -139,6 +146,39 @@ impl File {
         conn.execute_batch(migration)?;
         conn.pragma_update(None, "user_version", done as u32 + 1)?;
         Ok(transaction.commit()?)
+    }
+
+    /// Writes the reserve, unless it is there. Without room for it the store works as well, but can not purge on a full disk.
+    pub fn keep_reserve(&self) {
+        let path = self.reserve();
+        if fs::metadata(&path).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
+            return;
+        }
+        // Written and not only made as long: a hole takes no room.
+        let zeros = vec![0; 1 << 16];
+        let written = fs::File::create(&path)
+            .and_then(|mut file| (0..RESERVE_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros)));
+        if let Err(e) = written {
+            tracing::warn!(path, error = %e, "no disk space is kept in reserve: on a full disk nothing can be purged");
+            let _ = fs::remove_file(&path);
+        }
+    }
+
+    /// Gives the reserve up; whether it was there.
+    pub fn release_reserve(&self) -> bool {
+        fs::remove_file(self.reserve()).is_ok()
+    }
+
+    /// Writes the reserve again, with the room that the log has taken since.
+    pub fn regain_reserve(&self, conn: &Connection) {
+        if let Err(e) = self.wipe(conn) {
+            tracing::warn!(error = %e, "the log of the SQLite file can not be emptied");
+        }
+        self.keep_reserve();
+    }
+
+    fn reserve(&self) -> String {
+        format!("{}-reserve", self.0)
     }
 
     /// Empties the log, which has pages as they were before something was deleted; in the file itself that is zeroed already

@@ -35,9 +35,17 @@ pub(super) enum Weight {
     MayBeLost,
 }
 
+/// Whether a step makes room: only such a step may use the space that is kept in reserve for a full disk.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Purpose {
+    Store,
+    Free,
+}
+
 /// A step in a transaction. It may be run again if the transaction was rolled back.
 pub(super) trait Step: Send {
     fn weight(&self) -> Weight;
+    fn purpose(&self) -> Purpose;
     fn run(&mut self, conn: &Connection, file: &File) -> Done<()>;
     fn answer(self: Box<Self>, outcome: Result<()>);
 }
@@ -46,19 +54,24 @@ pub(super) trait Step: Send {
 pub(super) struct Task<T, F> {
     work: F,
     weight: Weight,
+    purpose: Purpose,
     done: Option<T>,
     reply: oneshot::Sender<Result<T>>,
 }
 
 impl<T, F> Task<T, F> {
-    pub fn new(weight: Weight, work: F, reply: oneshot::Sender<Result<T>>) -> Self {
-        Self { work, weight, done: None, reply }
+    pub fn new(weight: Weight, purpose: Purpose, work: F, reply: oneshot::Sender<Result<T>>) -> Self {
+        Self { work, weight, purpose, done: None, reply }
     }
 }
 
 impl<T: Send, F: FnMut(&Connection, &File) -> Done<T> + Send> Step for Task<T, F> {
     fn weight(&self) -> Weight {
         self.weight
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     fn run(&mut self, conn: &Connection, file: &File) -> Done<()> {
@@ -170,12 +183,24 @@ impl Scribe {
     fn take(&mut self, mut batch: Vec<Box<dyn Step>>) {
         match self.together(&mut batch) {
             Ok(outcomes) => batch.into_iter().zip(outcomes).for_each(|(step, outcome)| step.answer(outcome)),
+            Err(Stop::All(e)) if self.has_reserve_for(&batch, &e) => {
+                let (free, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(|s| s.purpose() == Purpose::Free);
+                others.into_iter().for_each(|step| step.answer(Err(self.file.error(&e))));
+                self.take(free);
+                self.file.regain_reserve(&self.conn);
+            }
             Err(Stop::All(e)) => batch.into_iter().for_each(|step| step.answer(Err(self.file.error(&e)))),
             Err(Stop::Step(fault)) => match (batch.pop(), batch.is_empty()) {
                 (Some(step), true) => step.answer(Err(self.file.told(fault))),
                 (last, _) => batch.into_iter().chain(last).for_each(|step| self.take(vec![step])),
             },
         }
+    }
+
+    /// Whether the disk is full, somebody makes room, and the reserve was there: it is given up.
+    fn has_reserve_for(&self, batch: &[Box<dyn Step>], e: &rusqlite::Error) -> bool {
+        let full = matches!(self.file.error(e), Error::Full { .. });
+        full && batch.iter().any(|step| step.purpose() == Purpose::Free) && self.file.release_reserve()
     }
 
     fn together(&mut self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {

@@ -5,7 +5,7 @@
 
 use super::Done;
 use super::file::File;
-use super::scribe::{Job, Left, Scribe, Task, Weight, stopped};
+use super::scribe::{Job, Left, Purpose, Scribe, Task, Weight, stopped};
 use super::seat::Seat;
 use crate::error::{Error, Result};
 use rusqlite::Connection;
@@ -42,16 +42,25 @@ impl Writer {
         &self,
         work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
     ) -> Result<T> {
-        self.step(Weight::Durable, work).await
+        self.step(Weight::Durable, Purpose::Store, work).await
+    }
+
+    /// The same for a step that makes room. On a full disk it may use the reserve.
+    pub async fn free<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        self.step(Weight::Durable, Purpose::Free, work).await
     }
 
     async fn step<T: Send + 'static>(
         &self,
         weight: Weight,
+        purpose: Purpose,
         work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, mut answer) = oneshot::channel();
-        let mut bell = self.send(Job::Shared(Box::new(Task::new(weight, work, reply)))).await?;
+        let mut bell = self.send(Job::Shared(Box::new(Task::new(weight, purpose, work, reply)))).await?;
         if Seat::here().is_some() && self.is_free() {
             // Others may be about to bring theirs, even in the same task: they can share the transaction.
             task::yield_now().await;
@@ -87,7 +96,7 @@ impl Writer {
             let _ = &under_way;
             work(conn, file)
         };
-        let job = Job::Shared(Box::new(Task::new(Weight::MayBeLost, work, oneshot::channel().0)));
+        let job = Job::Shared(Box::new(Task::new(Weight::MayBeLost, Purpose::Store, work, oneshot::channel().0)));
         if let Some(jobs) = &self.jobs
             && jobs.try_send(job).is_ok()
         {
@@ -99,7 +108,7 @@ impl Writer {
     pub async fn settle(&self) -> Result<()> {
         match Arc::strong_count(&self.marking) {
             1 => Ok(()),
-            _ => self.step(Weight::MayBeLost, |_, _| Ok(())).await,
+            _ => self.step(Weight::MayBeLost, Purpose::Store, |_, _| Ok(())).await,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Finding: indexes are used, and the full-text index follows the items.
 
-use super::super::cards::Select;
+use super::super::cards::{Narrow, Select};
 use super::*;
 use crate::head::VisibleHash;
 use crate::store::{Order, Query, Whose};
@@ -8,7 +8,11 @@ use rusqlite::params_from_iter;
 
 /// How SQLite would look for the heads of a query.
 fn plan(sql: &Connection, query: &Query) -> String {
-    let Select { sql: text, params } = Select::new(query);
+    let narrow = Narrow::choose(sql, query, 100).unwrap_or(None);
+    explain(sql, Select::new(query, narrow.as_ref()))
+}
+
+fn explain(sql: &Connection, Select { sql: text, params }: Select) -> String {
     let mut explain = sql.prepare(&format!("EXPLAIN QUERY PLAN {text}")).unwrap();
     let lines = explain.query_map(params_from_iter(params), |r| r.get::<_, String>(3)).unwrap();
     lines.map(|line| line.unwrap()).collect::<Vec<_>>().join("\n")
@@ -35,6 +39,8 @@ async fn queries_use_their_index() {
         (Query { matches: vec![VisibleHash([1; 16])], ..newest(&mine) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
         (Query { parent, ..newest(&ours) }, "head_parent (tenant=? AND parent=?)"),
         (Query { thread: Some("t".to_owned()), ..newest(&mine) }, "head_thread (tenant=? AND thread=?)"),
+        (Query { tags: vec!["t".to_owned()], ..newest(&ours) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
+        (Query { tags: vec!["t".to_owned()], ..newest(&mine) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
         (due, "head_due (due_at<?)"),
         (Query { lease_before: Some(at(1)), ..Query::new(Whose::Everyone, 20) }, "head_lease (lease_until<?)"),
     ] {
@@ -44,6 +50,16 @@ async fn queries_use_their_index() {
         let sorted = plan.contains("USE TEMP B-TREE FOR ORDER BY");
         let in_order = ["head_user", "head_active", "head_due"].iter().any(|index| want.starts_with(index));
         assert_eq!(sorted, !in_order, "{want}\n{plan}");
+        let by_label = !query.tags.is_empty();
+        let label = "head_label USING PRIMARY KEY (tenant=? AND label=?)";
+        assert_eq!(plan.contains(&format!("SEARCH {label}")), by_label, "{plan}");
+    }
+    // A scan follows the index on activity, and needs no sort of all that it may look at.
+    for (whose, index) in [(mine, "head_user (tenant=? AND user=?)"), (ours, "head_active (tenant=?)")] {
+        let query = Query { title: Some("x".to_owned()), tags: vec!["t".to_owned()], ..newest(&whose) };
+        let plan = explain(&sql, Select::scan(&query, 100));
+        assert!(plan.contains(&format!("SEARCH head USING INDEX {index}")), "{plan}");
+        assert!(!plan.contains("USE TEMP B-TREE FOR ORDER BY"), "{plan}");
     }
 }
 
@@ -68,7 +84,7 @@ async fn the_newest_of_many_are_at_hand() {
     let ids: Vec<_> = heads.iter().map(|h| h.info.session_id.to_string()).collect();
     assert_eq!(ids, (0..20).map(|n| format!("s{}", 20_000 - n * 10)).collect::<Vec<_>>());
     // It looks at what it returns and no more.
-    let Select { sql: text, params } = Select::new(&mine);
+    let Select { sql: text, params } = Select::new(&mine, None);
     let mut find = sql.prepare(&text).unwrap();
     assert_eq!(find.query_map(params_from_iter(params), |_| Ok(())).unwrap().count(), 20);
     assert!(find.get_status(rusqlite::StatementStatus::VmStep) < 2000);

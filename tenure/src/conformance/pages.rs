@@ -1,0 +1,110 @@
+//! Lists with bounded work: page by page they find what an unbounded list finds.
+
+use super::{Fixture, Log, Rng, key, moment};
+use crate::entry::{Change, Created, Entry, InfoChange};
+use crate::head::{Head, Status};
+use crate::id::{Tenant, User};
+use crate::store::{Cursor, HeadPage, Query, Store, Whose};
+
+fn tag(tag: &str) -> Vec<String> {
+    vec![tag.to_owned()]
+}
+
+/// 60 sessions of two users and two tenants, many active at the same moment.
+async fn fill(store: &dyn Store) {
+    let mut rng = Rng::new(20_261_118);
+    for n in 0..60 {
+        let user = User::new(["ada", "bob"][rng.below(2)]).unwrap();
+        let mut created = Created { user, tags: tag("all"), ..Created::default() };
+        created.tags.extend((n % 7 == 0).then(|| "seventh".to_owned()));
+        created.title = (n % 5 == 0).then(|| format!("The FIFTH {n}"));
+        created.thread = (n % 6 == 0).then(|| "thread".to_owned());
+        created.assistant = (n % 4 == 0).then(|| "helper".to_owned());
+        let mut log = Log::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, moment(n / 4));
+        if n % 3 == 0 {
+            log.push_at(moment(n / 4), Entry::Status { to: Status::Deleted, reason: None });
+        }
+        log.save(store).await;
+    }
+}
+
+/// All pages of a query, and how many there were. Each is checked against its bounds.
+async fn all_pages(store: &dyn Store, query: &Query, max_scan: usize) -> (Vec<Head>, usize) {
+    let (mut found, mut pages, mut cursor) = (Vec::new(), 0, None);
+    loop {
+        let HeadPage { heads, stopped } = store.page(&Query { cursor, ..query.clone() }, max_scan).await.unwrap();
+        pages += 1;
+        assert!(heads.len() <= query.limit && pages < 1000, "{query:?}");
+        assert!(stopped.is_none() || heads.len() < query.limit, "a full page ends with its last session");
+        cursor = match heads.last().filter(|_| heads.len() == query.limit) {
+            Some(last) => Some(Cursor::of(last)),
+            None => stopped,
+        };
+        found.extend(heads);
+        if cursor.is_none() {
+            return (found, pages);
+        }
+    }
+}
+
+/// Whatever is asked for and however little may be looked at, the pages together are the list.
+pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
+    fill(&*store).await;
+    let tenant = Tenant::new("a").unwrap();
+    let title = |t: &str| Some(t.to_owned());
+    for whose in [Whose::Tenant(tenant.clone()), Whose::User(tenant, User::new("ada").unwrap())] {
+        let all = Query::new(whose, usize::MAX);
+        for query in [
+            all.clone(),
+            Query { tags: tag("all"), ..all.clone() },
+            Query { tags: tag("seventh"), ..all.clone() },
+            Query { tags: ["all", "seventh"].map(str::to_owned).to_vec(), ..all.clone() },
+            Query { tags: tag("none"), ..all.clone() },
+            Query { title: title("fifth"), ..all.clone() },
+            Query { title: title("no such title"), ..all.clone() },
+            Query { title: title("fifth"), tags: tag("all"), status: vec![Status::Active], ..all.clone() },
+            Query { thread: Some("thread".to_owned()), ..all.clone() },
+            Query { assistant: Some("helper".to_owned()), status: vec![Status::Deleted], ..all.clone() },
+        ] {
+            let whole = store.heads(&query).await.unwrap();
+            for (limit, max_scan) in [(1, 1), (2, 3), (3, 2), (5, 10), (100, 7), (100, 1000)] {
+                let (found, pages) = all_pages(&*store, &Query { limit, ..query.clone() }, max_scan).await;
+                assert_eq!(found, whole, "limit {limit}, {max_scan} at a time: {query:?}");
+                assert!(max_scan < 100 || pages == 1 + whole.len() / limit, "{pages} pages: {query:?}");
+            }
+        }
+    }
+}
+
+/// A page looks at no more than it may, and says where it stopped.
+pub async fn a_page_ends_where_its_work_ends(Fixture { store, .. }: Fixture) {
+    fill(&*store).await;
+    let all = Query::new(Whose::Tenant(Tenant::new("a").unwrap()), 1000);
+    let order = store.heads(&all).await.unwrap();
+    let none = Query { title: Some("no such title".to_owned()), ..all.clone() };
+    let page = store.page(&none, 10).await.unwrap();
+    assert_eq!(page, HeadPage { heads: Vec::new(), stopped: Some(Cursor::of(&order[9])) });
+    // A label that is on few sessions is looked up, wherever they are.
+    let last = store.page(&Query { tags: tag("seventh"), ..all.clone() }, 10).await.unwrap();
+    assert_eq!((last.heads.len(), last.stopped), (8, None));
+    assert_eq!(store.page(&Query { tags: tag("none"), ..all }, 1).await.unwrap(), HeadPage::default());
+}
+
+/// What a session is labeled with now is what it is found by; after a purge, nothing is.
+pub async fn labels_follow_their_session(Fixture { store, .. }: Fixture) {
+    let mut log = Log::begin(key("a", "s"), Created { tags: tag("old"), ..Created::default() }, moment(0));
+    log.save(&*store).await;
+    let found = async |name: &str| {
+        let query = Query { tags: tag(name), ..Query::new(Whose::Tenant(Tenant::new("a").unwrap()), 9) };
+        store.page(&query, 9).await.unwrap().heads.len()
+    };
+    assert_eq!((found("old").await, found("new").await), (1, 0));
+    let tags = Change::Set(["new", "more"].map(str::to_owned).to_vec());
+    log.push_at(moment(1), Entry::info(InfoChange { tags, ..InfoChange::default() })).save(&*store).await;
+    log.say("hello").save(&*store).await;
+    assert_eq!((found("old").await, found("new").await, found("more").await), (0, 1, 1));
+    assert_eq!(store.check(&[]).await.unwrap(), []);
+    store.purge(&log.key).await.unwrap();
+    assert_eq!((found("new").await, found("more").await), (0, 0));
+    assert_eq!(store.check(&[]).await.unwrap(), []);
+}

@@ -1,0 +1,98 @@
+//! The threads that read: a bounded pool, apart from the runtime's own blocking threads, so that reads wait for reads only and the
+//! number of threads (each of which keeps memory of the allocator) does not follow the number of clients.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads. They start when they are needed and end when this is dropped, after what was brought before is done.
+pub(super) struct Readers {
+    shared: Arc<Shared>,
+    max: usize,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    ready: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Threads that wait for a job.
+    idle: usize,
+    closed: bool,
+}
+
+impl Readers {
+    pub fn new(max: usize) -> Self {
+        Self { shared: Arc::default(), max, threads: Mutex::default() }
+    }
+
+    /// Does a job on one of the threads; a panic ends the job only. Fails if no thread can be started.
+    pub fn run(&self, job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        let mut queue = self.shared.queue();
+        queue.jobs.push_back(Box::new(job));
+        let served = queue.jobs.len() <= queue.idle;
+        drop(queue);
+        self.shared.ready.notify_one();
+        if served {
+            return Ok(());
+        }
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.len() < self.max {
+            let shared = self.shared.clone();
+            let thread = thread::Builder::new().name("tenure-read".to_owned()).spawn(move || shared.work());
+            match thread {
+                Ok(thread) => threads.push(thread),
+                // The others will do it.
+                Err(e) if !threads.is_empty() => tracing::warn!(error = %e, "no more threads to read with"),
+                Err(e) => {
+                    self.shared.queue().jobs.clear();
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        self.shared.queue().closed = true;
+        self.shared.ready.notify_all();
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does jobs until there can be no more.
+    fn work(&self) {
+        let mut queue = self.queue();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                // Whoever waits for the job sees that its answer is missing.
+                let _ = catch_unwind(AssertUnwindSafe(job));
+                queue = self.queue();
+            } else if queue.closed {
+                return;
+            } else {
+                queue.idle += 1;
+                queue = self.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.idle -= 1;
+            }
+        }
+    }
+}
