@@ -378,14 +378,7 @@ impl Config {
                 bail!("cors.origins[{i}]: {origin:?} is not an origin; write it as {right:?}");
             }
         }
-        let Limits { max_body_bytes, max_page, max_connections, .. } = self.limits;
-        for (name, limit) in
-            [("max_body_bytes", max_body_bytes), ("max_page", max_page), ("max_connections", max_connections)]
-        {
-            if limit == 0 {
-                bail!("limits.{name}: with 0 nothing could be done");
-            }
-        }
+        self.limits.check()?;
         for (i, assistant) in self.assistants.iter().enumerate() {
             if let Some(model) = assistant.model.as_ref().filter(|m| !self.has_model(m)) {
                 bail!("assistants[{i}].model: there is no model {model:?} under `models`");
@@ -436,6 +429,7 @@ impl Config {
         options.limits.max_message_bytes = self.limits.max_message_bytes;
         options.limits.max_page = self.limits.max_page;
         options.limits.max_queue = self.limits.max_queue;
+        options.limits.max_stall = self.limits.write_timeout.duration().unwrap_or(std::time::Duration::MAX);
         options
     }
 

@@ -174,9 +174,14 @@ impl From<ModelError> for ApiError {
         let status = match &e {
             ModelError::Refused { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
             ModelError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-            ModelError::Unreachable { .. } | ModelError::Broken { .. } => StatusCode::BAD_GATEWAY,
+            ModelError::Unreachable { .. } | ModelError::TooLarge { .. } | ModelError::Broken { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
         };
         let mut error = Self::new(status, code, e.to_string());
+        if let ModelError::TooLarge { .. } = e {
+            return error.with_param("max_message_bytes").not_to_be_retried();
+        }
         if let ModelError::Refused { content_type, body, retry_after, .. } = e {
             if let Some(after) = retry_after {
                 error = error.with_header(header::RETRY_AFTER, &after);

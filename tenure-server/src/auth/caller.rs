@@ -2,6 +2,7 @@
 
 use super::keys::{Key, KeyLimits, Right};
 use super::rate_limit::{Metered, ResponseHeaders, TokenMeter};
+use crate::connections::Connection;
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::server::Shared;
@@ -42,6 +43,18 @@ impl FromRequestParts<Shared> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
+        let caller = Self::of_request(parts, app).await?;
+        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.authenticated();
+        }
+        // The budget for request bodies is per principal (`bodies.rs`).
+        parts.extensions.insert(caller.clone());
+        Ok(caller)
+    }
+}
+
+impl Caller {
+    async fn of_request(parts: &Parts, app: &Shared) -> Result<Self, ApiError> {
         let named = match header_text(&parts.headers, USER_HEADER)? {
             Some(user) => Some(User::new(user).map_err(|e| ApiError::invalid("X-Tenure-User", e.to_string()))?),
             None => None,
@@ -102,6 +115,15 @@ async fn authenticate(parts: &Parts, app: &Shared) -> Result<Key, ApiError> {
 }
 
 impl Caller {
+    /// Who the request's share of a limit per principal is counted for: the tenant, and the user if the key is bound to
+    /// one. A user that the request names itself does not count: each name would have a share of its own.
+    pub fn budget_owner(&self) -> String {
+        match self.user.as_ref().filter(|_| self.bound) {
+            Some(user) => format!("{}\0{user}", self.tenant),
+            None => self.tenant.to_string(),
+        }
+    }
+
     fn may(&self, right: Right) -> Result<(), ApiError> {
         if self.rights.contains(&right) || self.rights.contains(&Right::Admin) {
             return Ok(());

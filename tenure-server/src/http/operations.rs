@@ -3,6 +3,7 @@
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::server::Shared;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
@@ -58,8 +59,9 @@ pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Res
 
 /// The OpenAPI document, and the same for people.
 pub fn pages(document: utoipa::openapi::OpenApi) -> Router<Shared> {
-    let json = document.to_pretty_json().unwrap_or_default();
-    let page = page(&document);
+    // Shared by all responses: these routes need no key.
+    let json = Bytes::from(document.to_pretty_json().unwrap_or_default());
+    let page = Bytes::from(page(&document));
     let document = move || async move { ([(header::CONTENT_TYPE, "application/json")], json) };
     Router::new().route("/openapi.json", get(document)).route("/docs", get(move || async move { Html(page) }))
 }

@@ -78,6 +78,26 @@ impl Running {
         assert!(done.success());
     }
 
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its memory now and at most so far, in MiB (`VmRSS` and `VmHWM`).
+    pub fn memory(&self) -> (u64, u64) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+            line.trim_matches([':', '\t', ' ']).split(' ').next().unwrap().parse::<u64>().unwrap() >> 10
+        };
+        (field("VmRSS"), field("VmHWM"))
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.errors.lock().unwrap().clone()
+    }
+
     /// Waits for its end.
     pub fn ended(&mut self, within: Duration) -> ExitStatus {
         let start = Instant::now();
