@@ -6,8 +6,16 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+fn main() -> ExitCode {
+    // Before the runtime starts its threads.
+    if let Some(code) = tenure_server::tools::sandbox::dispatch(std::env::args_os()) {
+        return code;
+    }
+    run()
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn run() -> ExitCode {
     match tenure_server::cli::Cli::parse().run().await {
         Ok(code) => code,
         // Whoever read our output has seen enough: `tenure … | head`.

@@ -22,6 +22,7 @@ mod metrics;
 mod nodes;
 mod openapi;
 mod parts;
+mod python;
 mod running;
 mod runs;
 mod schedules;

@@ -20,8 +20,17 @@ pub struct Running {
 }
 
 fn program(dir: &Path, yaml: &str) -> Command {
+    program_through(None, dir, yaml)
+}
+
+/// The same, started by another program, which gets its path as the first argument.
+fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
     std::fs::write(dir.join("tenure.yaml"), yaml).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    let executable = env!("CARGO_BIN_EXE_tenure");
+    let mut command = Command::new(starter.unwrap_or(Path::new(executable)));
+    if starter.is_some() {
+        command.arg(executable);
+    }
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("TENURE_") || n.to_lowercase().ends_with("_proxy"))
     {
@@ -37,11 +46,16 @@ impl Running {
     }
 
     pub fn start_with(dir: &Path, yaml: &str, env: &[(&str, &str)]) -> Self {
+        Self::start_through(None, dir, yaml, env)
+    }
+
+    /// Starts it by another program, which must become it (`exec`).
+    pub fn start_through(starter: Option<&Path>, dir: &Path, yaml: &str, env: &[(&str, &str)]) -> Self {
         let mut yaml = yaml.to_owned();
         if !yaml.contains("listen:") {
             yaml.push_str("\nlisten: 127.0.0.1:0\n");
         }
-        let mut command = program(dir, &yaml);
+        let mut command = program_through(starter, dir, &yaml);
         command.envs(env.iter().copied());
         let mut child = command.spawn().unwrap();
         let (errors, mut pipe) = (Arc::new(Mutex::new(String::new())), BufReader::new(child.stderr.take().unwrap()));
