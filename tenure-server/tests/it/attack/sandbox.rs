@@ -105,7 +105,7 @@ for i in range(130):
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nested_directories_do_not_end_the_server() {
-    let attack = Attack::start(json!({"max_files": 20_000})).await;
+    let mut attack = Attack::start(json!({"max_files": 20_000})).await;
     let rounds = amount(1, 20);
     for _ in 0..rounds {
         let ended = attack.run("s", NESTED).await;
@@ -122,7 +122,14 @@ async fn nested_directories_do_not_end_the_server() {
     within("it is ended", async || processes("sleep 98770.1") == 0).await;
     assert_eq!(attack.server().get("/healthz").await.0, 200);
     assert_eq!(attack.left(), 0, "nothing of a session is on the host");
-    report("sandbox::nested_directories", "directories", 13_130 * (rounds + 1));
+    // Nor after a server that was killed.
+    let code = format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.3'])");
+    attack.begin("u", &code, "background").await;
+    within("they are made", async || processes("sleep 98770.3") == 1).await;
+    attack.server.take().unwrap().kill();
+    within("the interpreter is gone", async || processes("sleep 98770.3") == 0).await;
+    assert_eq!(attack.left(), 0, "nothing of a session is on the host");
+    report("sandbox::nested_directories", "directories", 13_130 * (rounds + 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
