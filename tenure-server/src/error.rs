@@ -136,6 +136,7 @@ impl From<Error> for ApiError {
             | Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::KeyReused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Error::Invalid { .. } | Error::NewerFormat { .. } => StatusCode::BAD_REQUEST,
+            Error::QuotaExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::TooLarge { limit: "max_queue", .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::TooLarge { limit: "max_page", .. } => StatusCode::BAD_REQUEST,
             Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -148,7 +149,7 @@ impl From<Error> for ApiError {
         }
         let param = match &e {
             Error::Invalid { param, .. } if !param.is_empty() => Some(param.clone()),
-            Error::TooLarge { limit, .. } => Some((*limit).to_owned()),
+            Error::TooLarge { limit, .. } | Error::QuotaExceeded { limit, .. } => Some((*limit).to_owned()),
             _ => None,
         };
         let message = match &e {
@@ -159,7 +160,10 @@ impl From<Error> for ApiError {
         };
         let error = Self { param, ..Self::new(status, e.code(), message) };
         match e {
-            Error::Paused { .. } | Error::OtherAssistant { .. } | Error::Superseded { .. } => error.not_to_be_retried(),
+            Error::Paused { .. }
+            | Error::OtherAssistant { .. }
+            | Error::Superseded { .. }
+            | Error::QuotaExceeded { .. } => error.not_to_be_retried(),
             _ => error,
         }
     }

@@ -8,7 +8,7 @@ use crate::server::Shared;
 use axum::extract::FromRequestParts;
 use axum::http::{StatusCode, header, request::Parts};
 use std::sync::Arc;
-use tenure::{HistoryMode, Model, Principal, Reach, Tenant, User};
+use tenure::{HistoryMode, Model, Principal, Quota, QuotaScope, Reach, Tenant, User};
 
 /// The caller of a request.
 #[derive(Clone, Debug)]
@@ -119,7 +119,15 @@ impl Caller {
         // An administrator who names nobody sees the whole tenant.
         let everyone = user.is_none() && self.rights.contains(&Right::Admin);
         let reach = if everyone { Reach::Tenant } else { Reach::Own };
-        Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach }
+        Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach, quota: self.quota() }
+    }
+
+    /// What its key may have stored.
+    fn quota(&self) -> Option<Quota> {
+        let KeyLimits { max_sessions, max_stored_bytes, .. } = self.key.as_ref()?.limits;
+        let scope = if self.bound { QuotaScope::User } else { QuotaScope::Tenant };
+        let limited = max_sessions.is_some() || max_stored_bytes.is_some();
+        limited.then_some(Quota { scope, max_sessions, max_stored_bytes })
     }
 
     /// How the messages of its requests are merged, if the key says.

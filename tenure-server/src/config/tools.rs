@@ -1,10 +1,11 @@
 //! What `tenure.yaml` says of tools: the section `python`, and what of the assistants' `tools` can be checked before anything is called.
 
-use super::{hide_password, http_url};
+use super::http_url;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use tenure::store::redacted;
 use tenure::{Assistant, Period, Scope, Secret, Size, ToolSource};
 
 /// What an MCP server's program gets of our environment: nothing that could be a secret.
@@ -123,11 +124,11 @@ pub(super) fn hide(assistant: &mut Assistant) {
             ToolSource::Mcp(mcp) => {
                 hide_all(&mut mcp.env);
                 hide_all(&mut mcp.headers);
-                mcp.url = mcp.url.as_deref().map(hide_password);
+                mcp.url = mcp.url.as_deref().map(redacted);
             }
             ToolSource::Http(http) => {
                 hide_all(&mut http.headers);
-                http.url = hide_password(&http.url);
+                http.url = redacted(&http.url);
             }
             ToolSource::Python(_) | ToolSource::Memory => {}
         }

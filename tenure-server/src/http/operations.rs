@@ -26,19 +26,24 @@ pub async fn healthz() -> Json<Health> {
     Json(FINE)
 }
 
-/// Can the store be reached?
+/// Can the store be read and written?
 #[utoipa::path(
     get, path = "/readyz", tag = "operations", operation_id = "readyz",
     responses((status = 200, body = Health), (status = 503, description = "It can not", body = ErrorBody))
 )]
 pub async fn readyz(State(app): State<Shared>) -> ApiResult<Json<Health>> {
-    let wait = std::time::Duration::from_secs(5);
-    match tokio::time::timeout(wait, app.keys.list()).await {
-        Ok(Ok(_)) => Ok(Json(FINE)),
-        Ok(Err(e)) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", e.to_string())),
-        Err(_) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the store does not answer")),
+    let unavailable = |why: String| {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why).with_header(header::RETRY_AFTER, "1")
+    };
+    match tokio::time::timeout(READY_TIMEOUT, app.keys.check_store()).await {
+        Ok(Ok(())) => Ok(Json(FINE)),
+        Ok(Err(e)) => Err(unavailable(e.to_string())),
+        Err(_) => Err(unavailable("the store does not answer".to_owned())),
     }
 }
+
+/// Probes give up after a second: an answer that comes later is as good as none.
+const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900);
 
 /// What the server does, for Prometheus
 #[utoipa::path(

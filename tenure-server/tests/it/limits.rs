@@ -182,3 +182,17 @@ async fn a_store_that_is_gone_is_not_ready() {
     server.stop();
     postgres("stop");
 }
+
+/// A store that can be read but not written is not ready.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_can_not_be_written_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start(dir.path(), "store: 'sqlite:tenure.db'");
+    // Another process writes, and does not end.
+    let other = rusqlite::Connection::open(dir.path().join("tenure.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_error(&server.get("/readyz").await, 503, "unavailable", None);
+    assert_eq!(server.get("/healthz").await.0, 200);
+    other.execute_batch("ROLLBACK").unwrap();
+    until("it is ready again", Duration::from_secs(30), async || server.get("/readyz").await.0 == 200).await;
+}

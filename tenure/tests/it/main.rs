@@ -22,6 +22,7 @@ mod memories;
 mod model;
 mod next;
 mod places;
+mod private_files;
 mod redact;
 mod reviews;
 mod rules;

@@ -2,6 +2,7 @@
 
 use super::{Done, Fault};
 use crate::error::{Error, Result};
+use crate::private_files;
 use crate::store::FORMAT;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::path::Path;
@@ -81,6 +82,8 @@ impl File {
         use OpenFlags as Flags;
         // Without URIs: a file name is a file name.
         let flags = Flags::SQLITE_OPEN_READ_WRITE | Flags::SQLITE_OPEN_CREATE | Flags::SQLITE_OPEN_NO_MUTEX;
+        // SQLite would create it readable by everybody; its log and index files take their mode from it.
+        let _ = private_files::options().append(true).create(true).open(&*self.0);
         let conn = Connection::open_with_flags(&*self.0, flags)?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.set_prepared_statement_cache_capacity(64);
