@@ -1,6 +1,6 @@
 # `make` runs what CI runs.
 .DEFAULT_GOAL := test
-.PHONY: help check lint test bench bench-http fuzz chaos failover attack traces clean-postgres
+.PHONY: help check lint test release bench bench-http fuzz chaos failover attack traces clean-postgres
 
 all := --locked --workspace --all-features
 # The redirection makes make use a shell, which it needs for `command`.
@@ -9,15 +9,13 @@ has = $(shell command -v $(1) 2>/dev/null)
 # In CI a test that fails is tried once more, and told as flaky: many of them kill, stop and race on purpose, on machines that are not idle.
 tries := $(if $(CI),--retries 1)
 runner := $(if $(call has,cargo-nextest),cargo nextest run $(tries),cargo test --lib --bins --tests --examples)
-# Only if cargo-deny is installed, and without its `advisories`, which need the network.
-deny := $(if $(call has,cargo-deny),cargo deny --locked check licenses bans sources,@echo "no cargo-deny: skipped")
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 
 check: lint ## formatting, lints, docs, licences
 	RUSTDOCFLAGS="-D warnings" cargo doc $(all) --no-deps
-	$(deny)
+	scripts/cargo-deny.sh --locked check licenses bans sources
 
 lint: ## formatting and lints
 	cargo fmt --all --check
@@ -29,7 +27,13 @@ test: ## formatting, then every test, with a PostgreSQL, a model, and Python and
 	scripts/python-env.sh true
 	scripts/with-model.sh scripts/with-postgres.sh sh -ec '$(runner) $(all) --no-fail-fast; cargo test $(all) --doc'
 	scripts/python-env.sh pytest -q -p no:cacheprovider tenure-server/tests/python
-	scripts/with-postgres.sh scripts/node-env.sh scripts/clients-env.sh pytest -q tenure-server/tests/clients
+	scripts/with-postgres.sh scripts/with-chromium.sh scripts/node-env.sh scripts/clients-env.sh pytest -q tenure-server/tests/clients
+
+release: ## the optimised binary and its bill of materials (CycloneDX), in target/dist
+	cargo build --locked --release -p tenure-server
+	mkdir -p target/dist
+	cp target/release/tenure target/dist/tenure
+	scripts/sbom.py > target/dist/tenure.cdx.json
 
 chaos: ## three nodes killed, stopped and woken up for a minute, while the database is restarted
 	CHAOS_SECONDS=60 CHAOS_RUNS=800 scripts/with-postgres.sh cargo test --locked -p tenure-server --all-features --test it -- --nocapture nodes::

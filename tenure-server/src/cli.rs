@@ -18,6 +18,7 @@ mod transfer;
 
 use crate::config::Config;
 use crate::server;
+use crate::signals;
 use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
 use client::At;
@@ -137,13 +138,14 @@ enum Command {
 impl Cli {
     /// Does what was asked.
     pub async fn run(self) -> anyhow::Result<ExitCode> {
+        signals::ignore_file_size_limit();
         let at = self.at;
         match self.command.unwrap_or(Command::Serve { listen: None }) {
             Command::Serve { listen } => {
                 if at.server.is_some() {
                     bail!("`tenure serve` is the server; leave --server out, or name a command");
                 }
-                serve(at.load(&[("listen", listen)])?).await?;
+                serve(move || at.load(&[("listen", listen.clone())])).await?;
             }
             Command::Sessions { command, json } => return command.run(&at, json).await,
             Command::Runs { command, json } => return command.run(&at, json).await,
@@ -169,13 +171,16 @@ impl Cli {
     }
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
-    let _traces = crate::telemetry::install(&config.telemetry)?;
+async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> {
+    let hangups = signals::hangups()?;
+    let config = load()?;
+    let (_traces, log) = crate::telemetry::install(&config.telemetry)?;
+    let reload = signals::reload(hangups, config.clone(), log, load);
     crate::metrics::install();
     let app = crate::startup::open(config).await?;
     let listener = server::bind(&app).await?;
     let address = listener.local_addr()?;
-    let (stop, first) = (server::interrupted(), server::interrupted());
+    let (stop, first) = (signals::interrupted(), signals::interrupted());
     println!("listening on http://{address}");
     println!("try:  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
     println!(
@@ -184,11 +189,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     println!("all routes: http://{address}/docs");
     let at_once = async {
         first.await;
-        server::interrupted().await;
+        signals::interrupted().await;
     };
     tokio::select! {
         done = server::run(app, listener, stop) => done,
         () = at_once => anyhow::bail!("stopped at once; what was acknowledged is safe"),
+        () = reload => anyhow::bail!("the operating system delivers no signals any more"),
     }
 }
 

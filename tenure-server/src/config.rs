@@ -16,6 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use tenure::store::redacted;
 use tenure::{
     Assistant, CachePolicy, Compact, HistoryMode, OnBusy, OnDisconnect, OnExpired, Options, Period, Policy, Redaction,
     Window,
@@ -378,18 +379,7 @@ impl Config {
                 bail!("cors.origins[{i}]: {origin:?} is not an origin; write it as {right:?}");
             }
         }
-        let Limits { max_body_bytes, max_page, max_connections, max_scan, max_waiting_reads, .. } = self.limits;
-        for (name, limit) in [
-            ("max_body_bytes", max_body_bytes),
-            ("max_page", max_page),
-            ("max_scan", max_scan),
-            ("max_waiting_reads", max_waiting_reads),
-            ("max_connections", max_connections),
-        ] {
-            if limit == 0 {
-                bail!("limits.{name}: with 0 nothing could be done");
-            }
-        }
+        self.limits.check()?;
         for (i, assistant) in self.assistants.iter().enumerate() {
             if let Some(model) = assistant.model.as_ref().filter(|m| !self.has_model(m)) {
                 bail!("assistants[{i}].model: there is no model {model:?} under `models`");
@@ -443,20 +433,22 @@ impl Config {
         options.limits.max_scan = self.limits.max_scan;
         options.limits.max_waiting_reads = self.limits.max_waiting_reads;
         options.limits.max_queue = self.limits.max_queue;
+        options.limits.max_stall = self.limits.write_timeout.duration().unwrap_or(std::time::Duration::MAX);
         options
     }
 
     /// The configuration as a file would say it, with secrets hidden.
     pub fn shown(&self) -> anyhow::Result<String> {
         let mut shown = self.clone();
-        shown.store = hide_password(&shown.store);
+        shown.store = redacted(&shown.store);
         for model in &mut shown.models {
             model.api_key = model.api_key.as_ref().map(|_| "***".to_owned());
-            model.base_url = hide_password(&model.base_url);
+            model.base_url = redacted(&model.base_url);
         }
         for hook in shown.on_expire.webhooks.iter_mut().chain(&mut shown.runs.webhooks) {
-            hook.url = hide_password(&hook.url);
+            hook.url = redacted(&hook.url);
         }
+        shown.telemetry.otlp = redacted(&shown.telemetry.otlp);
         shown.embeddings = shown.embeddings.hidden();
         shown.assistants.iter_mut().for_each(tools::hide);
         Ok(serde_saphyr::to_string(&shown)?)
@@ -494,21 +486,12 @@ impl Webhook {
 
 /// The URL of a web server; `at` is where it is written.
 pub fn http_url(at: &str, url: &str) -> anyhow::Result<reqwest::Url> {
-    let shown = hide_password(url);
+    let shown = redacted(url);
     let url = reqwest::Url::parse(url).map_err(|e| anyhow!("{at}: {shown:?} is not a URL: {e}"))?;
     if !["http", "https"].contains(&url.scheme()) {
         bail!("{at}: {shown:?} must begin with http:// or https://");
     }
     Ok(url)
-}
-
-/// `user:password@` in a URL becomes `user:***@`.
-fn hide_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    match rest.rsplit_once('@') {
-        Some((who, place)) => format!("{scheme}://{}:***@{place}", who.split(':').next().unwrap_or_default()),
-        None => url.to_owned(),
-    }
 }
 
 fn tree(text: &str) -> anyhow::Result<Value> {

@@ -6,6 +6,19 @@ use serde::Serialize;
 use tenure::{Error, ModelError, TurnError};
 use utoipa::ToSchema;
 
+/// An error message has at most so many bytes, and the path of what is wrong so many: they may repeat what a client sent.
+const MAX_MESSAGE: usize = 1000;
+const MAX_PARAM: usize = 200;
+
+/// A text, cut off if it is too long.
+fn shortened(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
+        text.push('…');
+    }
+    text
+}
+
 /// The result of a handler.
 pub type ApiResult<T> = Result<T, ApiError>;
 
@@ -49,12 +62,13 @@ const RETRY_AFTER: &str = "1";
 impl ApiError {
     /// An error with a code of its own.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), param: None, headers: Vec::new(), verbatim: None }
+        let message = shortened(message.into(), MAX_MESSAGE);
+        Self { status, code, message, param: None, headers: Vec::new(), verbatim: None }
     }
 
     /// Bad input; `param` is the path of what is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid", message) }
+        Self::new(StatusCode::BAD_REQUEST, "invalid", message).with_param(param)
     }
 
     /// Something that is not there.
@@ -77,7 +91,7 @@ impl ApiError {
     /// With the path of what is wrong.
     #[must_use]
     pub fn with_param(self, param: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..self }
+        Self { param: Some(shortened(param.into(), MAX_PARAM)), ..self }
     }
 
     /// The same, unless it has one.
@@ -139,6 +153,7 @@ impl From<Error> for ApiError {
             | Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::KeyReused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Error::Invalid { .. } | Error::NewerFormat { .. } => StatusCode::BAD_REQUEST,
+            Error::QuotaExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::TooLarge { limit: "max_queue" | "max_waiting_reads", .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::TooLarge { limit: "max_page", .. } => StatusCode::BAD_REQUEST,
             Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -151,7 +166,7 @@ impl From<Error> for ApiError {
         }
         let param = match &e {
             Error::Invalid { param, .. } if !param.is_empty() => Some(param.clone()),
-            Error::TooLarge { limit, .. } => Some((*limit).to_owned()),
+            Error::TooLarge { limit, .. } | Error::QuotaExceeded { limit, .. } => Some((*limit).to_owned()),
             _ => None,
         };
         let message = match &e {
@@ -160,10 +175,14 @@ impl From<Error> for ApiError {
             }
             _ => e.to_string(),
         };
+        let param = param.map(|param| shortened(param, MAX_PARAM));
         let error = Self { param, ..Self::new(status, e.code(), message) };
         match e {
             Error::TooLarge { limit: "max_waiting_reads", .. } => error.with_header(header::RETRY_AFTER, "1"),
-            Error::Paused { .. } | Error::OtherAssistant { .. } | Error::Superseded { .. } => error.not_to_be_retried(),
+            Error::Paused { .. }
+            | Error::OtherAssistant { .. }
+            | Error::Superseded { .. }
+            | Error::QuotaExceeded { .. } => error.not_to_be_retried(),
             _ => error,
         }
     }
@@ -175,9 +194,14 @@ impl From<ModelError> for ApiError {
         let status = match &e {
             ModelError::Refused { status, .. } => StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY),
             ModelError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-            ModelError::Unreachable { .. } | ModelError::Broken { .. } => StatusCode::BAD_GATEWAY,
+            ModelError::Unreachable { .. } | ModelError::TooLarge { .. } | ModelError::Broken { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
         };
         let mut error = Self::new(status, code, e.to_string());
+        if let ModelError::TooLarge { .. } = e {
+            return error.with_param("max_message_bytes").not_to_be_retried();
+        }
         if let ModelError::Refused { content_type, body, retry_after, .. } = e {
             if let Some(after) = retry_after {
                 error = error.with_header(header::RETRY_AFTER, &after);

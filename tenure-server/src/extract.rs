@@ -1,16 +1,14 @@
 //! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
 
+use crate::bodies;
 use crate::error::ApiError;
 use crate::query::check_name;
 use crate::server::Shared;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, StatusCode, header, request::Parts};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
-use std::time::Duration;
 use tenure::{Seq, SessionId};
-use tower_http::timeout::{TimeoutBody, TimeoutError};
 
 /// A JSON body.
 #[derive(Debug)]
@@ -38,13 +36,20 @@ impl FromRequest<Shared> for Raw {
         if kind != "application/json" && !kind.ends_with("+json") {
             return Err(not_json("the body must be JSON; send `Content-Type: application/json`"));
         }
-        collect(request, app).await.map(Raw)
+        bodies::read(request, app).await.map(Raw)
     }
 }
 
 /// The text of a body of JSON, or of JSON lines.
 #[derive(Debug)]
-pub struct Lines(pub String);
+pub struct Lines(Bytes);
+
+impl Lines {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
 
 impl FromRequest<Shared> for Lines {
     type Rejection = ApiError;
@@ -57,9 +62,11 @@ impl FromRequest<Shared> for Lines {
                 "the body must be JSON or JSON lines; send `Content-Type: application/json` or `application/jsonl`";
             return Err(not_json(message));
         }
-        let bytes = collect(request, app).await?;
-        let text = String::from_utf8(bytes.into());
-        text.map(Lines).map_err(|_| ApiError::invalid("body", "the body is not UTF-8 text"))
+        let bytes = bodies::read(request, app).await?;
+        match std::str::from_utf8(&bytes) {
+            Ok(_) => Ok(Lines(bytes)),
+            Err(_) => Err(ApiError::invalid("body", "the body is not UTF-8 text")),
+        }
     }
 }
 
@@ -70,23 +77,6 @@ fn not_json(message: &str) -> ApiError {
 fn media_type(headers: &HeaderMap) -> String {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
-}
-
-async fn collect(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
-    let (max, time) = (app.config.limits.max_body_bytes, app.config.limits.body_timeout);
-    let body = TimeoutBody::new(time.duration().unwrap_or(Duration::MAX), request.into_body());
-    match Limited::new(body, max).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(e) if e.downcast_ref::<LengthLimitError>().is_some() => Err(ApiError::too_large(
-            "max_body_bytes",
-            format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit"),
-        )),
-        Err(e) if e.downcast_ref::<TimeoutError>().is_some() => Err(ApiError::too_slow(
-            "body_timeout",
-            format!("nothing came of the body for longer than the limit `body_timeout` of {time}; send it again"),
-        )),
-        Err(_) => Err(ApiError::invalid("body", "the body ended before it was complete")),
-    }
 }
 
 /// A JSON object, or an error that names the path of what is wrong. A list is none, although serde would take its items in order.

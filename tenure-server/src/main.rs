@@ -11,6 +11,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const MAX_BLOCKING_THREADS: usize = 32;
 
 fn main() -> ExitCode {
+    // Before the runtime starts its threads.
+    if let Some(code) = tenure_server::tools::sandbox::dispatch(std::env::args_os()) {
+        return code;
+    }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().max_blocking_threads(MAX_BLOCKING_THREADS).enable_all().build();
     let done = match runtime {

@@ -1,6 +1,7 @@
 //! What is counted and timed, for Prometheus.
 
 use crate::clock::Stopwatch;
+use crate::connections::Close;
 use crate::server::App;
 use async_trait::async_trait;
 use axum::http::Method;
@@ -91,6 +92,15 @@ impl Drop for Connection {
 /// A client was turned away.
 pub fn connection_refused() {
     counter!("tenure_connections_refused_total").increment(1);
+}
+
+/// The server closed a connection.
+pub fn connection_closed(close: Close) {
+    let reason = match close {
+        Close::Evicted => "evicted",
+        Close::Idle(limit) => limit,
+    };
+    counter!("tenure_connections_closed_total", "reason" => reason).increment(1);
 }
 
 /// A model that is timed.

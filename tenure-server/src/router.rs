@@ -166,6 +166,7 @@ enum Origin {
 /// Without keys only this machine may ask, under a name of its own and not through a proxy: a page elsewhere could otherwise use
 /// the browser, and anybody the proxy.
 fn admit(app: &Shared, request: &Request) -> Result<Origin, ApiError> {
+    check_head(app, request)?;
     check_origin(app, request)?;
     let host = header_text(request.headers(), "host")?;
     let host = host.or_else(|| request.uri().host().map(str::to_owned)).unwrap_or_default();
@@ -188,6 +189,24 @@ fn admit(app: &Shared, request: &Request) -> Result<Origin, ApiError> {
         }
     };
     Ok(Origin::Elsewhere(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
+}
+
+/// Rejects a request whose target and headers are over `max_header_bytes`. The limit is the same for both versions of HTTP.
+fn check_head(app: &Shared, request: &Request) -> Result<(), ApiError> {
+    let max = app.config.limits.max_header_bytes;
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    let rejected = |status, what: &str| {
+        let message = format!("{what} over the limit `max_header_bytes` of {max}; send less, or raise the limit");
+        Err(ApiError::new(status, "too_large", message).with_param("max_header_bytes"))
+    };
+    if target > max {
+        rejected(StatusCode::URI_TOO_LONG, "the request target is")
+    } else if target + headers > max {
+        rejected(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are")
+    } else {
+        Ok(())
+    }
 }
 
 /// A page of another site must not change anything: browsers say where a request comes from.

@@ -159,7 +159,12 @@ fn plan(schedule: &Schedule, config: &Config) -> anyhow::Result<Plan> {
     let cron = schedule.cron.parse().context("cron")?;
     let zone = TimeZone::get(&schedule.timezone)
         .with_context(|| format!("timezone: {:?} is not known here", schedule.timezone))?;
-    let who = Principal { tenant: Tenant::new(&schedule.tenant)?, user: User::new(&schedule.user)?, reach: Reach::Own };
+    let who = Principal {
+        tenant: Tenant::new(&schedule.tenant)?,
+        user: User::new(&schedule.user)?,
+        reach: Reach::Own,
+        quota: None,
+    };
     let session = schedule.session.as_ref().map(SessionId::new).transpose().context("session")?;
     SessionId::new(&schedule.name).context("name")?;
     let plan = Plan { schedule: schedule.clone(), cron, zone, who, session };

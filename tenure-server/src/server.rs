@@ -2,28 +2,32 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one place that spawns tasks")]
 
 use crate::auth::Keys;
-use crate::config::Config;
+use crate::bodies::BodyBudget;
+use crate::config::{Config, Limits};
+use crate::connections::{Admitted, Close, Connections, Full};
 use crate::embed::Source;
+use crate::error::ApiError;
 use crate::metrics;
 use crate::rehearsal::Rehearsal;
+use crate::responses::ResponseBody;
 use crate::tools::Toolbox;
 use crate::transcripts::Transcripts;
+use crate::transport::Transport;
 use crate::upstream::Upstream;
 use anyhow::{Context, bail};
 use axum::Router;
-use axum::http::Request;
+use axum::http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tenure::{Model, Tenure, Tools};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -61,6 +65,8 @@ pub struct App {
     pub transcripts: Transcripts,
     /// When sessions were last counted.
     pub census: metrics::Census,
+    /// The memory that request bodies may use.
+    pub bodies: Arc<BodyBudget>,
 }
 
 impl std::fmt::Debug for App {
@@ -112,6 +118,7 @@ impl App {
         let run_hooks = crate::hooks::run_hooks(&config)?;
         let schedules = crate::schedules::plans(&config)?;
         Ok(Arc::new(Self {
+            bodies: BodyBudget::new(&config.limits),
             tenure,
             config,
             keys,
@@ -318,18 +325,15 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     let keeper = app.clone();
     app.tasks.spawn(async move { keeper.tools.reap_until(keeper.tasks.stopping()).await });
     let limits = &app.config.limits;
-    let connections = Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS)));
+    let connections = Connections::new(&app.config);
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
-    let graceful = GracefulShutdown::new();
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    let (timer, header_timeout) = (TokioTimer::new(), limits.header_timeout.duration());
-    builder.http1().timer(timer.clone()).header_read_timeout(header_timeout).keep_alive(true);
-    builder.http2().timer(timer).keep_alive_interval(Some(Duration::from_secs(30)));
+    let http = http_protocols(limits);
+    let write_timeout = limits.write_timeout.duration();
     tokio::pin!(stop);
     loop {
-        let stream = tokio::select! {
+        let (stream, peer) = tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok(accepted) => accepted,
                 Err(e) => {
                     // Out of file descriptors, most likely: others will be freed.
                     tracing::warn!(error = %e, "can not accept a connection");
@@ -339,41 +343,34 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
             },
             () = &mut stop => break,
         };
-        let Ok(permit) = connections.clone().try_acquire_owned() else {
-            metrics::connection_refused();
-            if let Ok(permit) = refusals.clone().try_acquire_owned() {
-                tokio::spawn(refuse(stream, limits.max_connections, permit));
+        let admitted = match connections.admit(peer.ip()) {
+            Ok(admitted) => admitted,
+            Err(full) => {
+                metrics::connection_refused();
+                if let Ok(permit) = refusals.clone().try_acquire_owned() {
+                    tokio::spawn(refuse(stream, full, permit));
+                }
+                continue;
             }
-            continue;
         };
         let _ = stream.set_nodelay(true);
-        let (asked, routes) = (Arc::new(AtomicBool::new(false)), TowerToHyperService::new(router.clone()));
-        let asks = asked.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
-            asks.store(true, Ordering::Relaxed);
-            routes.call(request)
+        let transport = Transport::new(stream, admitted.connection().clone(), write_timeout, head_buffer(limits));
+        let (connection, routes) = (admitted.connection().clone(), TowerToHyperService::new(router.clone()));
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            let in_flight = connection.begin();
+            request.extensions_mut().insert(connection.clone());
+            let response = routes.call(request);
+            async move { Ok::<_, Infallible>(response.await?.map(|body| ResponseBody::new(body, in_flight))) }
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        let connection = graceful.watch(connection);
-        let here = metrics::Connection::opened();
-        tokio::spawn(async move {
-            let _held = (permit, here);
-            tokio::select! {
-                ended = connection => if let Err(e) = ended {
-                    tracing::debug!(error = %e, "a connection ended badly");
-                },
-                () = says_nothing(header_timeout, &asked) => {
-                    tracing::debug!(limit = "header_timeout", "a connection was closed on which nothing was asked");
-                }
-            }
-        });
+        let connection = http.serve_connection(TokioIo::new(transport), service).into_owned();
+        tokio::spawn(serve_connection(app.clone(), connection, admitted));
     }
     drop(listener);
     let time = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
     tracing::info!("stopping: finishing what is in progress");
     app.tasks.stop();
     let finish = async {
-        graceful.shutdown().await;
+        connections.all_closed().await;
         app.tasks.ended().await;
         app.transcripts.finish(&app.tenure).await;
     };
@@ -387,23 +384,103 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
 /// At most so many are told at once that there are too many; to others the connection just ends.
 const MAX_REFUSALS: usize = 64;
 
-/// Ends when nothing was asked on a connection for too long. The library below watches the headers of HTTP/1 requests, but not
-/// a connection on which it can not tell yet which HTTP it is going to be.
-async fn says_nothing(time: Option<Duration>, asked: &AtomicBool) {
-    if let Some(time) = time {
-        tokio::time::sleep(time).await;
-        if !asked.load(Ordering::Relaxed) {
-            return;
-        }
-    }
-    std::future::pending().await
+/// How long a connection that is closed may take to end what it is doing.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+
+/// The HTTP/2 receive window of a stream. What a client sends beyond it waits until the handler has read.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// The HTTP/2 receive window of a connection: the most that is received for all its streams before it is read.
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// What is kept of the responses on one HTTP/2 stream until the client accepts it.
+const STREAM_SEND_BUFFER: usize = 64 << 10;
+/// Streams that a client may reset before they are handled, and that may fail, until its HTTP/2 connection is closed.
+const MAX_RESET_STREAMS: usize = 32;
+/// How often an HTTP/2 client is asked whether it is still there, and how long it may take to answer.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// Both versions of HTTP, with their limits. How long a connection may be idle is `connections.rs`'s to decide, for both.
+fn http_protocols(limits: &Limits) -> auto::Builder<Streams> {
+    let streams = Streams { write_timeout: limits.write_timeout.duration() };
+    let mut http = auto::Builder::new(streams);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(head_buffer(limits)).keep_alive(true);
+    http.http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Some(PING_INTERVAL))
+        .keep_alive_timeout(PING_INTERVAL)
+        .max_concurrent_streams(Some(limits.max_streams))
+        .max_pending_accept_reset_streams(Some(MAX_RESET_STREAMS))
+        .max_local_error_reset_streams(Some(MAX_RESET_STREAMS))
+        .max_header_list_size(u32::try_from(head_buffer(limits)).unwrap_or(u32::MAX))
+        .initial_stream_window_size(Some(STREAM_WINDOW))
+        .initial_connection_window_size(Some(CONNECTION_WINDOW))
+        .max_send_buf_size(STREAM_SEND_BUFFER);
+    http
 }
 
-/// Tells a client that there are too many.
-async fn refuse(mut stream: TcpStream, max: usize, _permit: OwnedSemaphorePermit) {
-    let error = format!("over the limit `max_connections` of {max}; try again in a moment");
-    let body = serde_json::json!({"error": {"message": error, "type": "server_error", "code": "too_many_connections", "param": "max_connections"}});
-    let body = body.to_string();
+/// What the HTTP library reads of a request's head at most. It is larger than `max_header_bytes`, so that most requests
+/// over that limit are answered by the router, in both versions of HTTP.
+fn head_buffer(limits: &Limits) -> usize {
+    limits.max_header_bytes.saturating_mul(2).max(64 << 10)
+}
+
+/// Runs the streams of HTTP/2 connections. One whose client accepts nothing of its response for too long is reset.
+#[derive(Clone, Debug)]
+struct Streams {
+    write_timeout: Option<Duration>,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Streams {
+    fn execute(&self, stream: F) {
+        tokio::spawn(crate::responses::until_stalled(self.write_timeout, stream));
+    }
+}
+
+/// Serves one connection until it ends, is closed, or the server stops. Requests in flight are then finished, for a
+/// limited time.
+async fn serve_connection<S>(
+    app: Shared,
+    connection: auto::Connection<'static, TokioIo<Transport>, S, Streams>,
+    admitted: Admitted,
+) where
+    S: Service<Request<Incoming>, Response = Response<ResponseBody>, Error = Infallible, Future: Send + 'static>,
+{
+    let _counted = metrics::Connection::opened();
+    let mut connection = pin!(connection);
+    let close = tokio::select! {
+        ended = connection.as_mut() => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended with an error");
+            }
+            return;
+        }
+        close = admitted.close() => Some(close),
+        () = app.tasks.stopping() => None,
+    };
+    if close == Some(Close::Evicted) && !admitted.connection().is_authenticated() {
+        // At once: many such connections may come, and each holds a file descriptor.
+        metrics::connection_closed(Close::Evicted);
+        return;
+    }
+    connection.as_mut().graceful_shutdown();
+    let ended = match close {
+        Some(close) => {
+            metrics::connection_closed(close);
+            tracing::debug!(?close, "a connection is closed");
+            tokio::time::timeout(CLOSE_TIME, connection).await.unwrap_or(Ok(()))
+        }
+        None => connection.await,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// Tells a client that there are too many connections.
+async fn refuse(mut stream: TcpStream, full: Full, _permit: OwnedSemaphorePermit) {
+    let Full { limit, max } = full;
+    let message = format!("over the limit `{limit}` of {max}; try again in a moment");
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message).with_param(limit);
+    let body = serde_json::to_string(&error.body()).unwrap_or_default();
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: 1\r\nconnection: close\r\n\r\n",
         body.len()
@@ -417,24 +494,6 @@ async fn refuse(mut stream: TcpStream, max: usize, _permit: OwnedSemaphorePermit
         Ok::<_, std::io::Error>(())
     };
     let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
-}
-
-/// Ends with Ctrl-C or SIGTERM, from the moment of this call on: who is told that we listen may stop us at once.
-pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
-    async move {
-        let [interrupt, terminate] = signals.map(|caught| async {
-            match caught {
-                Ok(mut signal) => drop(signal.recv().await),
-                Err(_) => std::future::pending().await,
-            }
-        });
-        tokio::select! {
-            () = interrupt => {}
-            () = terminate => {}
-        }
-    }
 }
 
 /// The routes without a socket, for the command line and for tests.

@@ -7,7 +7,7 @@ use tenure::{Answered, SessionId, TurnError};
 use tracing::Span;
 use tracing::field::Empty;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
-use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt};
+use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt, reload};
 
 /// The target of spans that are for traces only: logs leave them out, and traces have nothing else.
 pub const TRACE: &str = "tenure::trace";
@@ -16,8 +16,8 @@ pub const TRACE: &str = "tenure::trace";
 ///
 /// What other crates write with `log` is left out on purpose: a database driver writes the parameters of its statements there, and
 /// those are what people said. So are the arguments and results of tools, which the MCP library shows when something is odd.
-pub fn install(config: &Telemetry) -> anyhow::Result<Traces> {
-    let filter = EnvFilter::try_new(&config.log).map_err(|e| anyhow!("telemetry.log: {e}"))?;
+pub fn install(config: &Telemetry) -> anyhow::Result<(Traces, LogFilter)> {
+    let (filter, handle) = reload::Layer::new(log_filter(&config.log)?);
     let text = fmt::layer().with_writer(std::io::stderr).with_target(false);
     let text = text.with_ansi(std::io::stderr().is_terminal());
     let logs: Box<dyn Layer<Registry> + Send + Sync> = match config.log_format {
@@ -28,7 +28,22 @@ pub fn install(config: &Telemetry) -> anyhow::Result<Traces> {
         logs.with_filter(filter.and(filter_fn(|meta| meta.target() != TRACE && !meta.target().starts_with("rmcp"))));
     let (layer, traces) = traces(&config.otlp)?;
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(logs).with(layer))?;
-    Ok(traces)
+    Ok((traces, LogFilter(handle)))
+}
+
+fn log_filter(text: &str) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(text).map_err(|e| anyhow!("telemetry.log: {e}"))
+}
+
+/// What is logged, which can be changed while the server runs.
+#[derive(Clone, Debug)]
+pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
+
+impl LogFilter {
+    /// Logs what this says (`telemetry.log`) from now on. An invalid text changes nothing.
+    pub fn set(&self, text: &str) -> anyhow::Result<()> {
+        self.0.reload(log_filter(text)?).map_err(|e| anyhow!("telemetry.log: {e}"))
+    }
 }
 
 /// Traces on their way. What is not sent yet is sent when this is dropped.

@@ -2,11 +2,12 @@
 //!
 //! Where they come from is declared in the configuration, and nowhere else. What is called and what comes back is never logged.
 
-mod confine;
 mod http;
+mod interpreter;
 mod mcp;
 mod process;
 mod python;
+pub mod sandbox;
 
 use crate::config::Config;
 use anyhow::Context;
@@ -26,6 +27,8 @@ pub struct Toolbox {
     /// By how they are declared: assistants that declare the same share it.
     sources: HashMap<String, Source>,
     python: python::Pool,
+    /// Whether an assistant has the tool `python`.
+    has_python: bool,
 }
 
 enum Source {
@@ -58,12 +61,21 @@ impl Toolbox {
                 sources.insert(key(source), made);
             }
         }
-        Ok(Self { sources, python: python::Pool::new(config.python.clone()) })
+        let has_python =
+            config.assistants.iter().flat_map(|a| &a.tools).any(|source| matches!(source, ToolSource::Python(_)));
+        Ok(Self { sources, python: python::Pool::new(config.python.clone()), has_python })
     }
 
-    /// Ends idle interpreters, again and again, until `stop` ends.
+    /// Removes what an earlier server left behind and checks that interpreters can be isolated; then ends idle interpreters, again and
+    /// again, until `stop` ends.
     pub async fn reap_until(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
+        if self.has_python {
+            tokio::select! {
+                () = self.python.prepare() => {}
+                () = &mut stop => return,
+            }
+        }
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.python.pause()) => self.python.reap().await,

@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tenure::private_files;
 use tenure::store::{Cursor, Store};
 use tenure::{
     Error, Head, JsonlTranscript, Key, Message, Principal, Query, Reach, Redaction, Seq, Session, SessionId, Status,
@@ -65,8 +66,11 @@ impl Transcripts {
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let probe = dir.join(".tenure-probe");
-        let make =
-            || fs::create_dir_all(dir).and_then(|()| fs::write(&probe, "")).and_then(|()| fs::remove_file(&probe));
+        let make = || {
+            private_files::create_dir_all(dir)
+                .and_then(|()| fs::write(&probe, ""))
+                .and_then(|()| fs::remove_file(&probe))
+        };
         make().with_context(|| format!("transcripts.dir: can not write to {}", dir.display()))
     }
 
@@ -216,7 +220,7 @@ impl Transcripts {
         let Some(dir) = &self.dir else { return Ok(()) };
         let mut known = self.known.lock().await;
         let Some(head) = tenure.store().head(key).await? else { return Ok(()) };
-        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own };
+        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own, quota: None };
         let path = file(dir, &head);
         // What is known is not relied on until the step that changes it is done.
         let before = known.remove(key).filter(|w| {
@@ -303,7 +307,7 @@ fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<M
 
 /// Writes a whole file; its length.
 fn write(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
-    let made = path.parent().map_or(Ok(()), fs::create_dir_all);
+    let made = path.parent().map_or(Ok(()), private_files::create_dir_all);
     made.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))?;
     JsonlTranscript::write(path, messages)?;
     stamp(path, at)

@@ -5,7 +5,7 @@
 
 use crate::fields::Fields;
 use crate::message::Message;
-use crate::model::Piece;
+use crate::model::{ModelError, Piece};
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -14,6 +14,10 @@ use serde_json::{Map, Number, Value, json};
 /// An answer in the making. Only the first of several choices is kept.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
+    /// What the message may have at most, in bytes of JSON.
+    max_bytes: Option<usize>,
+    /// What it has, approximately.
+    bytes: usize,
     message: Map<String, Value>,
     whole: Option<Message>,
     body: Option<String>,
@@ -50,28 +54,43 @@ struct Choice<'a> {
 }
 
 impl Answer {
-    /// Takes a piece in. What is no piece of an answer is an error that says why.
-    pub fn take(&mut self, piece: &Piece) -> Result<(), String> {
+    /// An empty answer whose message may have at most so many bytes.
+    pub fn limited(max_bytes: usize) -> Self {
+        Self { max_bytes: Some(max_bytes), ..Self::default() }
+    }
+
+    /// Takes a piece in. What is no piece of an answer is [`ModelError::Broken`]. A piece with which the message would be
+    /// over its limit is [`ModelError::TooLarge`] and not taken in: the message stays as it was.
+    pub fn take(&mut self, piece: &Piece) -> Result<(), ModelError> {
         let (Piece::Chunk(text) | Piece::Whole(text)) = piece;
-        let body: Body<'_> = serde_json::from_str(text).map_err(|e| format!("it is no chat completion: {e}"))?;
+        let body: Body<'_> =
+            serde_json::from_str(text).map_err(|e| broken(format!("it is no chat completion: {e}")))?;
         if let Some(error) = body.error.filter(|e| e.get() != "null") {
-            return Err(format!("the model's server reported an error: {:.500}", error.get()));
+            return Err(broken(format!("the model's server reported an error: {:.500}", error.get())));
+        }
+        if let Some(limit) = self.max_bytes {
+            let choices = body.choices.iter().flatten().filter(|c| c.index == 0);
+            let more =
+                choices.map(|c| c.message.map_or(0, |m| m.get().len()) + c.delta.as_ref().map_or(0, object_size));
+            if self.bytes.saturating_add(more.sum()) > limit {
+                return Err(ModelError::TooLarge { limit });
+            }
         }
         self.usage = body.usage.filter(|u| !u.is_null()).or(self.usage.take());
         self.model = body.model.or(self.model.take());
         let choices = body.choices.unwrap_or_default();
         if choices.is_empty() && matches!(piece, Piece::Whole(_)) {
-            return Err("it has no choices".to_owned());
+            return Err(broken("it has no choices"));
         }
         if let Piece::Whole(text) = piece {
             self.body = Some(text.clone());
         }
         for choice in choices.into_iter().filter(|c| c.index == 0) {
             if let Some(message) = choice.message {
-                self.whole = Some(complete(message.get())?);
+                self.whole = Some(complete(message.get()).map_err(broken)?);
             }
             for (name, value) in choice.delta.unwrap_or_default() {
-                merge(&mut self.message, name, value);
+                self.bytes += merge(&mut self.message, name, value);
             }
             self.finish_reason = choice.finish_reason.or(self.finish_reason.take());
         }
@@ -198,39 +217,84 @@ fn complete(raw: &str) -> Result<Message, String> {
 /// Fields that are said once, or the same each time.
 const NAMES: [&str; 5] = ["role", "id", "type", "name", "index"];
 
-fn merge(target: &mut Map<String, Value>, name: String, value: Value) {
-    if value.is_null() {
-        return;
-    }
-    let slot = target.entry(name.clone()).or_insert(Value::Null);
-    match (slot, value) {
-        (Value::String(old), Value::String(new)) if NAMES.contains(&name.as_str()) => {
-            if !new.is_empty() {
-                *old = new;
-            }
-        }
-        (Value::String(old), Value::String(new)) => old.push_str(&new),
-        (Value::Object(old), Value::Object(new)) => new.into_iter().for_each(|(name, value)| merge(old, name, value)),
-        (slot @ (Value::Array(_) | Value::Null), Value::Array(new)) => {
-            let mut list = if let Value::Array(old) = slot.take() { old } else { Vec::new() };
-            new.into_iter().for_each(|item| merge_item(&mut list, item));
-            *slot = Value::Array(list);
-        }
-        (slot, new) => *slot = new,
+fn broken(why: impl Into<String>) -> ModelError {
+    ModelError::Broken { why: why.into() }
+}
+
+/// Bytes of a text in JSON, quotes included.
+fn text_size(text: &str) -> usize {
+    let byte = |b: u8| match b {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    text.bytes().map(byte).sum::<usize>() + 2
+}
+
+/// Bytes of a value in JSON.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) => 5,
+        Value::Number(number) => number.to_string().len(),
+        Value::String(text) => text_size(text),
+        Value::Array(items) => items.iter().map(|item| size(item) + 1).sum::<usize>() + 2,
+        Value::Object(fields) => object_size(fields),
     }
 }
 
-/// Items with an `index` go together; others follow each other.
-fn merge_item(list: &mut Vec<Value>, item: Value) {
+fn object_size(fields: &Map<String, Value>) -> usize {
+    fields.iter().map(|(name, value)| text_size(name) + size(value) + 2).sum::<usize>() + 2
+}
+
+/// Adds a field of a piece to a message; the bytes by which the message has grown.
+fn merge(target: &mut Map<String, Value>, name: String, value: Value) -> usize {
+    if value.is_null() {
+        return 0;
+    }
+    let new_name = if target.contains_key(&name) { 0 } else { text_size(&name) + 2 };
+    let slot = target.entry(name.clone()).or_insert(Value::Null);
+    let grown = match (slot, value) {
+        (Value::String(old), Value::String(new)) if NAMES.contains(&name.as_str()) => {
+            let grown = new.len().saturating_sub(old.len());
+            if !new.is_empty() {
+                *old = new;
+            }
+            grown
+        }
+        (Value::String(old), Value::String(new)) => {
+            old.push_str(&new);
+            text_size(&new) - 2
+        }
+        (Value::Object(old), Value::Object(new)) => new.into_iter().map(|(name, value)| merge(old, name, value)).sum(),
+        (slot @ (Value::Array(_) | Value::Null), Value::Array(new)) => {
+            let mut list = if let Value::Array(old) = slot.take() { old } else { Vec::new() };
+            let grown = new.into_iter().map(|item| merge_item(&mut list, item)).sum();
+            *slot = Value::Array(list);
+            grown
+        }
+        (slot, new) => {
+            let grown = size(&new);
+            *slot = new;
+            grown
+        }
+    };
+    new_name + grown
+}
+
+/// Items with an `index` go together; others follow each other. Returns the bytes by which the list has grown.
+fn merge_item(list: &mut Vec<Value>, item: Value) -> usize {
     let index = item.get("index").and_then(Value::as_u64);
     let place = index.and_then(|i| list.iter().position(|v| v.get("index").and_then(Value::as_u64) == Some(i)));
     match (place, item) {
         (Some(place), Value::Object(new)) => {
-            if let Value::Object(old) = &mut list[place] {
-                new.into_iter().for_each(|(name, value)| merge(old, name, value));
-            }
+            let Value::Object(old) = &mut list[place] else { return 0 };
+            new.into_iter().map(|(name, value)| merge(old, name, value)).sum()
         }
-        (_, item) => list.push(item),
+        (_, item) => {
+            let grown = size(&item) + 1;
+            list.push(item);
+            grown
+        }
     }
 }
 
@@ -318,6 +382,35 @@ mod tests {
         assert_eq!(total, want);
     }
 
+    /// What is over the limit is refused, and what was said before it stays; the size counted is about that of the message.
+    #[test]
+    fn a_message_has_a_limit() {
+        let chunk = |delta: Value| Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta}]}).to_string());
+        for delta in [
+            json!({"role": "assistant", "content": "a \"word\"\n"}),
+            json!({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}),
+            json!({"odd": [1, 2.5, {"a": null}]}),
+        ] {
+            let mut answer = Answer::limited(4000);
+            let error = loop {
+                if let Err(error) = answer.take(&chunk(delta.clone())) {
+                    break error;
+                }
+            };
+            assert_eq!((error.code(), error.to_string().contains("max_message_bytes")), ("answer_too_large", true));
+            answer.finish_reason = Some("length".to_owned());
+            let message = answer.message().unwrap();
+            assert!((3500..=4100).contains(&message.as_str().len()), "{} bytes of {delta}", message.as_str().len());
+        }
+        let whole = format!(
+            r#"{{"choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}}}}]}}"#,
+            "x".repeat(5000)
+        );
+        let mut answer = Answer::limited(4000);
+        assert_eq!(answer.take(&Piece::Whole(whole)).unwrap_err().code(), "answer_too_large");
+        assert!(answer.message().is_none());
+    }
+
     #[test]
     fn errors_and_garbage_are_told() {
         let mut answer = Answer::default();
@@ -326,6 +419,7 @@ mod tests {
             answer
                 .take(&Piece::Chunk(r#"{"error":{"message":"overloaded"}}"#.into()))
                 .unwrap_err()
+                .to_string()
                 .contains("overloaded")
         );
         assert!(answer.take(&Piece::Whole("{}".into())).is_err());

@@ -195,6 +195,7 @@ impl Tenure {
         let owner = self.owner_of(head.clone(), place.seq).await?;
         let record = fork_record(&head, &owner.info.session_id, place, self.now());
         let key = who.key(&new.unwrap_or_else(SessionId::generate));
+        self.reserve_session(who, [&record].into_iter()).await?;
         self.begin(&key, &record, Vec::new()).await
     }
 

@@ -112,7 +112,7 @@ async fn ask(model: &dyn Model, piece: &Piece, options: Fields) -> Result<String
     let prompt = Prompt { messages: piece.prompt.clone(), options, stream: false };
     let (mut answer, mut pieces) = (Answer::default(), model.ask(prompt).await?);
     while let Some(part) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
-        answer.take(&part?).map_err(|why| ModelError::Broken { why })?;
+        answer.take(&part?)?;
     }
     Ok(answer.message().map(|m| m.text()).unwrap_or_default())
 }

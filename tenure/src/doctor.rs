@@ -140,6 +140,9 @@ fn card(stored: &Head, replayed: &Head) -> Head {
     if stored.front.is_none() {
         head.front = None;
     }
+    if stored.stored_bytes.is_none() {
+        head.stored_bytes = None;
+    }
     if stored.log.is_none() {
         head.log = None;
     }

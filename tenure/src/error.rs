@@ -136,6 +136,23 @@ pub enum Error {
         message: String,
     },
 
+    /// A caller has stored as much as it may; nothing was changed.
+    #[error(
+        "{whose} has {used} {what} stored, and the limit `{limit}` is {max}; delete and purge some, or raise the limit"
+    )]
+    QuotaExceeded {
+        /// Whose sessions count.
+        whose: &'static str,
+        /// What is counted.
+        what: &'static str,
+        /// The name of the limit.
+        limit: &'static str,
+        /// Its value.
+        max: u64,
+        /// What is stored already.
+        used: u64,
+    },
+
     /// A named limit was passed; nothing was changed.
     #[error("{what} is over the limit `{limit}` of {max}; send less, or raise the limit")]
     TooLarge {
@@ -209,6 +226,7 @@ impl Error {
             Error::KeyReused { .. } => "idempotency_key_reused",
             Error::NoSuchPoint { .. } => "no_such_point",
             Error::Invalid { .. } => "invalid",
+            Error::QuotaExceeded { .. } => "quota_exceeded",
             Error::TooLarge { .. } => "too_large",
             Error::Corrupt { .. } => "corrupt",
             Error::NewerFormat { .. } => "newer_format",

@@ -253,6 +253,9 @@ pub struct Head {
     pub log: Option<LogHash>,
     /// How much has been said.
     pub mark: Mark,
+    /// Bytes of the messages and media in its own log; absent if an older version created it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
     /// What comes before the newest turns, if that is known: not in forks, and not where a rewind has cut it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<Front>,

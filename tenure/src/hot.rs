@@ -15,6 +15,7 @@ use crate::id::{Key, Principal, Reach, SessionId};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::Window;
+use crate::quota::{self, Usage};
 use crate::session::Session;
 use crate::store::{Commit, Glance, Item};
 use crate::tenure::Tenure;
@@ -288,7 +289,7 @@ impl Tenure {
         let hot = self.hot(&key);
         let mut known = hot.known.lock().await;
         self.count_found(&known.state, need);
-        let mut fresh = false;
+        let (mut fresh, mut reserved) = (false, false);
         // One round more, for looking again.
         for _ in 0..=self.limits().max_retries + 1 {
             // A session is only ever folded from a fresh card: an old one may name a parent that is another session by now. And while
@@ -311,6 +312,15 @@ impl Tenure {
                 continue;
             }
             let draft = draft?;
+            // What a run in progress says is stored in any case: to refuse it would lose what was paid for.
+            if who.quota.is_some() && !reserved {
+                let more = Usage { sessions: 0, bytes: quota::stored_bytes(draft.entries.iter()) };
+                match known.state.head().is_some_and(|head| head.run.is_some()) {
+                    true => self.count(who, more).await,
+                    false => self.reserve(who, more).await?,
+                }
+                reserved = true;
+            }
             let set = known.state.head().and_then(|h| self.watched(h.seq, draft.entries.iter()));
             match self.commit(&mut known, draft, now).await {
                 Err(Error::Conflict { .. }) => {

@@ -1,6 +1,7 @@
 //! Names: who is asking, and which session is meant. Parsed once at the edge, valid ever after.
 
 use crate::error::{Error, Result, excerpt};
+use crate::policy::Quota;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -211,17 +212,19 @@ pub struct Principal {
     pub user: User,
     /// Whether it sees other users' sessions too.
     pub reach: Reach,
+    /// How much it may have stored; `None`: unlimited.
+    pub quota: Option<Quota>,
 }
 
 impl Principal {
     /// A user who sees only what is their own.
     pub fn new(tenant: &str, user: &str) -> Result<Self> {
-        Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: Reach::Own })
+        Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: Reach::Own, quota: None })
     }
 
     /// An administrator of a tenant: sees every session in it, and acts as the user `default`.
     pub fn tenant_wide(tenant: &str) -> Result<Self> {
-        Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: Reach::Tenant })
+        Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: Reach::Tenant, quota: None })
     }
 
     /// The key of a session in this principal's tenant.

@@ -161,7 +161,7 @@ impl Tenure {
 
 /// Whoever works on a session's run acts for its owner.
 pub(crate) fn owner(head: &Head) -> Principal {
-    Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own }
+    Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own, quota: None }
 }
 
 #[cfg(test)]

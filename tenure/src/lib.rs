@@ -80,6 +80,8 @@ mod model;
 mod needle;
 mod next;
 mod policy;
+pub mod private_files;
+mod quota;
 mod recall;
 mod reconcile;
 mod redact;
@@ -137,9 +139,10 @@ pub use message::{MAX_DEPTH, Message, Role, ToolCall};
 pub use model::{First, Model, ModelError, Piece, Pieces, Prompt};
 pub use next::{Doing, Job, Question, Rules, Step, next};
 pub use policy::{
-    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, OnDisconnect, Period, Policy, ReviewRule, RunPolicy,
-    Scope, Window, matches_pattern,
+    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, OnDisconnect, Period, Policy, Quota, QuotaScope,
+    ReviewRule, RunPolicy, Scope, Window, matches_pattern,
 };
+pub use quota::Usage;
 pub use recall::{Recall, Recalled, Told};
 pub use reconcile::{HistoryMode, Incoming, NewMessage, Overlay, Plan, ReplyTo, reconcile};
 pub use redact::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};

@@ -73,6 +73,13 @@ pub struct Cut {
     pub at: usize,
     /// Which blob.
     pub id: BlobId,
+    /// The number of its bytes; 0 if an older version wrote this.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub len: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// The base64 part of a data URL, or the whole of anything else.
@@ -146,7 +153,7 @@ impl Message {
             text.push_str(&raw[done..start]);
             done = start + base64.len();
             let blob = Blob { id: BlobId::of(&bytes), bytes: bytes.into() };
-            cuts.push(Cut { at: text.len(), id: blob.id });
+            cuts.push(Cut { at: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
             blobs.push(blob);
         }
         if cuts.is_empty() {

@@ -212,6 +212,11 @@ impl Message {
         self.raw.to - self.raw.from
     }
 
+    /// The bytes that it takes in a store: its text, and its media.
+    pub(crate) fn stored_len(&self) -> u64 {
+        self.text_len() as u64 + self.cuts().iter().map(|cut| cut.len).sum::<u64>()
+    }
+
     /// The media that were taken out of the text and are kept as blobs.
     pub fn cuts(&self) -> &[Cut] {
         self.cuts.as_deref().unwrap_or_default()

@@ -153,6 +153,12 @@ pub enum ModelError {
         /// Which time ran out.
         why: String,
     },
+    /// Its answer is over a limit. What was said until then is kept.
+    #[error("the model's answer is over the limit `max_message_bytes` of {limit}; it was ended there")]
+    TooLarge {
+        /// The limit, in bytes.
+        limit: usize,
+    },
     /// Its answer broke off, or is no answer.
     #[error("the model's answer is broken: {why}")]
     Broken {
@@ -168,6 +174,7 @@ impl ModelError {
             ModelError::Refused { .. } => "upstream_refused",
             ModelError::Unreachable { .. } => "upstream_unreachable",
             ModelError::TimedOut { .. } => "upstream_timeout",
+            ModelError::TooLarge { .. } => "answer_too_large",
             ModelError::Broken { .. } => "upstream_broken",
         }
     }

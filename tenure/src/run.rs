@@ -516,7 +516,9 @@ impl Tenure {
         let opened = self.opened(&empty, &plan, asked);
         opened.check()?;
         // The model is not asked meanwhile: the id may turn out to be somebody else's.
-        self.begin_with(&key, &first, more.collect(), blobs.to_vec()).await?;
+        let more: Vec<Record> = more.collect();
+        self.reserve_session(who, more.iter()).await?;
+        self.begin_with(&key, &first, more, blobs.to_vec()).await?;
         Ok(opened)
     }
 

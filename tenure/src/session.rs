@@ -548,6 +548,7 @@ impl Head {
             seq: record.seq,
             log: Some(LogHash::of(record)),
             mark: Mark::default(),
+            stored_bytes: None,
             front: None,
             parent: created.parent.clone(),
             run: None,
@@ -573,6 +574,7 @@ impl Head {
         (self.user, self.assistant, self.thread) = (c.user, c.assistant, c.thread);
         (self.status, self.status_at, self.active_at) = (Status::Active, at, at);
         (self.run, self.lease) = (None, None);
+        self.stored_bytes = Some(0);
         self.reviews.clear();
         (self.decisions, self.origin) = (c.decisions, c.origin);
         self.front = c.parent.is_none().then(Front::default);
@@ -595,6 +597,7 @@ impl Head {
             Entry::Message(post) => {
                 self.front = self.front.take().and_then(|front| front.after(post, record.seq, self.mark.messages));
                 self.mark.advance(&post.message);
+                self.stored_bytes = self.stored_bytes.map(|bytes| bytes + post.message.stored_len());
                 active = true;
             }
             Entry::Rewound(r) => {

@@ -549,13 +549,62 @@ pub async fn format(url: &str) -> Result<Option<u32>> {
     }
 }
 
-/// A URL without its password.
-pub(crate) fn redacted(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(start), Some(end)) if start + 3 < end => {
-            let user = url[start + 3..end].split(':').next().unwrap_or_default();
-            format!("{}{user}:***{}", &url[..start + 3], &url[end..])
+/// Query parameters of URLs that are never secret.
+const PUBLIC_PARAMETERS: [&str; 13] = [
+    "application_name",
+    "channel_binding",
+    "connect_timeout",
+    "dbname",
+    "host",
+    "load_balance_hosts",
+    "pool",
+    "port",
+    "prepare",
+    "retry",
+    "schema",
+    "sslmode",
+    "target_session_attrs",
+];
+
+/// A URL without its secrets, for messages and logs: the password, and the value of every query parameter that could be one.
+pub fn redacted(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (place, query) = rest.split_once(['?', '#']).unwrap_or((rest, ""));
+    let (user, place) = match place.rsplit_once('@') {
+        Some((who, place)) => (format!("{}:***@", who.split(':').next().unwrap_or_default()), place),
+        // Perhaps a password with a `?` in it.
+        None if query.contains('@') => return format!("{scheme}://***"),
+        None => (String::new(), place),
+    };
+    let shown = |pair: &str| match pair.split_once('=') {
+        Some((name, value)) if PUBLIC_PARAMETERS.contains(&name) => format!("{name}={value}"),
+        Some((name, _)) => format!("{name}=***"),
+        None => "***".to_owned(),
+    };
+    match query.is_empty() {
+        true => format!("{scheme}://{user}{place}"),
+        false => format!("{scheme}://{user}{place}?{}", query.split('&').map(shown).collect::<Vec<_>>().join("&")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::redacted;
+
+    #[test]
+    fn a_url_is_shown_without_its_secrets() {
+        for (url, expected) in [
+            ("memory:", "memory:"),
+            ("sqlite:a.db", "sqlite:a.db"),
+            ("postgres://me:secret@db/x", "postgres://me:***@db/x"),
+            ("postgres://me:se/cr@et@db/x", "postgres://me:***@db/x"),
+            ("postgres://me:sec?ret@db/x", "postgres://***"),
+            ("postgres://db/x?user=me&password=secret&pool=4", "postgres://db/x?user=***&password=***&pool=4"),
+            ("https://hook.example/a?token=secret#secret", "https://hook.example/a?token=***"),
+            ("https://hook.example/a?secret", "https://hook.example/a?***"),
+            ("https://hook.example/a?x=1@secret", "https://***"),
+        ] {
+            assert_eq!(redacted(url), expected, "{url}");
         }
-        _ => url.to_owned(),
     }
 }

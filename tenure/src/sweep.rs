@@ -230,7 +230,7 @@ impl Tenure {
                 }
             }
         }
-        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant };
+        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant, quota: None };
         let id = head.info.session_id.clone();
         let ended = self.write(&who, &id, Need::Head, |state, _| {
             let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };

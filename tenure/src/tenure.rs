@@ -14,6 +14,7 @@ use crate::id::{Key, Principal, Reach, Seq, SessionId, check_text};
 use crate::media::Blob;
 use crate::message::Message;
 use crate::policy::{Limits, Policy};
+use crate::quota::UsageCache;
 use crate::redact::Redaction;
 use crate::runs::Watchers;
 use crate::schedule::{self, Bounds, ScheduledStore, Scheduler};
@@ -86,6 +87,7 @@ pub(crate) struct House {
     node: String,
     pub watchers: Watchers,
     memories: Memories,
+    usage: UsageCache,
 }
 
 /// A session to be.
@@ -158,6 +160,7 @@ impl Tenure {
                 node: crate::lease::node_name(),
                 watchers: Watchers::default(),
                 memories,
+                usage: UsageCache::default(),
             }),
             expect: None,
             scheduled: None,
@@ -209,6 +212,10 @@ impl Tenure {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.house.options.clock
+    }
+
+    pub(crate) fn usage_cache(&self) -> &UsageCache {
+        &self.house.usage
     }
 
     pub(crate) fn max_sessions(&self) -> usize {
@@ -339,6 +346,7 @@ impl Tenure {
         let created = Created { user, assistant, thread, model, title, tags, metadata, ..Created::default() };
         self.check_info(&created)?;
         let record = Record { seq: 1, at: self.now(), entry: Entry::created(created) };
+        self.reserve_session(who, [&record].into_iter()).await?;
         let head = self.begin(&who.key(&id), &record, Vec::new()).await?;
         Ok(Session::empty(head))
     }

@@ -8,11 +8,12 @@ use crate::error::{Error, Result};
 use crate::id::{Key, Seq, SessionId, Tenant};
 use crate::media::BlobId;
 use crate::message::Message;
+use crate::private_files;
 use crate::session::Session;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
@@ -48,7 +49,7 @@ impl JsonlTranscript {
             text.push('\n');
         }
         let write = || -> std::io::Result<()> {
-            let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+            let mut file = private_files::options().create(true).append(true).open(path)?;
             file.write_all(text.as_bytes())?;
             file.sync_data()
         };
@@ -61,7 +62,7 @@ impl JsonlTranscript {
         // Two may write the same file at once.
         let part = path.with_extension(format!("jsonl.{}.part", uuid::Uuid::now_v7().simple()));
         let replace = || -> Result<()> {
-            fs::write(&part, "").map_err(|e| io_error(&part, e))?;
+            private_files::create(&part).map_err(|e| io_error(&part, e))?;
             Self::append(&part, messages)?;
             fs::rename(&part, path).map_err(|e| io_error(path, e))
         };

@@ -219,6 +219,7 @@ impl Tenure {
         } else {
             self.rebuild(who, id, export, origin, now)?
         };
+        self.reserve_session(who, records.iter()).await?;
         let more = records.split_off(1);
         self.begin_with(&who.key(id), &records[0], more, blobs).await
     }

@@ -322,7 +322,7 @@ impl<'a> Work<'a> {
                 }
             }
         };
-        (self.answer, self.kept) = (Answer::default(), false);
+        (self.answer, self.kept) = (Answer::limited(self.tenure.limits().max_message_bytes), false);
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
         self.listen(prompt).await?;
         let Some(message) = self.answer.message() else {
@@ -387,7 +387,7 @@ impl<'a> Work<'a> {
         };
         while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
             let piece = piece?;
-            self.answer.take(&piece).map_err(|why| ModelError::Broken { why })?;
+            self.answer.take(&piece)?;
             // What a client that has gone away misses is in the response to its next try.
             if (self.listener.is_some() || self.streamed.is_some())
                 && let Some(piece) = sift.pass(piece)

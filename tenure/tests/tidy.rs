@@ -85,6 +85,17 @@ fn markdown_is_clean_and_its_links_lead_somewhere() {
 }
 
 #[test]
+fn tests_that_documents_name_exist() {
+    let root = package().join("..");
+    let mut files = files_in(&root, "md");
+    files.extend(files_under(&root.join("docs"), "md"));
+    let check = |path: &PathBuf| {
+        named_tests(&name(path), &read(path), |file| fs::read_to_string(root.join(file)).unwrap_or_default())
+    };
+    report(&files.iter().flat_map(check).collect::<Vec<_>>());
+}
+
+#[test]
 fn every_conformance_test_is_run() {
     let list = package().join("src/conformance.rs");
     let topics = files_under(&package().join("src/conformance"), "rs");
@@ -169,6 +180,20 @@ fn markdown(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String
                 complaints.push(format!(
                     "{name}:{number}: relative links lead to a file: {link} does not exist, correct the path"
                 ));
+            }
+        }
+    }
+    complaints
+}
+
+/// A document names a test as `path/to/file.rs::name`.
+fn named_tests(name: &str, text: &str, source: impl Fn(&str) -> String) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in lines(text) {
+        for quoted in line.split('`').skip(1).step_by(2) {
+            let Some((file, test)) = quoted.split_once(".rs::") else { continue };
+            if !source(&format!("{file}.rs")).contains(&format!("fn {test}(")) {
+                complaints.push(format!("{name}:{number}: there is no test {quoted}; name one that exists"));
             }
         }
     }
@@ -337,6 +362,13 @@ mod rules {
         assert_eq!(at(&markdown("a.md", bad, |link| link == "here.md")), [1, 2, 3, 4, 5]);
         let good = "[x](here.md)\n[x](here.md#part)\n[x](#part)\n[x](https://a.b/c)\n`a[0](b)`\n```\nx[0](y)\n```";
         assert_eq!(at(&markdown("a.md", good, |link| link == "here.md")), []);
+    }
+
+    #[test]
+    fn named_tests_complain() {
+        let source = |file: &str| if file == "it/a.rs" { "fn there(".to_owned() } else { String::new() };
+        let text = "`it/a.rs::there`\n`it/a.rs::gone` and `it/b.rs::there`\n`it/a.rs`";
+        assert_eq!(at(&named_tests("a.md", text, source)), [2, 2]);
     }
 
     #[test]

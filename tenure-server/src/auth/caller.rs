@@ -2,13 +2,14 @@
 
 use super::keys::{Key, KeyLimits, Right};
 use super::rate_limit::{Metered, ResponseHeaders, TokenMeter};
+use crate::connections::Connection;
 use crate::error::ApiError;
 use crate::extract::header_text;
 use crate::server::Shared;
 use axum::extract::FromRequestParts;
 use axum::http::{StatusCode, header, request::Parts};
 use std::sync::Arc;
-use tenure::{HistoryMode, Model, Principal, Reach, Tenant, User};
+use tenure::{HistoryMode, Model, Principal, Quota, QuotaScope, Reach, Tenant, User};
 
 /// The caller of a request.
 #[derive(Clone, Debug)]
@@ -42,6 +43,18 @@ impl FromRequestParts<Shared> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
+        let caller = Self::of_request(parts, app).await?;
+        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.authenticated();
+        }
+        // The budget for request bodies is per principal (`bodies.rs`).
+        parts.extensions.insert(caller.clone());
+        Ok(caller)
+    }
+}
+
+impl Caller {
+    async fn of_request(parts: &Parts, app: &Shared) -> Result<Self, ApiError> {
         let named = match header_text(&parts.headers, USER_HEADER)? {
             Some(user) => Some(User::new(user).map_err(|e| ApiError::invalid("X-Tenure-User", e.to_string()))?),
             None => None,
@@ -102,6 +115,15 @@ async fn authenticate(parts: &Parts, app: &Shared) -> Result<Key, ApiError> {
 }
 
 impl Caller {
+    /// Who the request's share of a limit per principal is counted for: the tenant, and the user if the key is bound to
+    /// one. A user that the request names itself does not count: each name would have a share of its own.
+    pub fn budget_owner(&self) -> String {
+        match self.user.as_ref().filter(|_| self.bound) {
+            Some(user) => format!("{}\0{user}", self.tenant),
+            None => self.tenant.to_string(),
+        }
+    }
+
     fn may(&self, right: Right) -> Result<(), ApiError> {
         if self.rights.contains(&right) || self.rights.contains(&Right::Admin) {
             return Ok(());
@@ -119,7 +141,15 @@ impl Caller {
         // An administrator who names nobody sees the whole tenant.
         let everyone = user.is_none() && self.rights.contains(&Right::Admin);
         let reach = if everyone { Reach::Tenant } else { Reach::Own };
-        Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach }
+        Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach, quota: self.quota() }
+    }
+
+    /// What its key may have stored.
+    fn quota(&self) -> Option<Quota> {
+        let KeyLimits { max_sessions, max_stored_bytes, .. } = self.key.as_ref()?.limits;
+        let scope = if self.bound { QuotaScope::User } else { QuotaScope::Tenant };
+        let limited = max_sessions.is_some() || max_stored_bytes.is_some();
+        limited.then_some(Quota { scope, max_sessions, max_stored_bytes })
     }
 
     /// How the messages of its requests are merged, if the key says.

@@ -1,5 +1,6 @@
 //! API keys: created, listed, rotated, revoked and looked up in the store.
 
+use crate::clock::Stopwatch;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
@@ -25,6 +26,8 @@ const MAX_CACHED: usize = 10_000;
 const MAX_UNKNOWN_LOOKUPS: usize = 4;
 /// The last use of a key is recorded at most this often.
 const MARK_EVERY: SignedDuration = SignedDuration::from_secs(60);
+/// `/readyz` writes to the store at most this often.
+const WRITE_EVERY: Duration = Duration::from_secs(5);
 /// The item that says that a store has had keys: they stay required, for every node and after every restart.
 const REQUIRED: &str = "keys-required";
 
@@ -157,6 +160,8 @@ pub struct Keys {
     /// When the last use of each key was recorded.
     marked: Mutex<HashMap<String, Timestamp>>,
     unknown_lookups: Semaphore,
+    /// When the store was last written to, to see whether it can be.
+    written: Mutex<Option<Stopwatch>>,
 }
 
 fn keys_namespace() -> Shelf {
@@ -189,6 +194,7 @@ impl Keys {
             always: AtomicBool::default(),
             marked: Mutex::default(),
             unknown_lookups: Semaphore::new(MAX_UNKNOWN_LOOKUPS),
+            written: Mutex::default(),
         }
     }
 
@@ -378,6 +384,21 @@ impl Keys {
                 Ok(None)
             }
         }
+    }
+
+    /// Whether the store can be read and written. It is written to at most every [`WRITE_EVERY`], so that probes cost little; a
+    /// failed write is tried again with the next probe.
+    pub async fn check_store(&self) -> tenure::Result<()> {
+        self.are_there().await?;
+        let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if written.is_some_and(|at| at.elapsed() < WRITE_EVERY) {
+            return Ok(());
+        }
+        let now = self.tenure.now();
+        let item = system_item("ready", format!("\"{now}\""), now);
+        self.tenure.store().put(&system_namespace("probe"), &item, None).await?;
+        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = Some(Stopwatch::start());
+        Ok(())
     }
 
     /// Whether the use of a key should be recorded now; then [`Keys::record_use`] is to be called.

@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tenure::foreign::{self, Foreign};
-use tenure::{EXPORT_FORMAT, SessionId};
+use tenure::{EXPORT_FORMAT, SessionId, private_files};
 
 const IMPORT: &str = "/sessions/import";
 
@@ -100,7 +100,7 @@ pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> 
         }
         return Ok(ExitCode::SUCCESS);
     };
-    fs::create_dir_all(dir).with_context(|| format!("can not make the directory {}", dir.display()))?;
+    private_files::create_dir_all(dir).with_context(|| format!("can not make the directory {}", dir.display()))?;
     let (sessions, _) = Pages::new(client, "/sessions", &[], usize::MAX).all().await?;
     let (mut failed, mut users, mut left_out) = (0, BTreeSet::new(), None);
     let bar = bar(Some(sessions.len() as u64), "exported");
@@ -146,7 +146,7 @@ async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<Option
     part.push(".part");
     let part = PathBuf::from(part);
     let wrong = || format!("can not write {}", file.display());
-    let mut out = File::create(&part).with_context(wrong)?;
+    let mut out = private_files::create(&part).with_context(wrong)?;
     while let Some(bytes) = answer.body.next().await {
         out.write_all(&bytes?).with_context(wrong)?;
     }

@@ -1,6 +1,6 @@
 //! What `tenure.yaml` says of vectors: the section `embeddings`.
 
-use super::{ModelConfig, hide_password, http_url, ten_seconds, two};
+use super::{ModelConfig, http_url, ten_seconds, two};
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -93,7 +93,7 @@ impl Embeddings {
     #[must_use]
     pub fn hidden(&self) -> Self {
         let api_key = self.api_key.as_ref().map(|_| "***".to_owned());
-        Self { api_key, base_url: self.base_url.as_deref().map(hide_password), ..self.clone() }
+        Self { api_key, base_url: self.base_url.as_deref().map(tenure::store::redacted), ..self.clone() }
     }
 
     /// What is wrong with it.

@@ -1,19 +1,26 @@
-//! `limits`: every resource has one, and its error names it.
+//! The limits of the server. Each error names the limit that was exceeded.
 
 use crate::auth::KeyLimits;
+use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tenure::Period;
 
-/// The limits. Each error says which one was passed.
+/// The limits of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Bytes of a request's body.
     pub max_body_bytes: usize,
+    /// Bytes of all request bodies in memory at once.
+    pub max_inflight_body_bytes: usize,
+    /// Bytes of the request bodies of one principal in memory at once.
+    pub max_principal_body_bytes: usize,
+    /// Bytes of a request's target and headers.
+    pub max_header_bytes: usize,
     /// Messages in one request.
     pub max_messages: usize,
-    /// Bytes of one message, media included.
+    /// Bytes of one message, media included; also of what a model answers.
     pub max_message_bytes: usize,
     /// Sessions, messages and other things in one page.
     pub max_page: usize,
@@ -27,8 +34,16 @@ pub struct Limits {
     pub max_queue: usize,
     /// Connections at once.
     pub max_connections: usize,
-    /// How long a client may take to send a request's headers.
+    /// Connections at once from one address (IPv6: from one /64 network), trusted proxies apart.
+    pub max_connections_per_address: usize,
+    /// Concurrent streams of one HTTP/2 connection.
+    pub max_streams: u32,
+    /// How long a client may take to send the first request of a connection.
     pub header_timeout: Period,
+    /// How long a connection may be without a request, after the first one.
+    pub idle_timeout: Period,
+    /// How long a client may accept nothing of a response.
+    pub write_timeout: Period,
     /// How long it may send nothing of a request's body.
     pub body_timeout: Period,
     /// How long work in progress may take when the server stops.
@@ -41,22 +56,73 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let ours = tenure::Limits::default();
+        let library = tenure::Limits::default();
+        let seconds = |n| Period::of(Duration::from_secs(n));
         Self {
             max_body_bytes: 64 << 20,
+            max_inflight_body_bytes: 256 << 20,
+            max_principal_body_bytes: 128 << 20,
+            max_header_bytes: 32 << 10,
             max_messages: 20_000,
             max_message_bytes: 32 << 20,
-            max_page: ours.max_page,
-            max_offset: ours.max_offset,
-            max_scan: ours.max_scan,
-            max_waiting_reads: ours.max_waiting_reads,
-            max_queue: ours.max_queue,
+            max_page: library.max_page,
+            max_offset: library.max_offset,
+            max_scan: library.max_scan,
+            max_waiting_reads: library.max_waiting_reads,
+            max_queue: library.max_queue,
             max_connections: 1024,
-            header_timeout: Period::of(Duration::from_secs(10)),
-            body_timeout: Period::of(Duration::from_secs(30)),
-            drain_timeout: Period::of(Duration::from_secs(30)),
+            max_connections_per_address: 512,
+            max_streams: 100,
+            header_timeout: seconds(10),
+            idle_timeout: seconds(60),
+            write_timeout: seconds(30),
+            body_timeout: seconds(30),
+            drain_timeout: seconds(30),
             cache_bytes: 256 << 20,
             keys: KeyLimits::default(),
         }
+    }
+}
+
+impl Limits {
+    /// Rejects limits that no request could keep.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        for (name, limit) in [
+            ("max_body_bytes", self.max_body_bytes),
+            ("max_header_bytes", self.max_header_bytes),
+            ("max_page", self.max_page),
+            ("max_scan", self.max_scan),
+            ("max_waiting_reads", self.max_waiting_reads),
+            ("max_connections", self.max_connections),
+            ("max_connections_per_address", self.max_connections_per_address),
+            ("max_streams", self.max_streams as usize),
+        ] {
+            ensure!(limit > 0, "limits.{name}: with 0 nothing could be done");
+        }
+        ensure!(
+            self.max_principal_body_bytes >= self.max_body_bytes,
+            "limits.max_principal_body_bytes: it must be at least `max_body_bytes` ({}), or such a body could never be sent",
+            self.max_body_bytes
+        );
+        ensure!(
+            self.max_inflight_body_bytes >= self.max_principal_body_bytes,
+            "limits.max_inflight_body_bytes: it must be at least `max_principal_body_bytes` ({})",
+            self.max_principal_body_bytes
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_must_admit_the_largest_body() {
+        let small = Limits { max_principal_body_bytes: 1, ..Limits::default() };
+        assert!(small.check().unwrap_err().to_string().contains("max_principal_body_bytes"));
+        let small = Limits { max_inflight_body_bytes: 100 << 20, ..Limits::default() };
+        assert!(small.check().unwrap_err().to_string().contains("max_inflight_body_bytes"));
+        assert!(Limits::default().check().is_ok());
     }
 }

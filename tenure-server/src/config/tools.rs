@@ -1,14 +1,19 @@
 //! What `tenure.yaml` says of tools: the section `python`, and what of the assistants' `tools` can be checked before anything is called.
 
-use super::{hide_password, http_url};
+use super::http_url;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
+use tenure::store::redacted;
 use tenure::{Assistant, Period, Scope, Secret, Size, ToolSource};
 
 /// What an MCP server's program gets of our environment: nothing that could be a secret.
 const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
+
+/// The largest `python.max_depth`: a check holds one open file for each level.
+const MAX_DEPTH: usize = 200;
 
 /// The Python tool. It is there for assistants that list it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,8 +37,42 @@ pub struct Python {
     pub output: Size,
     /// Processes and threads of one interpreter.
     pub processes: usize,
+    /// Bytes of all files of a session together.
+    pub disk: Size,
+    /// Files and directories of a session.
+    pub max_files: u64,
+    /// How deep directories of a session may be nested.
+    pub max_depth: usize,
     /// Directories that it may read, besides the system's programs and libraries.
     pub read: Vec<String>,
+    /// What this system must enforce; otherwise no interpreter is started.
+    pub require: Require,
+    /// The executable that sets the sandbox up: this one. Tests, which are other programs, name the server's.
+    #[serde(skip)]
+    pub helper: PathBuf,
+}
+
+/// How strictly code of the Python tool must be isolated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Require {
+    /// Namespaces, a private root file system, Landlock and seccomp.
+    #[default]
+    Full,
+    /// Landlock; the rest where the system has it.
+    Landlock,
+    /// Nothing; each of them where the system has it.
+    None,
+}
+
+impl std::fmt::Display for Require {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Full => "full",
+            Self::Landlock => "landlock",
+            Self::None => "none",
+        })
+    }
 }
 
 impl Default for Python {
@@ -49,7 +88,12 @@ impl Default for Python {
             file: Size(64 << 20),
             output: Size(64 << 10),
             processes: 64,
+            disk: Size(128 << 20),
+            max_files: 10_000,
+            max_depth: 32,
             read: Vec::new(),
+            require: Require::default(),
+            helper: crate::tools::sandbox::own_executable(),
         }
     }
 }
@@ -63,6 +107,18 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
     }
     if python.max_processes == 0 {
         bail!("python.max_processes: with 0 nothing could be done; leave `python` out of the assistants instead");
+    }
+    if python.disk.0 == 0 || python.max_files == 0 {
+        bail!("python.disk and python.max_files: with 0 an interpreter could not write anything; the least is 1");
+    }
+    if !(1..=MAX_DEPTH).contains(&python.max_depth) {
+        bail!("python.max_depth: it must be between 1 and {MAX_DEPTH}");
+    }
+    for path in &python.read {
+        let absolute = std::path::absolute(path)?;
+        if !crate::tools::sandbox::is_mountable(&absolute) {
+            bail!("python.read: {path:?} can not be shown in the sandbox");
+        }
     }
     for (i, assistant) in assistants.iter().enumerate() {
         if let Some(memory) = &assistant.memory {
@@ -123,11 +179,11 @@ pub(super) fn hide(assistant: &mut Assistant) {
             ToolSource::Mcp(mcp) => {
                 hide_all(&mut mcp.env);
                 hide_all(&mut mcp.headers);
-                mcp.url = mcp.url.as_deref().map(hide_password);
+                mcp.url = mcp.url.as_deref().map(redacted);
             }
             ToolSource::Http(http) => {
                 hide_all(&mut http.headers);
-                http.url = hide_password(&http.url);
+                http.url = redacted(&http.url);
             }
             ToolSource::Python(_) | ToolSource::Memory => {}
         }
@@ -175,8 +231,18 @@ mod tests {
             let error = Config::parse(&format!("assistants: [{{name: a, tools: [{tools}]}}]")).unwrap_err();
             assert!(format!("{error:#}").contains(want), "{tools}: {error:#}");
         }
-        for (python, want) in [("max_processes: 0", "max_processes"), ("grace: never", "grace"), ("idel: 1s", "`idle`")]
-        {
+        for (python, want) in [
+            ("max_processes: 0", "max_processes"),
+            ("grace: never", "grace"),
+            ("idel: 1s", "`idle`"),
+            ("max_depth: 0", "max_depth"),
+            ("max_depth: 201", "max_depth"),
+            ("disk: 0", "python.disk"),
+            ("max_files: 0", "max_files"),
+            ("require: most", "full"),
+            ("read: [/]", "python.read"),
+            ("read: [/session/x]", "python.read"),
+        ] {
             let error = Config::parse(&format!("python: {{{python}}}")).unwrap_err().to_string();
             assert!(error.contains(want), "{python}: {error}");
         }

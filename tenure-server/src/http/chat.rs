@@ -26,9 +26,12 @@ use response::{
     with_session,
 };
 use std::sync::Arc;
-use tenure::{Answered, Begun, First, Hands, Heard, Piece, Prompt, Replay};
+use tenure::{Answered, Begun, First, Hands, Heard, ModelError, Piece, Prompt, Replay};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::Instrument;
+
+/// Pieces of an answer that wait for a slow client. While there are so many, nothing more is read from the model's server.
+pub(super) const MAX_PIECES: usize = 16;
 
 /// Answer a conversation
 ///
@@ -72,7 +75,7 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
     request.ask.queued = request.ask.idempotency.is_none().then(|| queued.clone());
     let connection = Connection::new(app.clone(), request.who.clone());
     let (begun, mut started) = oneshot::channel();
-    let (pieces, mut heard) = mpsc::channel(64);
+    let (pieces, mut heard) = mpsc::channel(MAX_PIECES);
     let (end, ended) = oneshot::channel();
     let turn = take_turn(app.clone(), request, connection.client(), begun, pieces, end);
     // A client that goes away does not end it, unless it wants that.
@@ -170,7 +173,7 @@ async fn take_turn(
 async fn replayed(replay: Replay, pieces: Option<mpsc::Sender<Heard>>) -> Result<Answered, String> {
     let Replay { body, calls, stream, .. } = replay;
     let mut answer = tenure::Answer::default();
-    answer.take(&Piece::Whole(body.clone()))?;
+    answer.take(&Piece::Whole(body.clone())).map_err(|e| e.to_string())?;
     if let Some(pieces) = pieces {
         for heard in stream {
             // A client that has gone away needs no more.
@@ -188,12 +191,11 @@ async fn pass_on(app: &Shared, request: Request) -> ApiResult<Response> {
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
     let mut pieces = request.model.ask(prompt).await?;
     use futures_util::StreamExt;
-    let mut answer = tenure::Answer::default();
-    let broken = |why| tenure::ModelError::Broken { why };
+    let mut answer = tenure::Answer::limited(app.tenure.limits().max_message_bytes);
     let Some(first) = pieces.next().await.transpose()? else {
-        return Err(broken("it ended before anything was said".to_owned()).into());
+        return Err(ModelError::Broken { why: "it ended before anything was said".to_owned() }.into());
     };
-    answer.take(&first).map_err(broken)?;
+    answer.take(&first)?;
     let first = match (first, request.stream) {
         (Piece::Whole(body), false) => return Ok(json_response(body)),
         (Piece::Whole(body), true) => as_chunk(&body),
@@ -201,7 +203,7 @@ async fn pass_on(app: &Shared, request: Request) -> ApiResult<Response> {
     };
     let rest = stream::unfold(Some((pieces, answer)), move |state| async move {
         let (mut pieces, mut answer) = state?;
-        let piece = pieces.next().await.map(|p| p.and_then(|p| answer.take(&p).map_err(broken).map(|()| p)));
+        let piece = pieces.next().await.map(|p| p.and_then(|p| answer.take(&p).map(|()| p)));
         Some(match piece {
             Some(Ok(Piece::Chunk(chunk) | Piece::Whole(chunk))) => (event(&chunk), Some((pieces, answer))),
             Some(Err(e)) => (event(&told(e.into())), None),

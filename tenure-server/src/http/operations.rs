@@ -3,6 +3,7 @@
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::server::Shared;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
@@ -26,21 +27,22 @@ pub async fn healthz() -> Json<Health> {
     Json(FINE)
 }
 
-/// How long the store may take to answer, for whoever asks whether the server is ready: less than a second in all.
-const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
-
-/// Can the store be reached?
+/// Can the store be read and written?
 #[utoipa::path(
     get, path = "/readyz", tag = "operations", operation_id = "readyz",
     responses((status = 200, body = Health), (status = 503, description = "It can not", body = ErrorBody))
 )]
 pub async fn readyz(State(app): State<Shared>) -> ApiResult<Json<Health>> {
-    match tokio::time::timeout(READY_TIMEOUT, app.keys.list()).await {
-        Ok(Ok(_)) => Ok(Json(FINE)),
-        Ok(Err(e)) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", e.to_string())),
-        Err(_) => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "the store does not answer")),
+    let unavailable = |why: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why);
+    match tokio::time::timeout(READY_TIMEOUT, app.keys.check_store()).await {
+        Ok(Ok(())) => Ok(Json(FINE)),
+        Ok(Err(e)) => Err(unavailable(e.to_string())),
+        Err(_) => Err(unavailable("the store does not answer".to_owned())),
     }
 }
+
+/// Probes give up after a second: an answer that comes later is as good as none.
+const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900);
 
 /// What the server does, for Prometheus
 #[utoipa::path(
@@ -58,8 +60,9 @@ pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Res
 
 /// The OpenAPI document, and the same for people.
 pub fn pages(document: utoipa::openapi::OpenApi) -> Router<Shared> {
-    let json = document.to_pretty_json().unwrap_or_default();
-    let page = page(&document);
+    // Shared by all responses: these routes need no key.
+    let json = Bytes::from(document.to_pretty_json().unwrap_or_default());
+    let page = Bytes::from(page(&document));
     let document = move || async move { ([(header::CONTENT_TYPE, "application/json")], json) };
     Router::new().route("/openapi.json", get(document)).route("/docs", get(move || async move { Html(page) }))
 }

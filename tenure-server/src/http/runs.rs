@@ -232,7 +232,7 @@ async fn begin(
 ) -> ApiResult<Response> {
     let (id, run) = (turn.session_id.clone(), turn.run.clone());
     tracing::Span::current().record("session_id", id.as_str());
-    let (pieces, heard) = mpsc::channel(64);
+    let (pieces, heard) = mpsc::channel(super::chat::MAX_PIECES);
     let (end, ended) = oneshot::channel::<Result<Answered, TurnError>>();
     let here = app.clone();
     app.tasks.spawn(async move {

@@ -112,10 +112,10 @@ pub async fn put(
     caller: Caller,
     Id(id): Id,
     if_match: IfMatch,
-    Lines(text): Lines,
+    lines: Lines,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
-    let mut found = transfer::read(&text, None)?;
+    let mut found = transfer::read(lines.as_str(), None)?;
     let (Some(mut one), true) = (found.pop(), found.is_empty()) else {
         return Err(ApiError::invalid("body", "there must be one session in it; POST /sessions/import takes many"));
     };

@@ -12,6 +12,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 use tenure::excerpt;
 use tenure::foreign::{self, Foreign, Format};
 use tenure::{Error, Export, Fields, SessionId};
@@ -145,17 +146,12 @@ pub(super) fn left_out(id: &SessionId, found: &Foreign) -> Vec<LeftOutView> {
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
     responses((status = 201, description = "They are there", body = ImportedView), Making)
 )]
-pub async fn import(
-    State(app): State<Shared>,
-    caller: Caller,
-    mut pairs: Pairs,
-    Lines(text): Lines,
-) -> ApiResult<Response> {
+pub async fn import(State(app): State<Shared>, caller: Caller, mut pairs: Pairs, lines: Lines) -> ApiResult<Response> {
     let who = caller.writes()?;
     let format = pairs.one("format")?.map(|f| f.parse::<Format>()).transpose()?;
     let mut id = pairs.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;
     pairs.end()?;
-    let (text, named) = without_id(text)?;
+    let (text, named) = without_id(lines.as_str())?;
     id = id.or(named);
     let mut all = read(&text, format)?;
     if all.is_empty() {
@@ -189,13 +185,13 @@ pub async fn import(
 }
 
 /// The body's `id`, taken out: it says what the session is to be called and is no part of it.
-fn without_id(text: String) -> ApiResult<(String, Option<SessionId>)> {
-    let Ok(mut fields) = serde_json::from_str::<Fields>(&text) else { return Ok((text, None)) };
-    let Some(id) = fields.take("id") else { return Ok((text, None)) };
+fn without_id(text: &str) -> ApiResult<(Cow<'_, str>, Option<SessionId>)> {
+    let Ok(mut fields) = serde_json::from_str::<Fields>(text) else { return Ok((text.into(), None)) };
+    let Some(id) = fields.take("id") else { return Ok((text.into(), None)) };
     let wrong = |why: String| ApiError::invalid("id", why);
     match serde_json::from_str::<Option<String>>(id.get()) {
-        Ok(Some(id)) => Ok((fields.to_string(), Some(SessionId::new(id).map_err(|e| wrong(e.to_string()))?))),
-        Ok(None) => Ok((fields.to_string(), None)),
+        Ok(Some(id)) => Ok((fields.to_string().into(), Some(SessionId::new(id).map_err(|e| wrong(e.to_string()))?))),
+        Ok(None) => Ok((fields.to_string().into(), None)),
         Err(_) => Err(wrong("`id` must be text".to_owned())),
     }
 }

@@ -3,34 +3,30 @@
 //! It is started by a session's first call and keeps what was defined until it ends: because it was idle, because others needed its place, because
 //! it had to be killed, or because the session or the server ended. Then the next call starts another, which knows nothing.
 
-use super::confine::{self, Reach};
-use super::process::{Group, Interrupter};
+use super::interpreter::{self, Asked, Process, TIME_TO_START};
+use super::sandbox::{FileLimits, Interpreter, Plan, ProcessLimits, is_mountable};
 use super::{callable, spoken};
 use crate::clock::Stopwatch;
 use crate::config::tools::Python;
 use anyhow::{Context, bail};
-use serde::Deserialize;
 use serde_json::json;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, Once};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tenure::{Call, Key, Output, PythonSource, Tool, ToolError};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::{ChildStdin, ChildStdout, Command};
+use tokio::process::Command;
 
 /// What the model calls it.
 pub const NAME: &str = "python";
-/// Runs in the interpreter.
-const DRIVER: &str = include_str!("python_driver.py");
 /// Tells where the interpreter is: what is on the path may be a script that looks for it.
 const WHERE: &str =
     "import sys, json; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, list(sys.version_info)[:2]]))";
-/// How long an interpreter may take to start.
-const TIME_TO_START: Duration = Duration::from_secs(20);
 /// Sessions of which is remembered that their interpreter is gone.
 const MAX_GONE: usize = 10_000;
+/// What Python says when a file system has no space or no files left.
+const DISK_IS_FULL: &str = "No space left on device";
 /// Files that it may have open.
 const OPEN_FILES: u32 = 256;
 
@@ -52,7 +48,6 @@ pub struct Pool {
     settings: Python,
     found: tokio::sync::OnceCell<Found>,
     seats: Mutex<Seats>,
-    told: Once,
 }
 
 /// An interpreter's place on this machine.
@@ -77,38 +72,9 @@ struct Seat {
     ended: tokio::sync::Notify,
 }
 
-/// How a call ended.
-enum Ended {
-    Answered(Answer),
-    /// The interpreter is not there any more.
-    Died(String),
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    text: String,
-    failed: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Answer {
-        id: u64,
-        #[serde(flatten)]
-        answer: Answer,
-    },
-    Ready {
-        ready: Vec<String>,
-    },
-    Ended {
-        ended: String,
-    },
-}
-
 impl Pool {
     pub fn new(settings: Python) -> Self {
-        Self { settings, found: tokio::sync::OnceCell::new(), seats: Mutex::default(), told: Once::new() }
+        Self { settings, found: tokio::sync::OnceCell::new(), seats: Mutex::default() }
     }
 
     /// How long to wait between two looks for idle interpreters.
@@ -165,6 +131,11 @@ impl Pool {
                 return Ok(Output { content, failed: true });
             }
         };
+        if output.failed && output.content.contains(DISK_IS_FULL) {
+            let (disk, max_files) = (self.settings.disk, self.settings.max_files);
+            let limits = format!("[a session may use {disk} (python.disk) and {max_files} files (python.max_files)]");
+            output.content = format!("{}\n{limits}", output.content);
+        }
         if let Some(why) = note {
             output.content = format!("[this is a new interpreter: {why}]\n{}", output.content);
         }
@@ -262,52 +233,76 @@ impl Pool {
         }
     }
 
+    /// Removes what earlier servers left behind, and logs whether interpreters can be isolated as `python.require` says.
+    pub async fn prepare(&self) {
+        interpreter::clean(&self.settings.helper, &scratch()).await;
+        let probe = async {
+            let plan = self.plan(None, self.read()?);
+            interpreter::probe(&self.settings.helper, plan).await
+        };
+        match probe.await {
+            Ok(features) if features.is_full() => tracing::info!("the Python tool is fully isolated"),
+            Ok(features) => tracing::warn!(
+                namespaces = features.namespaces,
+                private_root = features.mounts,
+                landlock = features.landlock,
+                landlock_tcp = features.landlock_tcp,
+                seccomp = features.seccomp,
+                require = %self.settings.require,
+                "the Python tool is not fully isolated; see docs/tools.md"
+            ),
+            Err(why) => tracing::error!(error = %format!("{why:#}"), "the Python tool can not be used"),
+        }
+    }
+
+    /// The directories of `python.read`.
+    fn read(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let check = |path: &String| {
+            let absolute = std::path::absolute(path)?;
+            if !absolute.exists() {
+                bail!("python.read: {path:?} does not exist");
+            }
+            Ok(absolute)
+        };
+        self.settings.read.iter().map(check).collect()
+    }
+
+    fn plan(&self, interpreter: Option<Interpreter>, read: Vec<PathBuf>) -> Plan {
+        let settings = &self.settings;
+        let files = FileLimits { disk: settings.disk.0, max_files: settings.max_files, max_depth: settings.max_depth };
+        Plan {
+            require: settings.require,
+            interpreter,
+            read,
+            scratch: scratch(),
+            files,
+            processes: settings.processes,
+            namespaces: false,
+            directory: None,
+        }
+    }
+
     async fn start(&self, source: &PythonSource) -> anyhow::Result<Process> {
         let found = self.found.get_or_try_init(|| find(&self.settings.program)).await?;
-        let dir = tempfile::Builder::new().prefix("tenure-python-").tempdir()?;
-        let own = dir.path().canonicalize()?;
         let settings = &self.settings;
-        let seconds = source.timeout.unwrap_or(settings.timeout).duration().unwrap_or_default().as_secs() + 1;
-        let limits = json!({
-            "memory": source.memory.unwrap_or(settings.memory).0, "file": settings.file.0, "output": settings.output.0,
-            "processes": settings.processes, "open_files": OPEN_FILES, "seconds": seconds,
-        });
-        let read = found.prefixes.iter().cloned().chain(settings.read.iter().map(PathBuf::from)).collect();
-        let rules = confine::rules(&Reach { own: own.clone(), read });
-        let tcp = rules.as_ref().is_some_and(|r| r.tcp);
-        let mut command = Command::new(&found.program);
-        command.args(["-I", "-u", "-c", DRIVER, &limits.to_string()]).env_clear();
-        command.env("LANG", "C.UTF-8").env("HOME", &own).env("TMPDIR", &own).current_dir(&own);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.stderr(rules.map_or_else(Stdio::null, |r| r.rules.into()));
-        command.process_group(0).kill_on_drop(true);
-        let mut group = Group::of(command.spawn()?);
-        let child = group.child();
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("it has no pipes") };
-        let max_line = usize::try_from(settings.output.0).unwrap_or(usize::MAX).saturating_mul(6).saturating_add(4096);
-        let state = State::Idle;
-        let mut process = Process { group, input, output, read: Vec::new(), max_line, calls: 0, state, dir };
-        let ready = tokio::time::timeout(TIME_TO_START, process.line()).await.context("it did not start in time")?;
-        let apart = match ready {
-            Ok(Line::Ready { ready }) => ready,
-            Ok(_) => bail!("it does not do what it should"),
-            Err(why) => bail!("{} does not run: {why}", found.program.display()),
+        let limits = ProcessLimits {
+            memory: source.memory.unwrap_or(settings.memory).0,
+            file: settings.file.0,
+            output: settings.output.0,
+            open_files: OPEN_FILES,
+            seconds: source.timeout.unwrap_or(settings.timeout).duration().unwrap_or_default().as_secs() + 1,
+            processes: None,
         };
-        self.told.call_once(|| {
-            let has = |what: &str| apart.iter().any(|a| a == what);
-            let (files, processes, network) = (has("files"), has("processes"), has("network") || (has("files") && tcp));
-            match files && processes && network {
-                true => tracing::info!("the Python tool is kept apart: files, processes, network"),
-                false => tracing::warn!(
-                    files,
-                    processes,
-                    network,
-                    "this system does not keep the Python tool apart in every way; see docs/tools.md"
-                ),
-            }
-        });
-        Ok(process)
+        let read = found.prefixes.iter().cloned().chain(self.read()?).collect();
+        let plan = self.plan(Some(Interpreter { program: found.program.clone(), limits }), read);
+        let max_line = usize::try_from(settings.output.0).unwrap_or(usize::MAX).saturating_mul(6).saturating_add(4096);
+        Process::start(&settings.helper, plan, max_line).await
     }
+}
+
+/// The host's directory for temporary files.
+fn scratch() -> PathBuf {
+    std::env::temp_dir()
 }
 
 impl Seat {
@@ -329,137 +324,6 @@ async fn find(program: &str) -> anyhow::Result<Found> {
         bail!("Python {}.{} is too old; 3.9 or later is needed", version.0, version.1);
     }
     // `/` would be everything, and `/usr` can be read anyway.
-    let prefixes = [prefix, base].into_iter().filter(|p| p.parent().is_some() && p != std::path::Path::new("/usr"));
+    let prefixes = [prefix, base].into_iter().filter(|p| is_mountable(p) && p != Path::new("/usr"));
     Ok(Found { program, prefixes: prefixes.collect() })
-}
-
-/// A running interpreter.
-struct Process {
-    group: Group,
-    input: ChildStdin,
-    output: ChildStdout,
-    /// What was read and not understood yet.
-    read: Vec<u8>,
-    max_line: usize,
-    calls: u64,
-    state: State,
-    /// Removed with it.
-    dir: tempfile::TempDir,
-}
-
-#[derive(Clone, Copy)]
-enum State {
-    Idle,
-    /// A call is being written: broken off here, what comes next would not be understood.
-    Writing,
-    /// An answer is owed.
-    Asked(Stopwatch),
-}
-
-/// How a call went.
-enum Asked {
-    Done(Answer),
-    Interrupted(Answer),
-    Died(String),
-}
-
-/// Interrupts a call that nobody waits for any more.
-struct Abandoned(Option<Interrupter>);
-
-impl Drop for Abandoned {
-    fn drop(&mut self) {
-        if let Some(interrupter) = self.0.take() {
-            interrupter.interrupt();
-        }
-    }
-}
-
-impl Process {
-    async fn ask(&mut self, code: &str, limit: Duration, grace: Duration) -> Asked {
-        self.calls += 1;
-        let mut abandoned = Abandoned(Some(self.group.interrupter()));
-        let line = json!({"id": self.calls, "code": code}).to_string() + "\n";
-        self.state = State::Writing;
-        let asked = async {
-            if self.input.write_all(line.as_bytes()).await.is_err() {
-                return Ended::Died("the interpreter was gone".into());
-            }
-            self.state = State::Asked(Stopwatch::start());
-            self.answer().await
-        };
-        let outcome = match tokio::time::timeout(limit, asked).await {
-            Ok(Ended::Answered(answer)) => Asked::Done(answer),
-            Ok(Ended::Died(why)) => Asked::Died(why),
-            Err(_) => {
-                self.group.interrupter().interrupt();
-                match tokio::time::timeout(grace, self.answer()).await {
-                    Ok(Ended::Answered(answer)) => Asked::Interrupted(answer),
-                    Ok(Ended::Died(why)) => Asked::Died(why),
-                    Err(_) => {
-                        Asked::Died(format!("it took longer than {} and could not be interrupted", spoken(limit)))
-                    }
-                }
-            }
-        };
-        abandoned.0 = None;
-        outcome
-    }
-
-    /// Whether it is ready for a call: one that was given up before may have to end first.
-    async fn settles(&mut self, grace: Duration) -> bool {
-        match self.state {
-            State::Idle => true,
-            State::Writing => false,
-            State::Asked(_) => matches!(tokio::time::timeout(grace, self.answer()).await, Ok(Ended::Answered(_))),
-        }
-    }
-
-    /// For how long an answer is owed that nobody waits for.
-    fn given_up(&self) -> Option<Duration> {
-        match self.state {
-            State::Idle => None,
-            State::Writing => Some(Duration::MAX),
-            State::Asked(since) => Some(since.elapsed()),
-        }
-    }
-
-    /// The answer to the last call. When this is dropped, it can be asked for again.
-    async fn answer(&mut self) -> Ended {
-        loop {
-            match self.line().await {
-                Ok(Line::Answer { id, answer }) if id == self.calls => {
-                    self.state = State::Idle;
-                    return Ended::Answered(answer);
-                }
-                Ok(Line::Ended { ended }) => return Ended::Died(format!("the interpreter ended ({ended})")),
-                Ok(_) => {}
-                Err(why) => return Ended::Died(why),
-            }
-        }
-    }
-
-    async fn line(&mut self) -> Result<Line, String> {
-        loop {
-            if let Some(end) = self.read.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.read.drain(..=end).collect();
-                return serde_json::from_slice(&line).map_err(|_| "the interpreter gave no sensible answer".to_owned());
-            }
-            if self.read.len() > self.max_line {
-                return Err("the interpreter's answer was too long".into());
-            }
-            match self.output.read_buf(&mut self.read).await {
-                Ok(0) | Err(_) => return Err("the interpreter ended".into()),
-                Ok(_) => {}
-            }
-        }
-    }
-
-    /// Ends it with everything that it started, and removes its directory.
-    async fn end(self) {
-        let Self { group, input, output, dir, .. } = self;
-        // The driver sees that, and ends what the group does not hold.
-        drop((input, output));
-        group.end().await;
-        let _ = tokio::task::spawn_blocking(move || drop(dir)).await;
-    }
 }

@@ -1,51 +1,22 @@
 """Runs what a model writes: one interpreter for one session.
 
-Started by `python.rs` as `python3 -I -u -c THIS LIMITS`. Calls come as JSON lines on descriptor 0, answers go as JSON lines to descriptor 1;
-both are moved out of the way before any call is made, so that what is printed can not be taken for an answer. Descriptor 2 is a set of Landlock
-rules, if the kernel has them.
-
-There are three processes. The first waits until the server has let go of descriptor 0, or until the others are gone, and then ends them. The
-second is process 1 of a process namespace, if the system permits that: when it ends, the kernel ends everything that was ever started below
-it. The third is the interpreter.
+Started inside the sandbox by `sandbox/init.rs` as `python3 -I -u -c THIS LIMITS`. Calls come as JSON lines on descriptor 0, answers go as JSON
+lines to descriptor 1, and descriptor 2 is a file for what the code prints. All three are moved out of the way before any call is made, so that
+what is printed can not be taken for an answer.
 """
 
 import ast
-import ctypes
 import json
 import linecache
 import os
 import resource
-import select
 import signal
 import sys
 import traceback
 import types
 
-NEW_USER, NEW_PID, NEW_NET, NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
-SET_PDEATHSIG, SET_SUBREAPER, NO_NEW_PRIVS = 1, 36, 38
-RESTRICT_SELF = 446
-PID_MAX = "/proc/sys/kernel/pid_max"
-
 limits = json.loads(sys.argv[1])
 del sys.argv[1:]
-
-
-def system(name, *arguments):
-    """A system call that may not be there."""
-    try:
-        return getattr(ctypes.CDLL(None), name)(*arguments)
-    except (AttributeError, OSError):
-        return -1
-
-
-def apart():
-    """Leaves the processes and the network of the machine, as far as that is permitted."""
-    if not sys.platform.startswith("linux"):
-        return []
-    for flags, names in ((NEW_PID | NEW_NET | NEW_IPC, ["processes", "network"]), (NEW_NET, ["network"]), (NEW_PID, ["processes"])):
-        if system("unshare", NEW_USER | flags) == 0:
-            return names
-    return []
 
 
 def cap(kind, soft, hard=None):
@@ -55,54 +26,14 @@ def cap(kind, soft, hard=None):
         pass  # a limit that is lower already
 
 
-def confine(left, rules):
-    """For the second process and all below: what they may reach."""
-    if "processes" in left:
-        # The only cap that holds for root, too: the process ids of the namespace. The kernel allows no fewer than 301.
-        try:
-            with open(PID_MAX, "w") as file:
-                file.write(str(max(301, limits["processes"])))
-        except OSError:
-            pass
-    if sys.platform.startswith("linux"):
-        system("prctl", NO_NEW_PRIVS, 1, 0, 0, 0)
-        if system("syscall", RESTRICT_SELF, rules, 0) == 0:
-            left.append("files")
-        system("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-    os.close(rules)
-
-
-def limit(left):
-    """For the third process and all below: what they may use."""
-    if "processes" in left or "network" in left:
-        # Counted for this namespace alone; elsewhere it would count all that the user runs.
+def limit():
+    """Limits this process and all below."""
+    if limits["processes"] is not None:
         cap(resource.RLIMIT_NPROC, limits["processes"])
     cap(resource.RLIMIT_AS, limits["memory"])
     cap(resource.RLIMIT_FSIZE, limits["file"])
     cap(resource.RLIMIT_NOFILE, limits["open_files"])
     cap(resource.RLIMIT_CORE, 0)
-
-
-def watch(commands, alive, keeper):
-    """The first process."""
-    poll = select.poll()
-    poll.register(commands, 0)  # only that the other end was closed
-    poll.register(alive, 0)
-    poll.poll()
-    os.kill(keeper, signal.SIGKILL)
-    os.waitpid(keeper, 0)
-    os.killpg(0, signal.SIGKILL)
-
-
-def keep(interpreter, answers):
-    """The second process."""
-    while True:
-        pid, status = os.wait()
-        if pid == interpreter:
-            code = os.waitstatus_to_exitcode(status)
-            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            send(answers, {"ended": how})
-            os._exit(0)
 
 
 def send(answers, answer):
@@ -148,7 +79,7 @@ HERE = evaluate.__code__.co_filename
 
 
 class Interpreter:
-    """The third process."""
+    """Answers calls, one after the other."""
 
     def __init__(self, commands, answers, output):
         self.commands, self.answers, self.output = commands, answers, output
@@ -208,32 +139,12 @@ class Interpreter:
 def main():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # whatever the server was started with
-    commands, answers, rules = os.dup(0), os.dup(1), os.dup(2)
+    commands, answers, output = os.dup(0), os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    alive, held = os.pipe()
-    left = apart()
-    keeper = os.fork()
-    if keeper:
-        for descriptor in (held, answers, rules):
-            os.close(descriptor)
-        watch(commands, alive, keeper)
-    system("prctl", SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    system("prctl", SET_SUBREAPER, 1, 0, 0, 0)
-    confine(left, rules)
-    interpreter = os.fork()
-    if interpreter:
-        keep(interpreter, answers)
-    for descriptor in (alive, held):
-        os.close(descriptor)
-    limit(left)
-    if hasattr(os, "memfd_create"):
-        output = os.memfd_create("output")
-    else:
-        output = os.open("output", os.O_RDWR | os.O_CREAT)
-        os.unlink("output")
-    send(answers, {"ready": left})
+    limit()
+    send(answers, {"ready": True})
     Interpreter(commands, answers, output).serve()
 
 

@@ -2,10 +2,13 @@
 //!
 //! `make test` runs the short form. `make attack` runs the long form and prints the numbers of `docs/reliability.md`.
 
+mod answers;
 mod authentication;
+mod bodies;
 mod connections;
 mod fairness;
 mod sandbox;
+mod signals;
 
 /// Whether this is the long form (`make attack`).
 pub fn is_long() -> bool {

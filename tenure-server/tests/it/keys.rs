@@ -211,3 +211,48 @@ async fn requests_through_a_proxy_need_a_key() {
     door.get("/sessions").await.wrong(401);
     door.key("acme", None, &[Right::Read]).await.with("x-forwarded-for", "192.0.2.1").get("/sessions").await.is(200);
 }
+
+/// A key at its quota can not store more, and can still read and delete; what is deleted makes room.
+#[tokio::test]
+async fn sessions_and_bytes_are_limited_per_key() {
+    for (user, limit) in [(Some("ann"), "max_sessions"), (None, "max_sessions"), (Some("ann"), "max_stored_bytes")] {
+        let door = Door::memory().await;
+        let rights = vec![Right::Read, Right::Write];
+        let bound = user.map(|user| tenure::User::new(user).unwrap());
+        let limits = match limit {
+            "max_sessions" => KeyLimits { max_sessions: Some(2), ..KeyLimits::default() },
+            _ => KeyLimits { max_stored_bytes: Some(1000), ..KeyLimits::default() },
+        };
+        let new = NewKey { rights, limits, user: bound, ..NewKey::default() };
+        let (_, secret) = door.app.keys.add(new).await.unwrap();
+        let app = door.with("authorization", &format!("Bearer {secret}"));
+        let chat = async |id: &str, text: String| {
+            let body = json!({"session_id": id, "messages": [{"role": "user", "content": text}]});
+            app.post("/v1/chat/completions", body).await
+        };
+        if limit == "max_sessions" {
+            app.post("/sessions", json!({"id": "a"})).await.is(201);
+            chat("b", "hi".to_owned()).await.is(200);
+            let refused = ("quota_exceeded".to_owned(), limit.to_owned());
+            assert_eq!(chat("c", "hi".to_owned()).await.wrong(429), refused);
+            assert_eq!(app.post("/sessions", json!({"id": "c"})).await.wrong(429), refused);
+            assert_eq!(app.post("/sessions/a/fork", json!({"id": "c"})).await.wrong(429), refused);
+            let export = app.get("/sessions/b/export").await.is(200);
+            assert_eq!(app.post("/sessions/import", &export).await.wrong(429), refused);
+            chat("b", "what is there goes on".to_owned()).await.is(200);
+            app.delete("/sessions/a").await.is(200);
+            door.later(6);
+            app.post("/sessions", json!({"id": "c"})).await.is(201);
+            continue;
+        }
+        chat("a", "x".repeat(300)).await.is(200);
+        let refused = chat("a", "x".repeat(600)).await;
+        assert_eq!(refused.headers["x-should-retry"], "false");
+        assert_eq!(refused.wrong(429), ("quota_exceeded".to_owned(), limit.to_owned()));
+        let stored = app.get("/sessions/a").await.is(200);
+        assert_eq!(stored["message_count"], 2, "nothing was changed");
+        app.delete("/sessions/a?purge=true").await.is(200);
+        door.later(6);
+        chat("b", "x".repeat(300)).await.is(200);
+    }
+}

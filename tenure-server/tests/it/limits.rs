@@ -63,19 +63,30 @@ fn hear(server: &Running, send: &[u8]) -> (String, Duration) {
     (String::from_utf8_lossy(&text).into_owned(), watch.elapsed())
 }
 
+/// Connections with a request in flight keep their places; another one is told which limit keeps it out.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_have_a_limit() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = Running::start(dir.path(), "store: 'memory:'\nlimits: {max_connections: 2}");
-    let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let (text, _) = hear(&server, request);
-    assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("retry-after: 1"), "{text}");
-    let body: serde_json::Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
-    assert_error(&(503, body), 503, "too_many_connections", Some("max_connections"));
-    drop(held);
-    until("there is room again", Duration::from_secs(10), async || server.get("/healthz").await.0 == 200).await;
+    let model = slow_model(1000, Duration::from_millis(100)).await;
+    for limit in ["max_connections", "max_connections_per_address"] {
+        let dir = tempfile::tempdir().unwrap();
+        let yaml =
+            format!("store: 'memory:'\nlimits: {{{limit}: 2}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
+        let server = Running::start(dir.path(), &yaml);
+        let mut held = Vec::new();
+        for session in ["a", "b"] {
+            let mut body = said(session, "hi");
+            body["stream"] = true.into();
+            let response = server.request("POST", "/v1/chat/completions").json(&body).send().await.unwrap();
+            assert_eq!(response.status(), 200);
+            held.push(response);
+        }
+        let (text, _) = hear(&server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("retry-after: 1"), "{text}");
+        let body: serde_json::Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        assert_error(&(503, body), 503, "too_many_connections", Some(limit));
+        drop(held);
+        until("there is room again", Duration::from_secs(10), async || server.get("/healthz").await.0 == 200).await;
+    }
 }
 
 /// However little a client says, and however slowly, it does not keep its connection.
@@ -181,4 +192,18 @@ async fn a_store_that_is_gone_is_not_ready() {
     until("the store is back", Duration::from_secs(30), async || server.get("/readyz").await.0 == 200).await;
     server.stop();
     postgres("stop");
+}
+
+/// A store that can be read but not written is not ready.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_can_not_be_written_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start(dir.path(), "store: 'sqlite:tenure.db'");
+    // Another process writes, and does not end.
+    let other = rusqlite::Connection::open(dir.path().join("tenure.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_error(&server.get("/readyz").await, 503, "unavailable", None);
+    assert_eq!(server.get("/healthz").await.0, 200);
+    other.execute_batch("ROLLBACK").unwrap();
+    until("it is ready again", Duration::from_secs(30), async || server.get("/readyz").await.0 == 200).await;
 }

@@ -25,6 +25,7 @@ mod openapi;
 mod outage;
 mod parts;
 mod proxy;
+mod python;
 mod running;
 mod runs;
 mod schedules;

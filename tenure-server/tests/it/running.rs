@@ -20,8 +20,17 @@ pub struct Running {
 }
 
 fn program(dir: &Path, yaml: &str) -> Command {
+    program_through(None, dir, yaml)
+}
+
+/// The same, started by another program, which gets its path as the first argument.
+fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
     std::fs::write(dir.join("tenure.yaml"), yaml).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    let executable = env!("CARGO_BIN_EXE_tenure");
+    let mut command = Command::new(starter.unwrap_or(Path::new(executable)));
+    if starter.is_some() {
+        command.arg(executable);
+    }
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("TENURE_") || n.to_lowercase().ends_with("_proxy"))
     {
@@ -37,11 +46,16 @@ impl Running {
     }
 
     pub fn start_with(dir: &Path, yaml: &str, env: &[(&str, &str)]) -> Self {
+        Self::start_through(None, dir, yaml, env)
+    }
+
+    /// Starts it by another program, which must become it (`exec`).
+    pub fn start_through(starter: Option<&Path>, dir: &Path, yaml: &str, env: &[(&str, &str)]) -> Self {
         let mut yaml = yaml.to_owned();
         if !yaml.contains("listen:") {
             yaml.push_str("\nlisten: 127.0.0.1:0\n");
         }
-        let mut command = program(dir, &yaml);
+        let mut command = program_through(starter, dir, &yaml);
         command.envs(env.iter().copied());
         let mut child = command.spawn().unwrap();
         let (errors, mut pipe) = (Arc::new(Mutex::new(String::new())), BufReader::new(child.stderr.take().unwrap()));
@@ -76,6 +90,26 @@ impl Running {
     pub fn signal(&self, name: &str) {
         let done = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
         assert!(done.success());
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its memory now and at most so far, in MiB (`VmRSS` and `VmHWM`).
+    pub fn memory(&self) -> (u64, u64) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+            line.trim_matches([':', '\t', ' ']).split(' ').next().unwrap().parse::<u64>().unwrap() >> 10
+        };
+        (field("VmRSS"), field("VmHWM"))
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.errors.lock().unwrap().clone()
     }
 
     /// Waits for its end.

@@ -1,6 +1,7 @@
 //! Tools that the server calls itself: real MCP servers, a real HTTP server, real interpreters.
 
 use crate::kit::*;
+use crate::python::processes;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode};
@@ -10,24 +11,24 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tenure::{Assistant, Call, Key, Output, RunId, SessionId, Tenant, ToolError, Tools};
 use tenure_server::config::Config;
 use tenure_server::tools::Toolbox;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// A toolbox with one assistant that has these tools.
-fn toolbox(tools: Value, python: Value) -> (Arc<Toolbox>, Assistant) {
+pub fn toolbox(tools: Value, python: Value) -> (Arc<Toolbox>, Assistant) {
     let text = json!({"assistants": [{"name": "a", "tools": tools}], "python": python}).to_string();
-    let config = Config::parse(&text).unwrap();
+    let mut config = Config::parse(&text).unwrap();
+    config.python.helper = env!("CARGO_BIN_EXE_tenure").into();
     (Arc::new(Toolbox::new(&config).unwrap()), config.assistants[0].clone())
 }
 
-fn key(session: &str) -> Key {
+pub fn key(session: &str) -> Key {
     Key { tenant: Tenant::new("t").unwrap(), session: SessionId::new(session).unwrap() }
 }
 
-fn call(session: &str, tool: &str, arguments: Value) -> Call {
+pub fn call(session: &str, tool: &str, arguments: Value) -> Call {
     let Value::Object(arguments) = arguments else { panic!("arguments are an object") };
     Call { session: key(session), run: RunId::generate(), id: "call/1\n".into(), tool: tool.into(), arguments }
 }
@@ -38,7 +39,7 @@ fn good(content: &str) -> Result<Output, ToolError> {
 
 // MCP.
 
-fn python() -> PathBuf {
+pub fn python() -> PathBuf {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/bin/python");
     assert!(python.exists(), "scripts/python-env.sh prepares it (`make test` runs that)");
     python
@@ -268,238 +269,6 @@ async fn a_tool_behind_a_url() {
     assert_eq!(seen.lock().unwrap().len(), 1, "redirects are not followed");
 }
 
-// Python.
-
-/// Whether this system lets us make namespaces; without, some of what follows can not hold.
-fn has_namespaces() -> bool {
-    let try_it = std::process::Command::new("unshare").args(["--user", "--net", "--pid", "--fork", "true"]).output();
-    told("namespaces", try_it.is_ok_and(|tried| tried.status.success()))
-}
-
-fn has_landlock() -> bool {
-    let ask = "import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall(444, 0, 0, 1) < 1)";
-    told("Landlock", std::process::Command::new(python()).args(["-c", ask]).status().unwrap().success())
-}
-
-/// Whether the number of processes can be capped for this user: for root only since Linux 6.14.
-fn has_cap_on_processes() -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map_while(|n| n.trim().parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    let root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
-    told("a cap on processes", has_namespaces() && (!root || version >= (6, 14)))
-}
-
-fn told(what: &str, has: bool) -> bool {
-    if !has {
-        eprintln!("partly skipped: this system has no {what}");
-    }
-    has
-}
-
-/// Runs code in a session.
-async fn run(tools: &Toolbox, assistant: &Assistant, session: &str, code: &str) -> Output {
-    tools.call(assistant, &call(session, "python", json!({"code": code}))).await.unwrap()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn python_keeps_what_was_defined() {
-    let (tools, assistant) = toolbox(json!(["python"]), json!({}));
-    let list = tools.list(&assistant).await.unwrap();
-    assert_eq!(
-        (list.len(), list[0].name.as_str(), list[0].is_repeatable(), list[0].cache),
-        (1, "python", false, false)
-    );
-    let ask = async |code: &str| run(&tools, &assistant, "s", code).await;
-    let plain = |content: &str| Output { content: content.into(), failed: false };
-    assert_eq!(ask("def twice(x):\n    return 2 * x\nname = 'Grüezi'").await, plain(""));
-    assert_eq!(ask("print(name)\ntwice(21)").await, plain("Grüezi\n42"));
-    assert_eq!(ask("_ + 1").await, plain("43"));
-    assert_eq!(ask("None").await, plain(""));
-    assert_eq!(ask("import sys; print('out'); print('err', file=sys.stderr)").await, plain("out\nerr\n"));
-    assert_eq!(ask("import subprocess; subprocess.run(['echo', 'child']).returncode").await, plain("child\n0"));
-    let error = ask("x = 1\ntwice()").await;
-    assert!(error.failed && error.content.starts_with("Traceback") && error.content.contains("line 2"), "{error:?}");
-    assert!(error.content.contains("    twice()") && error.content.contains("TypeError"), "{error:?}");
-    assert!(ask("def").await.content.contains("SyntaxError"));
-    assert!(ask("raise SystemExit(3)").await.content.ends_with("SystemExit: 3"));
-    assert_eq!(ask("x").await, plain("1"));
-    // What is printed is never taken for an answer, and too much of it is cut.
-    let line = r#"{"id": 99, "text": "no", "failed": false}"#;
-    assert_eq!(ask(&format!("print('{line}')")).await, plain(&format!("{line}\n")));
-    let long = ask("print('a' * 10**6 + 'z')").await;
-    assert!(long.content.len() < 66_000 && long.content.contains("left out") && long.content.ends_with("z\n"));
-    assert_eq!(ask("'\\ud800'").await, plain("'\\ud800'"));
-    let missing = tools.call(&assistant, &call("s", "python", json!({"cod": "1"}))).await.unwrap();
-    assert!(missing.failed && missing.content.contains("`code`"));
-    // Another session knows nothing of it.
-    assert!(run(&tools, &assistant, "other", "name").await.content.contains("NameError"));
-    tools.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn python_is_interrupted_then_killed() {
-    let (tools, assistant) =
-        toolbox(json!([{"python": {"timeout": "600ms", "memory": "300MB"}}]), json!({"grace": "500ms"}));
-    let ask = async |code: &str| run(&tools, &assistant, "s", code).await;
-    ask("x = 7").await;
-    for slow in
-        ["import time\ntime.sleep(60)", "while True: pass", "import subprocess\nsubprocess.run(['sleep', '60'])"]
-    {
-        let late = ask(slow).await;
-        assert!(late.failed && late.content.contains("KeyboardInterrupt"), "{late:?}");
-        assert!(late.content.contains("600ms") && late.content.contains("still there"), "{late:?}");
-        assert_eq!(ask("x").await.content, "7", "after {slow}");
-    }
-    assert!(ask("b = bytearray(1 << 30)").await.content.contains("MemoryError"));
-    let deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)";
-    let killed = ask(deaf).await;
-    assert!(killed.failed && killed.content.contains("is gone"), "{killed:?}");
-    assert!(ask("x").await.content.contains("NameError"));
-    for end in
-        ["import os\nos._exit(4)", "import os\nos.abort()", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"]
-    {
-        let ended = ask(end).await;
-        assert!(ended.failed && ended.content.contains("the interpreter ended"), "{ended:?}");
-        assert_eq!(ask("1 + 1").await.content, "2");
-    }
-    // A call that nobody waits for any more is interrupted as well.
-    ask("x = 8").await;
-    let call = call("s", "python", json!({"code": "import time\ntime.sleep(60)"}));
-    assert!(tokio::time::timeout(Duration::from_millis(200), tools.call(&assistant, &call)).await.is_err());
-    assert_eq!(ask("x").await.content, "8");
-    tools.close().await;
-}
-
-/// The processes below this test that have this text in their command.
-fn processes(text: &str) -> usize {
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    let command = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-    all.map(command).filter(|c| String::from_utf8_lossy(c).replace('\0', " ").contains(text)).count()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn python_leaves_nothing_behind() {
-    let (tools, assistant) = toolbox(json!(["python"]), json!({"processes": 300}));
-    // Each with a session of its own, so that no signal to a group reaches them.
-    let apart = has_namespaces();
-    let many = "import subprocess, os\nall = [subprocess.Popen(['sleep', '98765.4'], start_new_session=True) for _ in range(100)]\nos.getcwd()";
-    let many = &if apart { many.to_owned() } else { many.replace(", start_new_session=True", "") };
-    let dir = run(&tools, &assistant, "s", many).await;
-    assert!(!dir.failed, "{dir:?}");
-    within("they run", async || processes("sleep 98765.4") == 100).await;
-    let dir = PathBuf::from(dir.content.trim_matches('\''));
-    assert!(dir.exists());
-    tools.end(&key("s")).await;
-    assert_eq!(processes("sleep 98765.4"), 0);
-    assert!(!dir.exists());
-    // The same when it is dropped without a word.
-    run(&tools, &assistant, "s", &many.replace("98765.4", "98765.5")).await;
-    within("they run", async || processes("sleep 98765.5") == 100).await;
-    drop(tools);
-    within("they are gone", async || processes("sleep 98765.5") == 0).await;
-    // A program that starts as many as it can.
-    if !has_cap_on_processes() {
-        return;
-    }
-    let (tools, assistant) = toolbox(json!([{"python": {"timeout": "30s"}}]), json!({}));
-    let bomb =
-        "import os, time\nfor i in range(2000):\n    if os.fork() == 0:\n        time.sleep(1000)\n        os._exit(0)";
-    let stopped = run(&tools, &assistant, "s", bomb).await;
-    assert!(stopped.failed && stopped.content.contains("BlockingIOError"), "{stopped:?}");
-    tools.end(&key("s")).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn python_is_kept_apart() {
-    let (tools, assistant) = toolbox(json!(["python"]), json!({"file": "1MB"}));
-    let ask = async |code: &str| run(&tools, &assistant, "s", code).await;
-    let environment = ask("import os\nsorted(os.environ)").await;
-    assert_eq!(environment.content, "['HOME', 'LANG', 'TMPDIR']");
-    assert_eq!(ask("os.listdir() == [] and os.getcwd() == os.environ['HOME']").await.content, "True");
-    assert!(!ask("open('own', 'w').write('x')\nopen('own').read()").await.failed);
-    assert!(ask("open('big', 'wb').write(b'x' * (2 << 20))").await.content.contains("File too large"));
-    let descriptors =
-        "import os\n[fd for fd in range(3, 256) if os.path.exists(f'/dev/fd/{fd}') and os.get_inheritable(fd)]";
-    assert_eq!(ask(descriptors).await.content, "[]");
-    if has_landlock() {
-        let secret = tempfile::NamedTempFile::new().unwrap();
-        for code in [format!("open({:?}).read()", secret.path()), format!("open({:?}, 'w')", secret.path())] {
-            let refused = ask(&code).await;
-            assert!(refused.content.contains("PermissionError"), "{refused:?}");
-        }
-    }
-    if has_namespaces() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let tcp = ask(&format!("import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)")).await;
-        assert!(tcp.failed && tcp.content.contains("Error"), "{tcp:?}");
-        let udp = ask("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.sendto(b'x', ('127.0.0.1', 9))").await;
-        assert!(udp.content.contains("unreachable"), "{udp:?}");
-        let other = std::process::id();
-        assert!(ask(&format!("os.kill({other}, 0)")).await.failed, "it can not reach our processes");
-    }
-    tools.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn python_seats_are_few() {
-    let (tools, assistant) = toolbox(json!(["python"]), json!({"max_processes": 2, "timeout": "20s"}));
-    for session in ["a", "b"] {
-        run(&tools, &assistant, session, "x = 1").await;
-    }
-    run(&tools, &assistant, "a", "x").await;
-    run(&tools, &assistant, "c", "x = 1").await;
-    assert_eq!(run(&tools, &assistant, "a", "x").await.content, "1", "the longest idle went");
-    let fresh = run(&tools, &assistant, "b", "'x' in globals()").await.content;
-    assert!(fresh.starts_with("[this is a new interpreter") && fresh.ends_with("False"), "{fresh}");
-    // With all of them busy, nothing is called.
-    let mut busy = Vec::new();
-    for session in ["a", "b"] {
-        let dir = run(&tools, &assistant, session, "import os\nos.getcwd()").await.content;
-        let begun = Path::new(dir.trim_matches('\'')).join("begun");
-        let (tools, assistant) = (tools.clone(), assistant.clone());
-        let code = "import time\nopen('begun', 'w')\ntime.sleep(60)";
-        busy.push(tokio::spawn(async move { run(&tools, &assistant, session, code).await }));
-        within("it is busy", async || begun.exists()).await;
-    }
-    let refused = tools.call(&assistant, &call("d", "python", json!({"code": "1"}))).await;
-    assert!(matches!(&refused, Err(ToolError::NotCalled(why)) if why.contains("max_processes")), "{refused:?}");
-    // A session that ends ends its call.
-    tools.end(&key("a")).await;
-    tools.end(&key("b")).await;
-    for call in busy {
-        let given_up = call.await.unwrap();
-        assert!(given_up.failed && given_up.content.contains("has ended"), "{given_up:?}");
-    }
-    tools.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn idle_interpreters_end() {
-    let (tools, assistant) = toolbox(json!(["python"]), json!({"idle": "300ms"}));
-    let dir = run(&tools, &assistant, "s", "import os\nos.getcwd()").await.content;
-    let dir = PathBuf::from(dir.trim_matches('\''));
-    let reaper = {
-        let tools = tools.clone();
-        tokio::spawn(async move { tools.reap_until(std::future::pending()).await })
-    };
-    within("it is gone", async || !dir.exists()).await;
-    assert!(run(&tools, &assistant, "s", "1").await.content.contains("idle for too long"));
-    reaper.abort();
-    tools.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_is_no_interpreter() {
-    for program in ["/no/such/python", "true"] {
-        let (tools, assistant) = toolbox(json!(["python"]), json!({"program": program}));
-        let outcome = tools.call(&assistant, &call("s", "python", json!({"code": "1"}))).await;
-        assert!(matches!(&outcome, Err(ToolError::NotCalled(why)) if why.contains(program)), "{outcome:?}");
-    }
-}
-
 // The server.
 
 /// Whoever may ask, may not start programs: tools are declared by the operator alone, and their secrets stay with them.
@@ -508,6 +277,7 @@ async fn tools_are_the_operators() {
     let home = Home::with("memory", false, |config| {
         let text = json!({"name": "declared", "tools": ["python", {"http": {"name": "t", "description": "d", "url": "http://127.0.0.1:9/hush", "headers": {"K": "hush"}}}]});
         config.assistants.push(serde_json::from_value(text).unwrap());
+        config.python.helper = env!("CARGO_BIN_EXE_tenure").into();
     })
     .await
     .unwrap();
@@ -531,16 +301,17 @@ async fn tools_are_the_operators() {
     assert!(matches!(home.app.tools.list(&smuggled).await, Err(ToolError::NotCalled(_))));
     // A deleted session has no interpreter.
     let assistant = home.app.config.assistants[0].clone();
-    for (path, id) in [("sessions", "s"), ("v1/sessions", "t")] {
+    for (path, id) in [("sessions", "s"), ("v1/sessions", "d")] {
         home.chat(json!({"session_id": id, "messages": [user("Hi")]})).await;
         let session = Key { tenant: nobody().tenant, session: SessionId::new(id).unwrap() };
         let mut arguments = Map::new();
-        arguments.insert("code".into(), "import os\nos.getcwd()".into());
+        let program = format!("sleep 98766.6{id}");
+        arguments.insert("code".into(), format!("import subprocess\np = subprocess.Popen({program:?}.split())").into());
         let call = Call { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
-        let dir = home.app.tools.call(&assistant, &call).await.unwrap().content;
-        assert!(Path::new(dir.trim_matches('\'')).exists());
+        assert!(!home.app.tools.call(&assistant, &call).await.unwrap().failed);
+        within("it runs", async || processes(&program) == 1).await;
         let deleted = home.client.http.delete(format!("{}/{path}/{id}", home.client.base)).send().await.unwrap();
         assert_eq!(deleted.status(), 200);
-        assert!(!Path::new(dir.trim_matches('\'')).exists());
+        assert_eq!(processes(&program), 0);
     }
 }

@@ -270,3 +270,21 @@ async fn a_client_that_is_too_slow() {
     assert!(reply.said().len() < word.len() * times);
     assert_eq!(home.stored("s").await[1]["content"].as_str().unwrap().len(), word.len() * times);
 }
+
+/// An answer over `max_message_bytes` ends there with an error of its own. What was said until then is kept as partial; of an
+/// answer that is not streamed there is nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_too_large() {
+    let home = Home::with("memory", true, |c| c.limits.max_message_bytes = 1000).await.unwrap();
+    home.model.then(Act::Raw(SSE, vec![words(&"x".repeat(300)).into(); 10], End::Well));
+    let reply = ask(&home).await;
+    assert_eq!((reply.status, reply.code(), reply.is_done()), (200, "answer_too_large", false));
+    failed(&home, &[assistant(&"x".repeat(900))]).await;
+    assert!(home.session("s").await.messages[1].partial);
+    let home = Home::with("memory", false, |c| c.limits.max_message_bytes = 1000).await.unwrap();
+    home.model.then(Act::Answer(assistant(&"x".repeat(2000))));
+    let reply = ask(&home).await;
+    assert_eq!((reply.status, reply.code()), (502, "answer_too_large"));
+    assert_eq!(reply.headers["x-should-retry"], "false");
+    failed(&home, &[]).await;
+}

@@ -57,7 +57,7 @@ impl ScheduledStore {
 }
 
 fn of(tenant: &Tenant) -> Principal {
-    Principal { tenant: tenant.clone(), user: User::default(), reach: Reach::Own }
+    Principal { tenant: tenant.clone(), user: User::default(), reach: Reach::Own, quota: None }
 }
 
 #[async_trait]

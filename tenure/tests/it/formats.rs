@@ -83,6 +83,8 @@ async fn check(tenure: &Tenure, format: u32) {
     assert!(stored.log.is_none() || stored.log == replayed.head().log);
     assert!(format < 3 || stored.log.is_some());
     stored.log = replayed.head().log;
+    assert!(format < 4 || stored.stored_bytes.is_some());
+    stored.stored_bytes = replayed.head().stored_bytes;
     if stored.mark.question.is_none() {
         let Mark { hash, question, exchange, ref calls, .. } = replayed.head().mark;
         stored.mark = Mark { hash, question, exchange, calls: calls.clone(), ..stored.mark };

@@ -24,6 +24,7 @@ mod model;
 mod next;
 mod outage;
 mod places;
+mod private_files;
 mod redact;
 mod reviews;
 mod rules;

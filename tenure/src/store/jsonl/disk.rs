@@ -10,6 +10,7 @@ use crate::head::Head;
 use crate::id::{Key, Seq, Tenant};
 use crate::media::{Blob, BlobId};
 use crate::message::Message;
+use crate::private_files;
 use crate::store::index::Index;
 use crate::store::{Commit, Direction, Item, MAX_PAGE_BYTES, Range, Shelf};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -243,7 +244,7 @@ impl Disk {
             return Ok(());
         };
         self.make_dir(parent)?;
-        let made = match fs::create_dir(dir) {
+        let made = match private_files::create_dir(dir) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             made => made,
         };

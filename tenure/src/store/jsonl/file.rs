@@ -4,6 +4,7 @@ use super::lines::{Batch, Commits, Line, Next};
 use crate::entry::Record;
 use crate::error::{Error, Result};
 use crate::id::Seq;
+use crate::private_files;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ pub(super) enum Left {
 /// `dir`, the file's name is made to last, too.
 pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) -> Result<(), Left> {
     let file = match len {
-        0 => OpenOptions::new().write(true).create_new(true).open(path),
+        0 => private_files::options().write(true).create_new(true).open(path),
         _ => OpenOptions::new().write(true).open(path),
     };
     let mut file = file.map_err(Left::Nothing)?;
@@ -61,7 +62,7 @@ pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) ->
 
 /// Adds lines to a copy that only people read: nothing depends on it.
 pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    let mut file = private_files::options().read(true).append(true).create(true).open(path)?;
     let len = file.metadata()?.len();
     let mut text = String::new();
     if len > 0 {
@@ -81,7 +82,7 @@ pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>)
 
 /// Writes a file that is there wholly or not at all, once its directory is synced.
 pub(super) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let written = File::create(temporary).and_then(|mut file| {
+    let written = private_files::create(temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(temporary, path)
@@ -99,7 +100,7 @@ pub(super) struct Part {
 /// Writes a file from the records of others, commit by commit as they were but without cards and items, and a last commit.
 pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
     let io = |e: io::Error| failed(path, &e);
-    let mut out = BufWriter::new(File::create(path).map_err(io)?);
+    let mut out = BufWriter::new(private_files::create(path).map_err(io)?);
     for part in parts {
         let from = File::open(&part.path).map_err(|e| failed(&part.path, &e))?;
         let mut commits = Commits::new(from.take(part.len));

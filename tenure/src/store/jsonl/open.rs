@@ -8,6 +8,7 @@ use super::replay::{Contents, End, replay};
 use crate::error::{Error, Result};
 use crate::id::{Key, Tenant};
 use crate::media::BlobId;
+use crate::private_files;
 use crate::store::{FORMAT, Owner, Repair, Shelf};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// and the lock.
 pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
     let io = |e: io::Error| failed(dir, &e);
-    fs::create_dir_all(dir).map_err(io)?;
+    private_files::create_dir_all(dir).map_err(io)?;
     let dir = &dir.canonicalize().map_err(io)?;
     let format = dir.join(FORMAT_FILE);
     let is_ours = |name: &str| [FORMAT_FILE, LOCK_FILE, "format.tmp", "lost+found"].contains(&name);
@@ -26,7 +27,8 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
         let why = format!("{} holds other things and no store; choose a new or an empty directory", dir.display());
         return Err(Error::invalid("store", why));
     }
-    let lock = OpenOptions::new().create(true).write(true).truncate(false).open(dir.join(LOCK_FILE)).map_err(io)?;
+    let lock =
+        private_files::options().create(true).write(true).truncate(false).open(dir.join(LOCK_FILE)).map_err(io)?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(Error::Locked { place: dir.display().to_string() }),

@@ -2,6 +2,7 @@
 
 use super::{Done, Fault};
 use crate::error::{Error, Result};
+use crate::private_files;
 use crate::store::FORMAT;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::fs;
@@ -89,6 +90,8 @@ impl File {
         use OpenFlags as Flags;
         // Without URIs: a file name is a file name.
         let flags = Flags::SQLITE_OPEN_READ_WRITE | Flags::SQLITE_OPEN_CREATE | Flags::SQLITE_OPEN_NO_MUTEX;
+        // SQLite would create it readable by everybody; its log and index files take their mode from it.
+        let _ = private_files::options().append(true).create(true).open(&*self.0);
         let conn = Connection::open_with_flags(&*self.0, flags)?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.set_prepared_statement_cache_capacity(64);
@@ -156,7 +159,7 @@ impl File {
         }
         // Written and not only made as long: a hole takes no room.
         let zeros = vec![0; 1 << 16];
-        let written = fs::File::create(&path)
+        let written = private_files::create(&path)
             .and_then(|mut file| (0..RESERVE_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros)));
         if let Err(e) = written {
             tracing::warn!(path, error = %e, "no disk space is kept in reserve: on a full disk nothing can be purged");

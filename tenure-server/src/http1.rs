@@ -1,0 +1,189 @@
+//! Line endings in HTTP/1 requests.
+//!
+//! The HTTP library accepts lines that end with LF alone; a proxy in front of the server may not see a line end there,
+//! and the two then disagree on where a request ends (request smuggling). This scanner sees the bytes before the library
+//! does and makes such a line end invalid.
+
+/// Follows the requests of one connection: heads, bodies and trailers.
+#[derive(Debug)]
+pub struct RequestScanner {
+    state: State,
+    /// A longer line is not followed: the library rejects it.
+    max_line: usize,
+    /// The line that is being read, without its end.
+    line: Vec<u8>,
+    first_line: bool,
+    content_length: u64,
+    chunked: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Request line and headers.
+    Head,
+    /// So many bytes of a body are left.
+    Body(u64),
+    /// The line with the size of a chunk.
+    ChunkSize,
+    /// So many bytes of a chunk are left, its line end included.
+    Chunk(u64),
+    Trailers,
+    /// HTTP/2, or a request that can not be followed: the library decides alone.
+    Unchecked,
+}
+
+impl RequestScanner {
+    /// At the beginning of a connection. `max_line` is the longest line that the library accepts.
+    pub fn new(max_line: usize) -> Self {
+        Self { state: State::Head, max_line, line: Vec::new(), first_line: true, content_length: 0, chunked: false }
+    }
+
+    /// Looks at bytes in the order in which they were received. An LF without CR in a head or in trailers becomes NUL,
+    /// which the library rejects; nothing else is changed. Returns how many bytes there are up to that NUL.
+    pub fn scan(&mut self, bytes: &mut [u8]) -> Option<usize> {
+        let mut at = 0;
+        while at < bytes.len() {
+            match self.state {
+                State::Unchecked => return None,
+                State::Body(left) => {
+                    let step = left.min((bytes.len() - at) as u64);
+                    at += step as usize;
+                    self.state = if left == step { State::Head } else { State::Body(left - step) };
+                }
+                State::Chunk(left) => {
+                    let step = left.min((bytes.len() - at) as u64);
+                    at += step as usize;
+                    self.state = if left == step { State::ChunkSize } else { State::Chunk(left - step) };
+                }
+                State::Head | State::Trailers | State::ChunkSize => {
+                    let byte = bytes[at];
+                    if byte != b'\n' {
+                        self.line.push(byte);
+                        if self.line.len() > self.max_line {
+                            self.state = State::Unchecked;
+                        }
+                    } else if self.line.last() == Some(&b'\r') {
+                        self.line.pop();
+                        self.line_ended();
+                        self.line.clear();
+                    } else {
+                        bytes[at] = 0;
+                        self.state = State::Unchecked;
+                        return Some(at + 1);
+                    }
+                    at += 1;
+                }
+            }
+        }
+        None
+    }
+
+    fn line_ended(&mut self) {
+        match self.state {
+            // Empty lines before a request are ignored.
+            State::Head if self.first_line && self.line.is_empty() => {}
+            State::Head if self.first_line => {
+                self.first_line = false;
+                if self.line == b"PRI * HTTP/2.0" {
+                    self.state = State::Unchecked;
+                }
+            }
+            State::Head if self.line.is_empty() => {
+                self.state = match (self.chunked, self.content_length) {
+                    (true, _) => State::ChunkSize,
+                    (false, 0) => State::Head,
+                    (false, length) => State::Body(length),
+                };
+                (self.first_line, self.chunked, self.content_length) = (true, false, 0);
+            }
+            State::Head => self.header(),
+            State::ChunkSize => {
+                let digits = self.line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+                let size = std::str::from_utf8(digits).ok().and_then(|d| u64::from_str_radix(d, 16).ok());
+                self.state = match size {
+                    Some(0) => State::Trailers,
+                    Some(size) => State::Chunk(size.saturating_add(2)),
+                    None => State::Unchecked,
+                };
+            }
+            State::Trailers if self.line.is_empty() => self.state = State::Head,
+            State::Trailers | State::Body(_) | State::Chunk(_) | State::Unchecked => {}
+        }
+    }
+
+    fn header(&mut self) {
+        let Some(colon) = self.line.iter().position(|b| *b == b':') else { return };
+        let (name, value) = (&self.line[..colon], self.line[colon + 1..].trim_ascii());
+        if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            self.chunked = true;
+        } else if name.eq_ignore_ascii_case(b"content-length") {
+            match std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()) {
+                Some(length) => self.content_length = length,
+                None => self.state = State::Unchecked,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the library gets to see, however the bytes arrive.
+    fn scanned(text: &str) -> String {
+        let mut results = (1..=text.len()).map(|size| {
+            let mut scanner = RequestScanner::new(4096);
+            let mut bytes = text.as_bytes().to_vec();
+            for part in bytes.chunks_mut(size) {
+                scanner.scan(part);
+            }
+            String::from_utf8(bytes).unwrap()
+        });
+        let first = results.next().unwrap();
+        assert!(results.all(|other| other == first), "{text:?}");
+        first
+    }
+
+    #[test]
+    fn a_bare_line_feed_becomes_invalid() {
+        for (sent, seen) in [
+            ("GET / HTTP/1.1\nhost: a\r\n\r\n", "GET / HTTP/1.1\0host: a\r\n\r\n"),
+            ("GET / HTTP/1.1\r\nhost: a\n\r\n", "GET / HTTP/1.1\r\nhost: a\0\r\n"),
+            ("GET / HTTP/1.1\r\nhost: a\r\n\n", "GET / HTTP/1.1\r\nhost: a\r\n\0"),
+            ("\nGET / HTTP/1.1\r\n\r\n", "\0GET / HTTP/1.1\r\n\r\n"),
+        ] {
+            assert_eq!(scanned(sent), seen);
+        }
+    }
+
+    /// The second of two requests is looked at too, wherever the first one ends.
+    #[test]
+    fn requests_are_followed_to_their_end() {
+        for first in [
+            "GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+            "\r\nPOST / HTTP/1.1\r\nContent-Length: 4\r\n\r\na\n\nb",
+            "POST / HTTP/1.1\r\ncontent-length:  4 \r\nhost: a\r\n\r\n\n\n\n\n",
+            "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\ncontent-length: 9\r\n\r\n3;x=1\r\na\nb\r\n0\r\nx: y\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\na\r\n\n\n\n\n\n\n\n\n\n\n\r\n0\r\n\r\n",
+        ] {
+            let good = format!("{first}GET / HTTP/1.1\r\n\r\n");
+            assert_eq!(scanned(&good), good);
+            let bad = scanned(&format!("{first}GET / HTTP/1.1\n\n"));
+            assert_eq!(bad, format!("{first}GET / HTTP/1.1\0\n"));
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_followed_is_left_alone() {
+        for text in [
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\n\n\n".to_owned(),
+            "POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n\n\n".to_owned(),
+            "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n\n\n".to_owned(),
+            format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n\n", "y".repeat(4096)),
+        ] {
+            let mut bytes = text.clone().into_bytes();
+            assert_eq!(RequestScanner::new(4096).scan(&mut bytes), None);
+            assert_eq!(String::from_utf8(bytes).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Signals of the operating system.
+//!
+//! | signal | effect |
+//! |---|---|
+//! | `SIGINT`, `SIGTERM` | the server stops and finishes what is in progress; a second one stops it at once |
+//! | `SIGHUP` | the configuration is read again; what can be changed while the server runs takes effect |
+//! | `SIGXFSZ` | ignored: a write over the file size limit of the process fails as on a full disk |
+
+use crate::config::Config;
+use crate::telemetry::LogFilter;
+use serde_json::Value;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Ends with Ctrl-C or SIGTERM, from the moment of this call on: who is told that we listen may stop us at once.
+pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    async move {
+        let [interrupt, terminate] = signals.map(|caught| async {
+            match caught {
+                Ok(mut signal) => drop(signal.recv().await),
+                Err(_) => std::future::pending().await,
+            }
+        });
+        tokio::select! {
+            () = interrupt => {}
+            () = terminate => {}
+        }
+    }
+}
+
+/// From now on a write over the file size limit (`RLIMIT_FSIZE`) fails with an error, which the store reports, instead of
+/// ending the process. Programs that are started have the default again.
+pub fn ignore_file_size_limit() {
+    if let Err(error) = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())) {
+        tracing::warn!(%error, "SIGXFSZ can not be handled: a write over the file size limit ends the process");
+    }
+}
+
+/// SIGHUP, which does not end the process from now on.
+pub fn hangups() -> std::io::Result<Signal> {
+    signal(SignalKind::hangup())
+}
+
+/// Reads the configuration again at each SIGHUP, for ever. `telemetry.log` takes effect at once; what else has changed is
+/// logged by name and needs a restart. A configuration that can not be read changes nothing.
+pub async fn reload(
+    mut hangups: Signal,
+    mut config: Config,
+    log: LogFilter,
+    load: impl Fn() -> anyhow::Result<Config>,
+) {
+    while hangups.recv().await.is_some() {
+        let outcome = load().and_then(|new| log.set(&new.telemetry.log).map(|()| new));
+        match outcome {
+            Err(error) => {
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "SIGHUP: the configuration is not valid; nothing was changed"
+                );
+            }
+            Ok(new) => {
+                let reloaded = if new.telemetry.log == config.telemetry.log { "nothing" } else { "telemetry.log" };
+                config.telemetry.log.clone_from(&new.telemetry.log);
+                let restart = changed(&config, &new).join(", ");
+                let restart = if restart.is_empty() { "nothing" } else { &restart };
+                tracing::info!(reloaded, needs_restart = restart, "SIGHUP: the configuration was read again");
+            }
+        }
+    }
+}
+
+/// The names of the settings that differ.
+fn changed(old: &Config, new: &Config) -> Vec<String> {
+    let tree = |config: &Config| serde_json::to_value(config).unwrap_or_default();
+    let mut names = Vec::new();
+    differences("", &tree(old), &tree(new), &mut names);
+    names
+}
+
+fn differences(at: &str, old: &Value, new: &Value, names: &mut Vec<String>) {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            let all: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+            for name in all {
+                let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                let part = |fields: &serde_json::Map<String, Value>| fields.get(name).cloned().unwrap_or_default();
+                differences(&path, &part(old), &part(new), names);
+            }
+        }
+        (old, new) if old != new => names.push(at.to_owned()),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_changed_is_named() {
+        let old = Config::parse("limits: {max_page: 7}\nlisten: 127.0.0.1:1").unwrap();
+        let new =
+            Config::parse("limits: {max_page: 8}\nlisten: 127.0.0.1:1\nmodels: [{name: a, base_url: 'http://x/v1'}]");
+        assert_eq!(changed(&old, &new.unwrap()), ["limits.max_page", "models"]);
+        assert!(changed(&old, &old).is_empty());
+    }
+}

@@ -1,0 +1,257 @@
+//! A running interpreter: starts it in its sandbox, sends it calls and reads its answers.
+
+use super::process::{Group, Interrupter};
+use super::sandbox::{FROM_INTERPRETER, FROM_SANDBOX, Features, Job, Plan, Report, SUBCOMMAND};
+use super::spoken;
+use crate::clock::Stopwatch;
+use crate::config::tools::Require;
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{ChildStdin, ChildStdout, Command};
+
+/// How long an interpreter may take to start.
+pub const TIME_TO_START: Duration = Duration::from_secs(20);
+/// How long to wait for files to be removed; removing them goes on after that.
+const TIME_TO_CLEAN: Duration = Duration::from_secs(10);
+
+/// How a call ended.
+enum Ended {
+    Answered(Answer),
+    /// The interpreter is not there any more, or must go.
+    Died(String),
+}
+
+/// What a call returned.
+#[derive(Debug, Deserialize)]
+pub struct Answer {
+    pub text: String,
+    pub failed: bool,
+}
+
+/// A line from the sandbox.
+enum Line {
+    /// Written by the interpreter, and so by whatever code runs in it.
+    Answer(Message),
+    /// Written by the sandbox itself.
+    Report(Report),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Message {
+    Answer {
+        id: u64,
+        #[serde(flatten)]
+        answer: Answer,
+    },
+    Ready {
+        ready: bool,
+    },
+}
+
+/// Sets a sandbox up and ends it again: what is enforced on this system.
+pub async fn probe(helper: &Path, plan: Plan) -> anyhow::Result<Features> {
+    let (process, features) = Process::confined(helper, plan, 1 << 16).await?;
+    process.end().await;
+    Ok(features)
+}
+
+/// Removes directories that sandboxes have left behind, in a process of its own.
+pub async fn clean(helper: &Path, scratch: &Path) {
+    let job = serde_json::to_string(&Job::Clean(scratch.to_owned())).expect("plain data");
+    let mut command = Command::new(helper);
+    command.arg(SUBCOMMAND).arg(job).env_clear().process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let done = match command.spawn() {
+        Ok(mut child) => tokio::time::timeout(TIME_TO_CLEAN, child.wait()).await,
+        Err(e) => Ok(Err(e)),
+    };
+    match done {
+        Ok(Ok(status)) if status.success() => {}
+        Ok(Ok(status)) => tracing::warn!(%status, "files of the Python tool could not be removed"),
+        Ok(Err(error)) => tracing::warn!(%error, "files of the Python tool could not be removed"),
+        Err(_) => tracing::debug!("files of the Python tool are still being removed"),
+    }
+}
+
+/// A running interpreter in its sandbox.
+pub struct Process {
+    group: Group,
+    input: ChildStdin,
+    output: ChildStdout,
+    /// What was read and not understood yet.
+    read: Vec<u8>,
+    max_line: usize,
+    calls: u64,
+    state: State,
+    /// An answer whose check has not come yet.
+    answered: Option<Answer>,
+    /// The executable to clean up with, if files of the session are on the host.
+    cleaner: Option<(PathBuf, PathBuf)>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Idle,
+    /// A call is being written: broken off here, what comes next would not be understood.
+    Writing,
+    /// An answer is owed.
+    Asked(Stopwatch),
+}
+
+/// How a call went.
+pub enum Asked {
+    Done(Answer),
+    Interrupted(Answer),
+    Died(String),
+}
+
+/// Interrupts a call that nobody waits for any more.
+struct Abandoned(Option<Interrupter>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        if let Some(interrupter) = self.0.take() {
+            interrupter.interrupt();
+        }
+    }
+}
+
+impl Process {
+    /// Starts a sandbox with an interpreter in it.
+    pub async fn start(helper: &Path, plan: Plan, max_line: usize) -> anyhow::Result<Self> {
+        let (mut process, _) = Self::confined(helper, plan, max_line).await?;
+        let ready = tokio::time::timeout(TIME_TO_START, process.line()).await.context("it did not start in time")?;
+        match ready {
+            Ok(Line::Answer(Message::Ready { ready: true })) => Ok(process),
+            Ok(Line::Report(Report::Refused(why) | Report::Ended(why))) => bail!("it does not run: {why}"),
+            Ok(_) => bail!("it does not do what it should"),
+            Err(why) => bail!("it does not run: {why}"),
+        }
+    }
+
+    /// Starts a sandbox, and waits until it is in force.
+    async fn confined(helper: &Path, plan: Plan, max_line: usize) -> anyhow::Result<(Self, Features)> {
+        let on_host = plan.require != Require::Full;
+        let cleaner = on_host.then(|| (helper.to_owned(), plan.scratch.clone()));
+        let mut command = Command::new(helper);
+        command.arg(SUBCOMMAND).arg(serde_json::to_string(&Job::Supervise(plan))?).env_clear();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.process_group(0).kill_on_drop(true);
+        let mut group = Group::of(command.spawn().context("the sandbox could not be started")?);
+        let child = group.child();
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("it has no pipes") };
+        let (state, answered) = (State::Idle, None);
+        let mut process = Self { group, input, output, read: Vec::new(), max_line, calls: 0, state, answered, cleaner };
+        match tokio::time::timeout(TIME_TO_START, process.line()).await.context("the sandbox did not start in time")? {
+            Ok(Line::Report(Report::Confined(features))) => Ok((process, features)),
+            Ok(Line::Report(Report::Refused(why))) => bail!(why),
+            Ok(_) => bail!("the sandbox does not do what it should"),
+            Err(why) => bail!("the sandbox does not run: {why}"),
+        }
+    }
+
+    pub async fn ask(&mut self, code: &str, limit: Duration, grace: Duration) -> Asked {
+        self.calls += 1;
+        let mut abandoned = Abandoned(Some(self.group.interrupter()));
+        let line = json!({"id": self.calls, "code": code}).to_string() + "\n";
+        self.state = State::Writing;
+        let asked = async {
+            if self.input.write_all(line.as_bytes()).await.is_err() {
+                return Ended::Died("the interpreter was gone".into());
+            }
+            self.state = State::Asked(Stopwatch::start());
+            self.answer().await
+        };
+        let outcome = match tokio::time::timeout(limit, asked).await {
+            Ok(Ended::Answered(answer)) => Asked::Done(answer),
+            Ok(Ended::Died(why)) => Asked::Died(why),
+            Err(_) => {
+                self.group.interrupter().interrupt();
+                match tokio::time::timeout(grace, self.answer()).await {
+                    Ok(Ended::Answered(answer)) => Asked::Interrupted(answer),
+                    Ok(Ended::Died(why)) => Asked::Died(why),
+                    Err(_) => {
+                        Asked::Died(format!("it took longer than {} and could not be interrupted", spoken(limit)))
+                    }
+                }
+            }
+        };
+        abandoned.0 = None;
+        outcome
+    }
+
+    /// Whether it is ready for a call: one that was given up before may have to end first.
+    pub async fn settles(&mut self, grace: Duration) -> bool {
+        match self.state {
+            State::Idle => true,
+            State::Writing => false,
+            State::Asked(_) => matches!(tokio::time::timeout(grace, self.answer()).await, Ok(Ended::Answered(_))),
+        }
+    }
+
+    /// For how long an answer is owed that nobody waits for.
+    pub fn given_up(&self) -> Option<Duration> {
+        match self.state {
+            State::Idle => None,
+            State::Writing => Some(Duration::MAX),
+            State::Asked(since) => Some(since.elapsed()),
+        }
+    }
+
+    /// The answer to the last call. When this is dropped, it can be asked for again.
+    async fn answer(&mut self) -> Ended {
+        loop {
+            match self.line().await {
+                Ok(Line::Answer(Message::Answer { id, answer })) if id == self.calls => self.answered = Some(answer),
+                Ok(Line::Answer(_)) => {}
+                Ok(Line::Report(Report::Checked { exceeded: Some(limit) })) => return Ended::Died(limit),
+                Ok(Line::Report(Report::Ended(how))) => return Ended::Died(format!("the interpreter ended ({how})")),
+                Ok(Line::Report(_)) => {
+                    if let Some(answer) = self.answered.take() {
+                        self.state = State::Idle;
+                        return Ended::Answered(answer);
+                    }
+                }
+                Err(why) => return Ended::Died(why),
+            }
+        }
+    }
+
+    async fn line(&mut self) -> Result<Line, String> {
+        loop {
+            if let Some(end) = self.read.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                let parsed = match line.split_first() {
+                    Some((&FROM_SANDBOX, report)) => serde_json::from_slice(report).map(Line::Report),
+                    Some((&FROM_INTERPRETER, answer)) => serde_json::from_slice(answer).map(Line::Answer),
+                    _ => return Err("the sandbox gave no sensible answer".into()),
+                };
+                return parsed.map_err(|_| "the interpreter gave no sensible answer".to_owned());
+            }
+            if self.read.len() > self.max_line {
+                return Err("the interpreter's answer was too long".into());
+            }
+            match self.output.read_buf(&mut self.read).await {
+                Ok(0) | Err(_) => return Err("the interpreter ended".into()),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Ends it with everything that it started. Its files are gone with it, or removed by a process of their own.
+    pub async fn end(self) {
+        let Self { group, input, output, cleaner, .. } = self;
+        // The supervisor sees that, and ends the sandbox.
+        drop((input, output));
+        group.end().await;
+        if let Some((helper, scratch)) = cleaner {
+            clean(&helper, &scratch).await;
+        }
+    }
+}

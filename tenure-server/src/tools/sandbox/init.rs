@@ -1,0 +1,233 @@
+//! The first process inside the sandbox: puts every restriction in force, then starts the interpreter and relays its output.
+
+use super::usage::{self, Enforced};
+use super::{FROM_INTERPRETER, Features, Interpreter, Plan, Report, SESSION_DIRECTORY, report};
+use super::{landlock, mounts, namespaces, seccomp};
+use crate::config::tools::Require;
+use anyhow::Context;
+use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Runs in the interpreter.
+const DRIVER: &str = include_str!("../python_driver.py");
+/// Bytes of the interpreter's output that are read at once.
+const CHUNK: usize = 64 << 10;
+/// How long to wait for output that the interpreter wrote before it ended.
+const TIME_TO_DRAIN: Duration = Duration::from_millis(20);
+
+/// Chunks that are read then.
+const MAX_DRAINED: usize = 64;
+
+/// The session's files.
+struct Files {
+    directory: PathBuf,
+    enforced: Enforced,
+}
+
+/// Sets the sandbox up and runs the interpreter in it until it ends. Standard input and output are the pipes to the server.
+pub fn run(plan: &Plan) -> anyhow::Result<()> {
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Default::default())?;
+    namespaces::guard();
+    let printed = memory_file().context("no file for the output")?;
+    let (features, files) = confine(plan)?;
+    let mut output = std::io::stdout();
+    report(&mut output, &Report::Confined(features))?;
+    let Some(interpreter) = &plan.interpreter else { return Ok(()) };
+    let processes = features.namespaces.then_some(plan.processes);
+    let child = start(interpreter, processes, &files, printed)
+        .with_context(|| format!("can not run {}", interpreter.program.display()))?;
+    relay(child, &mut output, || usage::exceeded(&files.directory, &plan.files, files.enforced))
+}
+
+/// Puts every restriction in force that the system has, and fails if one is missing that is required.
+fn confine(plan: &Plan) -> anyhow::Result<(Features, Files)> {
+    let mut features = Features { namespaces: plan.namespaces, ..Features::default() };
+    if plan.namespaces {
+        namespaces::settle(plan.processes);
+        match mounts::enter(&plan.read, &plan.scratch, &plan.files) {
+            Ok(()) => features.mounts = true,
+            Err(missing) => plan.accept(missing, &[Require::Full])?,
+        }
+    }
+    let files = if features.mounts {
+        Files { directory: SESSION_DIRECTORY.into(), enforced: Enforced::ByKernel }
+    } else {
+        let directory = plan.directory.clone().context("there is no directory for the session's files")?;
+        Files { directory, enforced: Enforced::Here }
+    };
+    namespaces::drop_capabilities().context("capabilities could not be dropped")?;
+    match landlock::restrict(&files.directory, &plan.read) {
+        Ok(tcp) => (features.landlock, features.landlock_tcp) = (true, tcp),
+        Err(missing) => plan.accept(missing, &[Require::Full, Require::Landlock])?,
+    }
+    let visible = if features.mounts { seccomp::Visible::Private } else { seccomp::Visible::Host };
+    match seccomp::apply(visible) {
+        Ok(()) => features.seccomp = true,
+        Err(missing) => plan.accept(missing, &[Require::Full])?,
+    }
+    Ok((features, files))
+}
+
+/// A file in memory for what the code prints: a full disk does not keep the model from seeing why.
+fn memory_file() -> std::io::Result<File> {
+    #[cfg(target_os = "linux")]
+    return Ok(rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?.into());
+    #[cfg(not(target_os = "linux"))]
+    tempfile::tempfile()
+}
+
+fn start(interpreter: &Interpreter, processes: Option<usize>, files: &Files, printed: File) -> std::io::Result<Child> {
+    let limits = super::ProcessLimits { processes, ..interpreter.limits.clone() };
+    let limits = serde_json::to_string(&limits)?;
+    let mut command = Command::new(&interpreter.program);
+    command.args(["-I", "-u", "-c", DRIVER, &limits]).env_clear().env("LANG", "C.UTF-8");
+    command.env("HOME", &files.directory).env("TMPDIR", &files.directory).current_dir(&files.directory);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(printed).spawn()
+}
+
+enum Event {
+    Output(Vec<u8>),
+    /// The interpreter has ended, not only a process that it started.
+    Exited(WaitStatus),
+    /// The server is gone.
+    InputClosed,
+}
+
+/// Relays calls and answers until the interpreter ends. Every line of the interpreter is marked and followed by a check.
+fn relay(mut child: Child, output: &mut impl Write, check: impl Fn() -> Option<String>) -> anyhow::Result<()> {
+    let (events, received) = sync_channel(4);
+    let (Some(calls), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+        anyhow::bail!("the interpreter has no pipes");
+    };
+    let interpreter = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the interpreter has no id")?;
+    let threads: [Box<dyn FnOnce() + Send>; 3] = [
+        {
+            let events = events.clone();
+            Box::new(move || forward(calls, &events))
+        },
+        {
+            let events = events.clone();
+            Box::new(move || read(answers, &events))
+        },
+        Box::new(move || reap(interpreter, &events)),
+    ];
+    for thread in threads {
+        std::thread::Builder::new().stack_size(256 << 10).spawn(thread)?;
+    }
+    write_lines(&received, output, check)?;
+    Ok(())
+}
+
+fn forward(mut calls: impl Write, events: &SyncSender<Event>) {
+    // If it fails, the interpreter is gone, which `reap` reports.
+    if std::io::copy(&mut std::io::stdin(), &mut calls).is_ok() {
+        let _ = events.send(Event::InputClosed);
+    }
+}
+
+fn read(mut answers: impl Read, events: &SyncSender<Event>) {
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match answers.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(length) => {
+                if events.send(Event::Output(chunk[..length].to_vec())).is_err() {
+                    return;
+                }
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+fn reap(interpreter: Pid, events: &SyncSender<Event>) {
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == interpreter => {
+                let _ = events.send(Event::Exited(status));
+                return;
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+fn write_lines(
+    events: &Receiver<Event>,
+    output: &mut impl Write,
+    check: impl Fn() -> Option<String>,
+) -> std::io::Result<()> {
+    let mut in_line = false;
+    let mut pass_on = |output: &mut dyn Write, bytes: &[u8]| -> std::io::Result<bool> {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !in_line {
+                output.write_all(&[FROM_INTERPRETER])?;
+            }
+            output.write_all(part)?;
+            in_line = !part.ends_with(b"\n");
+            if !in_line {
+                report(&mut &mut *output, &Report::Checked { exceeded: check() })?;
+            }
+        }
+        output.flush()?;
+        Ok(in_line)
+    };
+    let mut unfinished = false;
+    let ended = loop {
+        match events.recv() {
+            Ok(Event::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
+            Ok(Event::Exited(status)) => break how_it_ended(status),
+            Ok(Event::InputClosed) | Err(_) => return Ok(()),
+        }
+    };
+    // What the interpreter wrote before it ended. A process that it left behind may hold the pipe open.
+    for _ in 0..MAX_DRAINED {
+        match events.recv_timeout(TIME_TO_DRAIN) {
+            Ok(Event::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    if unfinished {
+        output.write_all(b"\n")?;
+    }
+    report(output, &Report::Ended(ended))
+}
+
+fn how_it_ended(status: WaitStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => match signal_hook::low_level::signal_name(signal) {
+            Some(name) => name.to_owned(),
+            None => format!("signal {signal}"),
+        },
+        (None, None) => "for an unknown reason".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the interpreter writes, it can not speak for the sandbox.
+    #[test]
+    fn lines_are_marked() {
+        let (events, received) = sync_channel(10);
+        for bytes in ["{\"id\":1}\n!{\"ended\"", ":\"x\"}\n\n", "rest"] {
+            events.send(Event::Output(bytes.as_bytes().to_vec())).unwrap();
+        }
+        drop(events);
+        let mut output = Vec::new();
+        write_lines(&received, &mut output, || None).unwrap();
+        let checked = r#"!{"checked":{"exceeded":null}}"#;
+        let want = format!("+{{\"id\":1}}\n{checked}\n+!{{\"ended\":\"x\"}}\n{checked}\n+\n{checked}\n+rest");
+        assert_eq!(String::from_utf8(output).unwrap(), want);
+    }
+}

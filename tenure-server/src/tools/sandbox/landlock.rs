@@ -1,0 +1,52 @@
+//! Landlock rules: which files the interpreter may reach, and that it may not use TCP.
+//!
+//! They hold in addition to the private root file system, and are all there is for files without one.
+
+use super::Missing;
+use std::path::{Path, PathBuf};
+
+/// What an operator can do about it.
+const REMEDY: &str = "Use Linux 5.13 or later with Landlock enabled (CONFIG_SECURITY_LANDLOCK, `lsm=landlock,…` on the kernel command \
+                      line), or run without isolation of files with python.require: none (docs/tools.md).";
+
+/// Restricts this process and all that it starts to `own`, where everything is permitted, and to `system`, `read` and `devices`.
+/// Returns whether TCP is refused.
+#[cfg(target_os = "linux")]
+pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, Missing> {
+    use super::mounts::{DEVICES, SYSTEM};
+    use landlock::{
+        ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
+        RulesetError, RulesetStatus, Scope, path_beneath_rules,
+    };
+    // The newest that the library knows; of that, what the kernel has.
+    let abi = ABI::V9;
+    let look = AccessFs::Execute | AccessFs::ReadFile | AccessFs::ReadDir;
+    let change = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
+    let restrict = || -> Result<RulesetStatus, RulesetError> {
+        let status = Ruleset::default()
+            .handle_access(AccessFs::from_all(abi))?
+            .handle_access(AccessNet::from_all(abi))?
+            .scope(Scope::from_all(abi))?
+            .create()?
+            .add_rules(path_beneath_rules(SYSTEM, look))?
+            .add_rules(path_beneath_rules(read, look))?
+            .add_rules(path_beneath_rules(DEVICES, change))?
+            .add_rules(path_beneath_rules([own], AccessFs::from_all(abi)))?
+            .restrict_self()?;
+        Ok(status.ruleset)
+    };
+    let tcp =
+        Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessNet::from_all(ABI::V4));
+    let tcp = tcp.and_then(Ruleset::create).is_ok();
+    match restrict() {
+        Ok(RulesetStatus::NotEnforced) => Err(Missing::new("Landlock", REMEDY, "the kernel does not have it")),
+        Ok(RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced) => Ok(tcp),
+        Err(e) => Err(Missing::new("Landlock", REMEDY, e)),
+    }
+}
+
+/// Fails: Landlock is a feature of Linux.
+#[cfg(not(target_os = "linux"))]
+pub fn restrict(_: &Path, _: &[PathBuf]) -> Result<bool, Missing> {
+    Err(Missing::new("Landlock", REMEDY, "this system is not Linux"))
+}

@@ -1,0 +1,98 @@
+//! Namespaces and capabilities of the sandbox.
+
+use super::Missing;
+
+/// What an operator can do about it.
+const REMEDY: &str = "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
+                      kernel.apparmor_restrict_unprivileged_userns; in a container, a seccomp profile that permits unshare and mount), \
+                      or accept weaker isolation with python.require: landlock (docs/tools.md).";
+
+/// Enters new user, mount, PID, network, IPC and UTS namespaces. The PID namespace holds for processes started afterwards, which keep
+/// the capability to mount file systems.
+#[cfg(target_os = "linux")]
+#[expect(deprecated, reason = "only `UnshareFlags::FILES` makes `unshare` unsafe")]
+pub fn enter() -> Result<(), Missing> {
+    use rustix::process::{getegid, geteuid};
+    use rustix::thread::{
+        CapabilitySet, UnshareFlags, capabilities, configure_capability_in_ambient_set, set_capabilities, unshare,
+    };
+    let missing = |what: &str, error: &dyn std::fmt::Display| {
+        Missing::new("user namespaces", REMEDY, format_args!("{what}: {error}"))
+    };
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    let flags = UnshareFlags::NEWUSER
+        | UnshareFlags::NEWNS
+        | UnshareFlags::NEWPID
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS;
+    unshare(flags).map_err(|e| missing("unshare", &e))?;
+    // The server's user has another, unprivileged number inside, so that starting a program grants no capabilities.
+    for (file, text) in [
+        ("/proc/self/setgroups", "deny".to_owned()),
+        ("/proc/self/uid_map", format!("{USER} {user} 1")),
+        ("/proc/self/gid_map", format!("{USER} {group} 1")),
+    ] {
+        std::fs::write(file, text).map_err(|e| missing(file, &e))?;
+    }
+    let mut sets = capabilities(None).map_err(|e| missing("capget", &e))?;
+    sets.inheritable |= CapabilitySet::SYS_ADMIN;
+    set_capabilities(None, sets).map_err(|e| missing("capset", &e))?;
+    configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true).map_err(|e| missing("prctl", &e))
+}
+
+/// The number of the user and of the group inside the user namespace.
+#[cfg(target_os = "linux")]
+const USER: u32 = 1000;
+
+/// Limits the process ids of the namespace and hides the host's name.
+///
+/// `RLIMIT_NPROC` does not hold for root; this does, since Linux 6.14. The kernel permits no fewer than 301.
+#[cfg(target_os = "linux")]
+pub fn settle(processes: usize) {
+    let _ = std::fs::write("/proc/sys/kernel/pid_max", processes.max(301).to_string());
+    let _ = rustix::system::sethostname(b"sandbox");
+}
+
+/// Ties this process to its parent, and takes over processes that lose theirs.
+#[cfg(target_os = "linux")]
+pub fn guard() {
+    use rustix::process::{
+        DumpableBehavior, Signal, getpid, set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal,
+    };
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let _ = set_child_subreaper(Some(getpid()));
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+}
+
+/// Gives up every capability, for this process and all that it starts.
+#[cfg(target_os = "linux")]
+pub fn drop_capabilities() -> rustix::io::Result<()> {
+    use rustix::thread::{
+        CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities, set_no_new_privs,
+    };
+    let none = CapabilitySet::empty();
+    clear_ambient_capability_set()?;
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    set_no_new_privs(true)
+}
+
+/// Fails: namespaces are a feature of Linux.
+#[cfg(not(target_os = "linux"))]
+pub fn enter() -> Result<(), Missing> {
+    Err(Missing::new("user namespaces", REMEDY, "this system is not Linux"))
+}
+
+/// Does nothing: there is no namespace.
+#[cfg(not(target_os = "linux"))]
+pub fn settle(_: usize) {}
+
+/// Does nothing: the process group is all there is.
+#[cfg(not(target_os = "linux"))]
+pub fn guard() {}
+
+/// Does nothing: there are no capabilities.
+#[cfg(not(target_os = "linux"))]
+pub fn drop_capabilities() -> rustix::io::Result<()> {
+    Ok(())
+}

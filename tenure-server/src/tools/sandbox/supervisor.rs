@@ -1,0 +1,48 @@
+//! The process between the server and the sandbox. It ends the sandbox when the server closes the pipe, also when the server was killed.
+
+use super::{Job, Plan, SUBCOMMAND, cleanup, namespaces, own_executable};
+use crate::config::tools::Require;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, getpgrp, kill_process_group};
+use std::process::Command;
+use std::sync::Arc;
+
+/// Runs one sandbox from set-up to end. Standard input and output are the pipes to the server.
+pub fn run(mut plan: Plan) -> anyhow::Result<()> {
+    // The server interrupts the process group; that is meant for the interpreter.
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
+    // Locked until this process ends, so that nobody takes it for one left behind.
+    let directory = match plan.require {
+        Require::Full => None,
+        Require::Landlock | Require::None => Some(cleanup::Directory::create(&plan.scratch)?),
+    };
+    plan.directory = directory.as_ref().map(|directory| directory.files());
+    plan.namespaces = match namespaces::enter() {
+        Ok(()) => true,
+        Err(missing) => {
+            plan.accept(missing, &[Require::Full])?;
+            false
+        }
+    };
+    let namespaces = plan.namespaces;
+    let job = serde_json::to_string(&Job::Init(plan))?;
+    // The write end is closed when the init process ends: nobody else has it.
+    let (alive, held) = std::io::pipe()?;
+    let mut init = Command::new(own_executable()).args([SUBCOMMAND, &job]).stderr(held).spawn()?;
+    let input = std::io::stdin();
+    loop {
+        // No events but the end of the other side.
+        let mut ends = [PollFd::new(&input, PollFlags::empty()), PollFd::new(&alive, PollFlags::empty())];
+        match poll(&mut ends, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            _ => break,
+        }
+    }
+    let _ = init.kill();
+    let _ = init.wait();
+    if !namespaces {
+        // Without a PID namespace the other processes are still there. This ends this process, too.
+        let _ = kill_process_group(getpgrp(), Signal::KILL);
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! Request bodies that are never finished.
+
+use super::connections::{http2, http2_request, with_keys};
+use super::{amount, is_long, report};
+use crate::running::{answer, assert_error, client, said, until};
+use bytes::Bytes;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Unfinished bodies on one HTTP/2 connection: over its budget the principal gets 429, others are served, memory stays
+/// bounded and is given back.
+#[tokio::test(flavor = "multi_thread")]
+async fn unfinished_bodies_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = match is_long() {
+        true => "limits: {body_timeout: 5s}",
+        false => {
+            "limits: {body_timeout: 2s, max_body_bytes: 4194304, max_principal_body_bytes: 8388608, max_inflight_body_bytes: 16777216}"
+        }
+    };
+    let (server, key, other) = with_keys(dir.path(), yaml).await;
+    let (before, _) = server.memory();
+    let requests = http2(&server, &h2::client::Builder::new()).await;
+    let size = amount(3 << 20, 17 << 20);
+    let mut uploads = Vec::new();
+    for _ in 0..amount(60, 190) {
+        let request = http2_request(&server, "POST", "/v1/chat/completions", &key);
+        let mut ready = requests.clone().ready().await.unwrap();
+        uploads.push(tokio::spawn(async move {
+            let (response, mut stream) = ready.send_request(request, false).unwrap();
+            // Until there is an answer, which ends the stream.
+            let upload = async {
+                let mut left = size;
+                while left > 0 {
+                    stream.reserve_capacity(left.min(64 << 10));
+                    let granted = std::future::poll_fn(|context| stream.poll_capacity(context)).await;
+                    let Some(Ok(granted)) = granted else { break };
+                    if stream.send_data(Bytes::from(vec![b' '; granted]), false).is_err() {
+                        break;
+                    }
+                    left -= granted.min(left);
+                }
+            };
+            let response = async {
+                // The answer comes although the body is not finished.
+                response.await.unwrap()
+            };
+            let (response, ()) = tokio::join!(response, upload);
+            let (status, mut body) = (response.status().as_u16(), response.into_body());
+            let mut text = Vec::new();
+            while let Some(Ok(data)) = body.data().await {
+                text.extend_from_slice(&data);
+                let _ = body.flow_control().release_capacity(data.len());
+            }
+            (status, serde_json::from_slice::<Value>(&text).unwrap())
+        }));
+    }
+    let ask = || client().post(format!("{}/v1/chat/completions", server.url)).json(&said("s", "hi"));
+    let (mut refused, mut late) = (0, 0);
+    for upload in uploads {
+        assert_eq!(answer(ask().bearer_auth(&other)).await.0, 200, "another principal is not affected");
+        let outcome = upload.await.unwrap();
+        match outcome.0 {
+            429 => {
+                assert_error(&outcome, 429, "body_budget_exceeded", Some("max_principal_body_bytes"));
+                refused += 1;
+            }
+            _ => {
+                assert_error(&outcome, 408, "too_slow", Some("body_timeout"));
+                late += 1;
+            }
+        }
+    }
+    assert!(refused > 0 && late > 0, "{refused} {late}");
+    let (_, peak) = server.memory();
+    // 180 MiB of bodies in the short form, 3.2 GiB in the long one.
+    let bound = before + amount(100, 500) as u64;
+    assert!(peak < bound, "{peak} MiB at most, {before} before");
+    until("memory is given back", Duration::from_secs(30), async || {
+        // Allocators work when they are used.
+        answer(ask().bearer_auth(&other)).await;
+        server.memory().0 < before + 60
+    })
+    .await;
+    assert_eq!(answer(ask().bearer_auth(&key)).await.0, 200, "the budget is given back");
+    report("unfinished bodies", "refused with 429 / timed out", format!("{refused} / {late}"));
+    report(
+        "unfinished bodies",
+        "memory in MiB before, at most, after",
+        format!("{before}, {peak}, {}", server.memory().0),
+    );
+}
+
+/// All principals together over the budget: 503 with `Retry-After`.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_principals_together_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = "limits: {max_body_bytes: 1048576, max_principal_body_bytes: 1048576, max_inflight_body_bytes: 1572864}";
+    let (server, key, other) = with_keys(dir.path(), yaml).await;
+    let requests = http2(&server, &h2::client::Builder::new()).await;
+    let request = http2_request(&server, "POST", "/v1/chat/completions", &key);
+    let (_response, mut stream) = requests.clone().send_request(request, false).unwrap();
+    stream.send_data(Bytes::from(vec![b' '; 900 << 10]), false).unwrap();
+    let text = "x".repeat(900 << 10);
+    let mut seen = None;
+    until("the budget is used up", Duration::from_secs(30), async || {
+        let body = said("s", &text);
+        let request = client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other).json(&body);
+        let response = request.send().await.unwrap();
+        let (status, retry) = (response.status().as_u16(), response.headers().contains_key("retry-after"));
+        seen = Some((status, retry, response.json::<Value>().await.unwrap()));
+        status == 503
+    })
+    .await;
+    let (status, retry, body) = seen.unwrap();
+    assert_error(&(status, body), 503, "body_budget_exceeded", Some("max_inflight_body_bytes"));
+    assert!(retry);
+    stream.send_reset(h2::Reason::CANCEL);
+    until("there is room again", Duration::from_secs(30), async || {
+        let request = client().post(format!("{}/v1/chat/completions", server.url)).bearer_auth(&other);
+        answer(request.json(&said("s", &text))).await.0 == 200
+    })
+    .await;
+}

@@ -1,0 +1,60 @@
+//! Signals that end a process by default.
+
+use crate::running::{Running, until};
+use std::process::Command;
+use std::time::Duration;
+
+/// SIGHUP reads the configuration again. A changed log level takes effect, other changes are named, an invalid file
+/// changes nothing, and the server goes on in every case.
+#[tokio::test(flavor = "multi_thread")]
+async fn sighup_reloads_and_never_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let yaml = "store: 'memory:'\nlisten: 127.0.0.1:0\n";
+    let mut server = Running::start(dir.path(), yaml);
+    let logged = async |server: &Running, what: &str| {
+        until(what, Duration::from_secs(30), async || server.log().contains(what)).await;
+    };
+    server.signal("HUP");
+    logged(&server, "needs_restart=\"nothing\"").await;
+    let debug = format!("{yaml}telemetry: {{log: debug}}\nlimits: {{max_page: 7}}\n");
+    std::fs::write(dir.path().join("tenure.yaml"), debug).unwrap();
+    server.signal("HUP");
+    logged(&server, "reloaded=\"telemetry.log\" needs_restart=\"limits.max_page\"").await;
+    assert_eq!(server.chat("s", "hi").await.0, 200);
+    logged(&server, "DEBUG").await;
+    for invalid in ["limits: {max_pages: 7}", "telemetry: {log: 'a=b=c'}", "limits: {max_page: 0}"] {
+        std::fs::write(dir.path().join("tenure.yaml"), invalid).unwrap();
+        let before = server.log().matches("nothing was changed").count();
+        server.signal("HUP");
+        until("it is refused", Duration::from_secs(30), async || {
+            server.log().matches("nothing was changed").count() > before
+        })
+        .await;
+    }
+    assert_eq!(server.chat("s", "still there?").await.0, 200);
+    server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(30)).code(), Some(0));
+}
+
+/// A write over the file size limit of the process is an error of the store. Reads go on, and so do writes once there is
+/// room.
+#[tokio::test(flavor = "multi_thread")]
+async fn sigxfsz_is_an_error_of_the_store() {
+    for store in ["sqlite:t.db", "jsonl:data"] {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Running::start(dir.path(), &format!("store: '{store}'"));
+        assert_eq!(server.chat("s", "hi").await.0, 200);
+        let limit = |bytes: &str| {
+            let arguments = [format!("--pid={}", server.pid()), format!("--fsize={bytes}:")];
+            assert!(Command::new("prlimit").args(arguments).status().unwrap().success());
+        };
+        limit("1");
+        let (status, error) = server.chat("s", &"x".repeat(100_000)).await;
+        assert!([503, 507].contains(&status), "{store}: {status} {error}");
+        assert!(error["error"]["code"].is_string(), "{error}");
+        assert_eq!(server.get("/sessions/s").await.0, 200, "{store}");
+        limit("unlimited");
+        until("writes work again", Duration::from_secs(30), async || server.chat("s", "again").await.0 == 200).await;
+        server.stop();
+    }
+}

@@ -1,0 +1,40 @@
+//! What is stored is readable by its owner only.
+#![cfg(unix)]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use tenure::{JsonlTranscript, Message, New, Principal, Tenure};
+
+/// Everything in a directory that others may read, write or enter, with its mode.
+fn shared_with_others(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for path in std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
+        let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777;
+        found.extend((mode & 0o077 != 0).then(|| format!("{} {mode:o}", path.display())));
+        if path.is_dir() {
+            found.extend(shared_with_others(&path));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn files_of_stores_and_transcripts_are_private() {
+    let root = tempfile::tempdir().unwrap();
+    let who = Principal::new("acme", "ada").unwrap();
+    let places = [root.path().join("tenure.db"), root.path().join("below").join("jsonl")];
+    for (scheme, place) in ["sqlite", "jsonl"].into_iter().zip(&places) {
+        let tenure = Tenure::open(&format!("{scheme}:{}", place.display())).await.unwrap();
+        let id = tenure.create(&who, New::default()).await.unwrap().info.session_id.clone();
+        let picture = format!("data:image/png;base64,{}", "aGVs".repeat(1000));
+        let message =
+            serde_json::json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]});
+        tenure.append(&who, &id, vec![Message::parse(&message.to_string()).unwrap()]).await.unwrap();
+        // While it is open: SQLite's log and index are files too.
+        assert_eq!(shared_with_others(root.path()), Vec::<String>::new(), "{scheme}");
+    }
+    let transcript = root.path().join("transcript.jsonl");
+    JsonlTranscript::write(&transcript, &[Message::user("hi")]).unwrap();
+    JsonlTranscript::append(&root.path().join("appended.jsonl"), &[Message::user("hi")]).unwrap();
+    assert_eq!(shared_with_others(root.path()), Vec::<String>::new());
+}
