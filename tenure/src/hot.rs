@@ -161,6 +161,9 @@ impl Weighter<Key, Slot> for ByBytes {
     }
 }
 
+/// So many times a session is read again that another node purges and creates again meanwhile.
+const MAX_MOVES: usize = 3;
+
 pub(crate) type HotSessions = Cache<Key, Slot, ByBytes>;
 
 /// The weight of a session of which only the card is known: the card, and its place in the cache.
@@ -240,7 +243,8 @@ impl Tenure {
         told?;
         let mut known = known?;
         admit(who, id, &known.state)?;
-        self.warm(&key, &mut known.state, need).await?;
+        self.warm_current(&key, &mut known, need).await?;
+        admit(who, id, &known.state)?;
         let answer = f(&known.state);
         self.reweigh(&key, &hot, known.state.weight());
         answer
@@ -300,7 +304,7 @@ impl Tenure {
                 self.catch_up(&key, &mut known).await?;
                 fresh = true;
             }
-            self.warm(&key, &mut known.state, need).await?;
+            self.warm_current(&key, &mut known, need).await?;
             let (now, state) = (self.now(), &known.state);
             let admitted = admit(who, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
             let draft = admitted.and_then(|()| step(state, now));
@@ -432,6 +436,20 @@ impl Tenure {
         Ok(())
     }
 
+    /// Loads what a step must see. If another node has purged the session and created it again while it was read, reads again.
+    async fn warm_current(&self, key: &Key, known: &mut Known, need: Need) -> Result<()> {
+        for _ in 0..MAX_MOVES {
+            match self.warm(key, &mut known.state, need).await {
+                Err(Error::Conflict { .. }) => {
+                    known.state = State::Cold;
+                    self.catch_up(key, known).await?;
+                }
+                other => return other,
+            }
+        }
+        self.warm(key, &mut known.state, need).await
+    }
+
     /// What was known, with the records that came since; the new card alone, if what was known is another session, or can not be gone on from.
     /// The hash over the log tells whether what was known is in the store at all: a database that lost its last commits may have
     /// grown to the same length, or beyond it, with other records.
@@ -449,7 +467,11 @@ impl Tenure {
             return Ok(state);
         }
         let pages = match known.seq < head.seq {
-            true => self.own_records(&head, known.seq, head.seq).await?,
+            true => match self.own_records(&head, known.seq, head.seq).await {
+                // It is another session by now.
+                Err(Error::Conflict { .. }) => return Ok(State::Head(Box::new(head))),
+                pages => pages?,
+            },
             false => Vec::new(),
         };
         let hash = known.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));

@@ -93,12 +93,24 @@ impl Tenure {
         let mut last = after;
         while last < upto {
             let page = self.store().records(&key, &Range { upto, ..Range::after(last) }).await?;
-            let Some(end) = page.last().map(|r| r.seq) else {
-                return Err(Error::corrupt(format!("session {key}, record {}", last + 1), "it is missing"));
-            };
+            let Some(end) = page.last().map(|r| r.seq) else { return Err(self.missing_record(head, last + 1).await) };
             last = end;
             pages.push(page);
         }
         Ok(pages)
+    }
+
+    /// Why a record is not there that a head promises: the session was purged, or purged and created again, since the head was
+    /// read; otherwise it is damaged.
+    async fn missing_record(&self, head: &Head, seq: u64) -> Error {
+        let (key, session_id) = (head.key(), head.info.session_id.clone());
+        match self.store().head(&key).await {
+            Ok(None) => Error::NotFound { session_id },
+            Ok(Some(now)) if now.info.created_at != head.info.created_at || now.seq < head.seq => {
+                Error::Conflict { session_id, expected: head.seq }
+            }
+            Ok(Some(_)) => Error::corrupt(format!("session {key}, record {seq}"), "it is missing"),
+            Err(e) => e,
+        }
     }
 }

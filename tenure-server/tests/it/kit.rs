@@ -61,6 +61,11 @@ impl Script {
         self
     }
 
+    /// Forgets what it was to do next.
+    pub fn clear(&self) {
+        self.acts.lock().unwrap().clear();
+    }
+
     /// The bodies it was sent.
     pub fn bodies(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()

@@ -35,6 +35,6 @@ async fn files_of_stores_and_transcripts_are_private() {
     }
     let transcript = root.path().join("transcript.jsonl");
     JsonlTranscript::write(&transcript, &[Message::user("hi")]).unwrap();
-    JsonlTranscript::append(&root.path().join("appended.jsonl"), &[Message::user("hi")]).unwrap();
+    JsonlTranscript::append(root.path().join("appended.jsonl"), &[Message::user("hi")]).unwrap();
     assert_eq!(shared_with_others(root.path()), Vec::<String>::new());
 }

@@ -124,6 +124,7 @@ async fn nested_directories_do_not_end_the_server() {
     assert_eq!(attack.left(), 0, "nothing of a session is on the host");
     // Nor after a server that was killed.
     let code = format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.3'])");
+    attack.model.clear();
     attack.begin("u", &code, "background").await;
     within("they are made", async || processes("sleep 98770.3") == 1).await;
     attack.server.take().unwrap().kill();
