@@ -21,7 +21,7 @@ lint: ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy $(all) --all-targets -- -D warnings
 
-# Without the lints: from nothing they take five minutes, because they look at every dependency once more. `make check` has them.
+# Without the lints: `make check` has them, and CI runs both.
 test: ## formatting, then every test, with a PostgreSQL, a model, and Python and Node environments of its own
 	cargo fmt --all --check
 	scripts/python-env.sh true
@@ -42,7 +42,9 @@ failover: ## three PostgreSQL servers with synchronous replication, two nodes; t
 	cargo test --locked -p tenure-server --all-features --test it -- --nocapture --ignored failover::
 
 attack: ## attack the release binary, print the numbers of docs/reliability.md (the short form is part of `make test`)
-	ATTACK=long scripts/with-postgres.sh cargo test --locked --release -p tenure-server --test it -- --nocapture --test-threads 1 attack::
+	cargo build --locked --release -p tenure-server
+	ATTACK=long TENURE_TEST_BINARY=$(CURDIR)/target/release/tenure scripts/with-postgres.sh \
+		cargo test $(all) --test it -- --nocapture --test-threads 1 attack::
 
 traces: ## record what client libraries send, into target/traces
 	scripts/record-traces.sh target/traces

@@ -9,6 +9,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// The program under test: what cargo has built with the tests, or another build of it (`make attack`: the release binary).
+pub fn binary() -> String {
+    std::env::var("TENURE_TEST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_tenure").to_owned())
+}
+
 /// The running program. It is killed when this is dropped.
 pub struct Running {
     child: Child,
@@ -26,7 +31,7 @@ fn program(dir: &Path, yaml: &str) -> Command {
 /// The same, started by another program, which gets its path as the first argument.
 fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
     std::fs::write(dir.join("tenure.yaml"), yaml).unwrap();
-    let executable = env!("CARGO_BIN_EXE_tenure");
+    let executable = &binary();
     let mut command = Command::new(starter.unwrap_or(Path::new(executable)));
     if starter.is_some() {
         command.arg(executable);

@@ -11,7 +11,7 @@ use std::process::Command;
 
 /// Runs the command line on the store of a directory; what it prints.
 fn tenure(dir: &Path, args: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_tenure")).args(args).current_dir(dir).output().unwrap();
+    let output = Command::new(crate::running::binary()).args(args).current_dir(dir).output().unwrap();
     assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }

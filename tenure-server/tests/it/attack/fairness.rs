@@ -16,7 +16,7 @@ const CONFIG: &str = "store: sqlite:tenure.db\ntelemetry: {log: 'off'}\n";
 /// A key for a user of a tenant, made with the command line.
 fn key(dir: &Path, tenant: &str, user: &str) -> String {
     std::fs::write(dir.join("tenure.yaml"), CONFIG).unwrap();
-    let made = Command::new(env!("CARGO_BIN_EXE_tenure"))
+    let made = Command::new(crate::running::binary())
         .current_dir(dir)
         .args(["keys", "add", "--tenant", tenant, "--user", user])
         .output()
