@@ -110,7 +110,7 @@ impl Connections {
     }
 
     /// Admits a connection. At a limit another connection is closed for it, if there is one that can be: see
-    /// [`Table::evict`].
+    /// `Table::evict`.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, Full> {
         let is_trusted = self.trusted.contains(address);
         let address = counted_as(address);

@@ -386,7 +386,7 @@ impl Keys {
         }
     }
 
-    /// Whether the store can be read and written. It is written to at most every [`WRITE_EVERY`], so that probes cost little; a
+    /// Whether the store can be read and written. It is written to at most every five seconds, so that probes cost little; a
     /// failed write is tried again with the next probe.
     pub async fn check_store(&self) -> tenure::Result<()> {
         self.are_there().await?;
