@@ -147,7 +147,7 @@ impl Redaction {
         self.apply_counted(text, &mut 0)
     }
 
-    /// The same, adding the number of matches and marks looked at to `steps`, so that a test can measure the work without a clock.
+    /// Redacts a text, and adds the number of matches and marks looked at to `steps`, so that a test can measure the work without a clock.
     fn apply_counted<'t>(&self, text: &'t str, steps: &mut usize) -> (Cow<'t, str>, Vec<&str>) {
         // The matches of all rules in the order of their positions: a merge of one ordered iterator for each rule.
         let mut rules: Vec<_> = self.0.iter().map(|r| r.regex.find_iter(text).filter(|m| !m.is_empty())).collect();

@@ -28,7 +28,7 @@ fn program(dir: &Path, yaml: &str) -> Command {
     program_through(None, dir, yaml)
 }
 
-/// The same, started by another program, which gets its path as the first argument.
+/// The command that serves a directory with this configuration, started by another program if one is given.
 fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
     std::fs::write(dir.join("tenure.yaml"), yaml).unwrap();
     let executable = &binary();

@@ -102,7 +102,7 @@ impl Hosts {
         drop(self.generation.subscribe().wait_for(|now| *now != since).await);
     }
 
-    /// The same, for whoever waits for an answer. After longer than usual it makes sure that the change is noticed, by looking for the
+    /// Ends when another host has become the primary, for a statement that waits for its answer. After `PROBE_AFTER` it looks for the
     /// primary: a connection to a frozen host never fails by itself.
     pub async fn replaced(&self, since: u64) {
         sleep(PROBE_AFTER).await;

@@ -40,7 +40,7 @@ pub(super) enum Fail {
 }
 
 impl Fail {
-    /// The same, with the host that it is about.
+    /// Adds the name of the host to the message of the failure.
     pub fn at(self, host: &str) -> Self {
         match self {
             Fail::Lost(why) => Fail::Lost(format!("{host}: {why}")),
@@ -237,7 +237,7 @@ impl Link {
         self.retry(Prepare::Never, sql, params).await
     }
 
-    /// The same, without waiting for the disk or a standby: for what may be lost in a crash.
+    /// The rows of a statement that is committed without waiting for the disk or a standby: for what may be lost in a crash.
     pub async fn rows_unsynced(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
         let mut tries = self.tries();
         loop {
