@@ -1,6 +1,6 @@
 //! What can go wrong, and what to do about it.
 
-use crate::id::{ReviewId, RunId, Seq, SessionId};
+use crate::types::id::{ReviewId, RunId, Seq, SessionId};
 
 /// The result of everything that can fail here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

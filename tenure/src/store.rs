@@ -1,11 +1,11 @@
 //! The contract of a store, and the way to open one.
 
-use crate::entry::Record;
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, LogEnd, Reviewing, Status, VisibleHash, field_label, fold_case, origin_label, tag_label};
-use crate::id::{Key, Seq, SessionId, Tenant, User};
-use crate::media::{Blob, BlobId};
-use crate::message::Message;
+use crate::types::head::{Head, LogEnd, Reviewing, Status, VisibleHash, field_label, fold_case, origin_label, tag_label};
+use crate::types::id::{Key, Seq, SessionId, Tenant, User};
+use crate::types::media::{Blob, BlobId};
+use crate::types::message::Message;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -14,14 +14,13 @@ use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
 
 mod finding;
-mod index;
+mod mem_index;
 mod jsonl;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-pub(crate) mod text;
 
 pub use finding::{Cure, Finding, MAX_FINDINGS, Orphan};
 pub use jsonl::JsonlStore;

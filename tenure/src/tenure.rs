@@ -1,27 +1,27 @@
 //! The front door: open a house, and the everyday verbs of its sessions. Each loads, asks a rule, and commits.
 
-use crate::archive::ArchiveHook;
-use crate::assistant::Assistants;
-use crate::busy::Gates;
-use crate::checkpoint::Watch;
+use crate::session::archive::ArchiveHook;
+use crate::engine::registry::Assistants;
+use crate::engine::turn_lock::Gates;
+use crate::session::checkpoint::Watch;
 use crate::clock::Clock;
-use crate::embed::Embedder;
-use crate::entry::{Change, Created, Entry, InfoChange, Post, Record};
+use crate::memory::embedder::Embedder;
+use crate::types::entry::{Change, Created, Entry, InfoChange, Post, Record};
 use crate::error::{Error, Result};
-use crate::head::{DECISIONS, Head, Status};
-use crate::hot::{Draft, HotSessions, Need, State, hot_sessions};
-use crate::id::{Key, Principal, Reach, Seq, SessionId, check_text};
-use crate::media::Blob;
-use crate::message::Message;
-use crate::policy::{Limits, Policy};
-use crate::quota::UsageCache;
-use crate::redact::Redaction;
-use crate::runs::Watchers;
-use crate::schedule::{self, Bounds, ScheduledStore, Scheduler};
-use crate::session::{Said, Session};
+use crate::types::head::{DECISIONS, Head, Status};
+use crate::engine::cache::{Draft, HotSessions, Need, State, hot_sessions};
+use crate::types::id::{Key, Principal, Reach, Seq, SessionId, check_text};
+use crate::types::media::Blob;
+use crate::types::message::Message;
+use crate::types::policy::{Limits, Policy};
+use crate::engine::quota::UsageCache;
+use crate::rules::redaction::Redaction;
+use crate::run::resume::Watchers;
+use crate::engine::read_scheduler::{self, Bounds, ScheduledStore, Scheduler};
+use crate::rules::session::{Said, Session};
 use crate::store::{self, Commit, Concurrency, Range, Repair, Store, Writes};
-use crate::sweep::Hook;
-use crate::vectors::Memories;
+use crate::session::sweep::Hook;
+use crate::memory::vector_index::Memories;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -137,7 +137,7 @@ impl Tenure {
         let store = match writes {
             Writes::Apart => store,
             Writes::AsReads => {
-                let (scheduler, caller) = (Scheduler::new(Bounds::of_turns(reads)), schedule::Caller::Turns);
+                let (scheduler, caller) = (Scheduler::new(Bounds::of_turns(reads)), read_scheduler::Caller::Turns);
                 Arc::new(ScheduledStore { inner: store, scheduler, caller })
             }
         };
@@ -157,7 +157,7 @@ impl Tenure {
                 key_gates,
                 compact_gates,
                 repairs,
-                node: crate::lease::node_name(),
+                node: crate::run::lease::node_name(),
                 watchers: Watchers::default(),
                 memories,
                 usage: UsageCache::default(),
@@ -177,12 +177,12 @@ impl Tenure {
     /// capacity is left to turns. A read is refused (`max_waiting_reads`) if too many of the same principal wait.
     pub fn browsing(&self, who: &Principal) -> Self {
         let (inner, scheduler) = (self.house.store.clone(), self.house.browsing.clone());
-        let caller = schedule::Caller::Browsing(who.clone());
+        let caller = read_scheduler::Caller::Browsing(who.clone());
         Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
     }
 
     /// Waits until a principal may do work as large as a read that is not part of a turn.
-    pub(crate) async fn browse_permit(&self, who: &Principal) -> Result<schedule::Permit> {
+    pub(crate) async fn browse_permit(&self, who: &Principal) -> Result<read_scheduler::Permit> {
         self.house.browsing.acquire(who).await
     }
 
@@ -448,7 +448,7 @@ impl Tenure {
         Ok(session)
     }
 
-    pub(crate) async fn attach_message(&self, tenant: &crate::id::Tenant, message: &Message) -> Result<Message> {
+    pub(crate) async fn attach_message(&self, tenant: &crate::types::id::Tenant, message: &Message) -> Result<Message> {
         let mut blobs = HashMap::new();
         for cut in message.cuts() {
             if let Some(bytes) = self.store().blob(tenant, &cut.id).await? {

@@ -1,9 +1,9 @@
 //! Blobs: bytes that are kept once per tenant, for as long as a session uses them.
 
 use super::{Fixture, Log, Rng, blob, key, moment};
-use crate::entry::Created;
-use crate::id::Tenant;
-use crate::media::Blob;
+use crate::types::entry::Created;
+use crate::types::id::Tenant;
+use crate::types::media::Blob;
 use crate::store::{Commit, Store};
 
 async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> {

@@ -1,11 +1,11 @@
 //! Checking: a store in order has nothing to tell, and removes nothing that is in use.
 
 use super::{Fixture, Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
-use crate::entry::Created;
+use crate::types::entry::Created;
 use crate::store::{Orphan, Owner, Store};
 
 /// Sessions of two tenants with blobs, forks and items; some are purged, some forks inherit. The keys that are left.
-async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::id::Key> {
+async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::Key> {
     let mut logs: Vec<Log> = Vec::new();
     for n in 0..60 {
         let tenant = ["a", "b"][n % 2];

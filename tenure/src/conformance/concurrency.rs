@@ -1,9 +1,9 @@
 //! Many tasks at once: each step happens wholly, once, and none waits for ever.
 
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
-use crate::entry::Entry;
+use crate::types::entry::Entry;
 use crate::error::{Error, Result};
-use crate::id::{Key, Tenant, User};
+use crate::types::id::{Key, Tenant, User};
 use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
 use std::{collections::BTreeSet, future::Future, pin::Pin, sync::Arc};
 use tokio::task::JoinSet;

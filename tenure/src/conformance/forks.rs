@@ -1,12 +1,12 @@
 //! Forks: they lean on their parent's log, and stay whole when it is purged.
 
 use super::{Fixture, Log, assert_fails, blob, key, moment, read_all, state, whole_log};
-use crate::entry::{Created, Entry};
+use crate::types::entry::{Created, Entry};
 use crate::error::Error;
-use crate::head::{Head, Status};
-use crate::id::{SessionId, Tenant};
-use crate::media::Blob;
-use crate::message::Message;
+use crate::types::head::{Head, Status};
+use crate::types::id::{SessionId, Tenant};
+use crate::types::media::Blob;
+use crate::types::message::Message;
 use crate::store::{Commit, Query, Store, Whose};
 
 /// A stored session with records 1 to `seq`.

@@ -1,10 +1,10 @@
 //! Listing: every condition, the order, and pages.
 
 use super::{Fixture, Log, head_of, key, moment};
-use crate::entry::{Claim, Created, Decision, Entry, InfoChange, Outcome, ReviewDecided, ReviewOpened};
-use crate::head::{Head, Reviewing, Status, VisibleHash};
-use crate::id::{Key, ReviewId, RunId, SessionId, Tenant, User};
-use crate::message::Message;
+use crate::types::entry::{Claim, Created, Decision, Entry, InfoChange, Outcome, ReviewDecided, ReviewOpened};
+use crate::types::head::{Head, Reviewing, Status, VisibleHash};
+use crate::types::id::{Key, ReviewId, RunId, SessionId, Tenant, User};
+use crate::types::message::Message;
 use crate::store::{Commit, Cursor, Order, Query, Store, Whose};
 use serde_json::{Map, Value, json};
 

@@ -1,9 +1,9 @@
 //! Lists with bounded work: page by page they find what an unbounded list finds.
 
 use super::{Fixture, Log, Rng, key, moment};
-use crate::entry::{Change, Created, Entry, InfoChange};
-use crate::head::{Head, Status};
-use crate::id::{Tenant, User};
+use crate::types::entry::{Change, Created, Entry, InfoChange};
+use crate::types::head::{Head, Status};
+use crate::types::id::{Tenant, User};
 use crate::store::{Cursor, HeadPage, Query, Store, Whose};
 
 fn tag(tag: &str) -> Vec<String> {

@@ -1,10 +1,10 @@
 //! Random checks against a model: the same in every run, and the seed is in the message.
 
 use super::{Fixture, Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
-use crate::entry::{Claim, Created, Entry, InfoChange, ReviewOpened};
-use crate::head::{Head, Reviewing, Status, VisibleHash};
-use crate::id::{ReviewId, RunId, Tenant, User};
-use crate::message::Message;
+use crate::types::entry::{Claim, Created, Entry, InfoChange, ReviewOpened};
+use crate::types::head::{Head, Reviewing, Status, VisibleHash};
+use crate::types::id::{ReviewId, RunId, Tenant, User};
+use crate::types::message::Message;
 use crate::store::{Cursor, Item, Order, Owner, Query, Store, Whose};
 use serde_json::{Map, Value, json};
 use std::{cmp::Reverse, collections::BTreeMap};

@@ -2,9 +2,9 @@
 
 use super::log::rich;
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
-use crate::entry::Created;
+use crate::types::entry::Created;
 use crate::error::Error;
-use crate::id::{SessionId, Tenant, User};
+use crate::types::id::{SessionId, Tenant, User};
 use crate::store::{Commit, Item, Owner, Query, Shelf, Whose};
 
 /// Heads, logs, items and blobs are the same after the store was opened again.

@@ -1,7 +1,7 @@
 //! Search: items by the words of their text.
 
 use super::{Fixture, Log, item, moment, session_shelf, shelf};
-use crate::id::{Tenant, User};
+use crate::types::id::{Tenant, User};
 use crate::store::{Item, Owner, Shelf, Store};
 
 fn memory() -> Shelf {

@@ -2,7 +2,7 @@
 
 use super::{Fixture, Log, assert_fails, item, key, moment, session_shelf, shelf, state};
 use crate::error::Error;
-use crate::id::{SessionId, Tenant, User};
+use crate::types::id::{SessionId, Tenant, User};
 use crate::store::{Item, Owner, Shelf, Store};
 
 fn cache() -> Shelf {

@@ -14,29 +14,29 @@
 //! Cards, items and the places of records are kept in memory; records are read from the files.
 
 mod check;
-mod disk;
+mod engine;
 mod file;
-mod gates;
-mod lines;
-mod names;
+mod locks;
+mod codec;
+mod paths;
 mod open;
 mod purge;
-mod replay;
+mod recover;
 #[cfg(test)]
 mod tests;
 
-use self::disk::Disk;
-use self::gates::Gates;
-use self::names::Place;
+use self::engine::Disk;
+use self::locks::Gates;
+use self::paths::Place;
 use super::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store,
     Writes,
 };
-use crate::entry::Record;
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Status};
-use crate::id::{Key, Seq, Tenant};
-use crate::media::BlobId;
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::media::BlobId;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::collections::HashMap;

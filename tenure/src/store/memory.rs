@@ -1,15 +1,15 @@
 //! The store in memory: for tests, and for sessions that need not outlive the process.
 
-use super::index::Index;
+use crate::store::mem_index::Index;
 use super::{
     Commit, Concurrency, Direction, Finding, Glance, HeadPage, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner,
     Query, Range, Shelf, Store, Writes,
 };
-use crate::entry::{Entry, Record};
+use crate::types::entry::{Entry, Record};
 use crate::error::Result;
-use crate::head::{Head, Status};
-use crate::id::{Key, Seq, Tenant};
-use crate::media::BlobId;
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::media::BlobId;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::collections::HashMap;

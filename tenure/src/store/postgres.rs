@@ -17,13 +17,13 @@
 //!
 //! No step waits for ever.
 
-mod bell;
+mod notify;
 mod check;
 mod commit;
 mod heads;
 mod hosts;
 mod items;
-mod link;
+mod connection;
 mod migrate;
 mod purge;
 mod records;
@@ -32,17 +32,17 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-use crate::entry::Record;
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Status};
-use crate::id::{Key, Seq, Tenant};
-use crate::media::BlobId;
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::media::BlobId;
 use crate::store::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
 };
 use async_trait::async_trait;
 use jiff::Timestamp;
-use link::Link;
+use connection::Link;
 use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
 use tokio_postgres::Row;
@@ -51,7 +51,7 @@ use tokio_postgres::types::{FromSql, Type};
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
     link: Arc<Link>,
-    bell: bell::Bell,
+    bell: notify::Bell,
     statements: commit::Statements,
     place: String,
 }
@@ -62,7 +62,7 @@ impl PostgresStore {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
         let link = Arc::new(Link::new(settings.clone())?);
-        let bell = bell::Bell::new(&settings, link.hosts().clone());
+        let bell = notify::Bell::new(&settings, link.hosts().clone());
         migrate::migrate(&link, &place, &migrate::MIGRATIONS).await?;
         Ok(Self { link, bell, statements: commit::Statements::new(), place })
     }

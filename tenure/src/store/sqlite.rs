@@ -1,34 +1,34 @@
 //! The store in one SQLite file. One connection writes: whoever is at it takes whatever has queued into one transaction, so that many
 //! commits share one fsync. Readers run beside it, on a few threads of the store's own. Other processes may use the same file at the same time.
 
-mod cards;
+mod heads;
 mod check;
 mod commit;
-mod file;
+mod database;
 mod items;
 mod purge;
 mod readers;
 mod records;
-mod scribe;
-mod seat;
+mod write_batch;
+mod blocking;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
 use self::commit::Write;
-use self::file::{File, Pool};
+use self::database::{File, Pool};
 use self::readers::Readers;
-use self::seat::Seat;
+use self::blocking::Seat;
 use self::writer::Writer;
 use super::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
 };
-use crate::entry::Record;
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, Status};
-use crate::id::{Key, Seq, Tenant};
-use crate::media::BlobId;
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::media::BlobId;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
@@ -73,7 +73,7 @@ impl SqliteStore {
             file.migrate(&connection)?;
             file.keep_reserve();
             let writer = Writer::start(file.clone(), connection)?;
-            Ok(Self { readers: Arc::new(Pool::new(file)), threads: Readers::new(file::MAX_READERS), writer })
+            Ok(Self { readers: Arc::new(Pool::new(file)), threads: Readers::new(database::MAX_READERS), writer })
         })
         .await
     }
@@ -147,11 +147,11 @@ impl Store for SqliteStore {
 
     async fn head(&self, key: &Key) -> Result<Option<Head>> {
         let key = key.clone();
-        self.peek(move |conn, file| cards::head(conn, file, &key)).await
+        self.peek(move |conn, file| heads::head(conn, file, &key)).await
     }
 
     fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
-        self.readers.glance(|conn, file| cards::glance(conn, file, key, known))
+        self.readers.glance(|conn, file| heads::glance(conn, file, key, known))
     }
 
     // Other processes on this file look for themselves.
@@ -162,21 +162,21 @@ impl Store for SqliteStore {
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: file::MAX_READERS, writes: Writes::Apart }
+        Concurrency { reads: database::MAX_READERS, writes: Writes::Apart }
     }
 
     async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
         let query = query.clone();
-        self.read(move |conn, file| cards::heads(conn, file, &query)).await
+        self.read(move |conn, file| heads::heads(conn, file, &query)).await
     }
 
     async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
         let query = query.clone();
-        self.read(move |conn, file| cards::page(conn, file, &query, max_scan)).await
+        self.read(move |conn, file| heads::page(conn, file, &query, max_scan)).await
     }
 
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
-        self.read(|conn, _| cards::count(conn)).await
+        self.read(|conn, _| heads::count(conn)).await
     }
 
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {

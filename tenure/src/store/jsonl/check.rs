@@ -1,12 +1,12 @@
 //! Looking for files that are damaged or not the store's, and for blobs that nobody uses.
 
-use super::disk::{Disk, State};
+use crate::store::jsonl::engine::{Disk, State};
 use super::file::{failed, remove_file, sync_dir};
-use super::names::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
+use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
 use super::open::list;
-use super::replay::{End, replay};
+use crate::store::jsonl::recover::{End, replay};
 use crate::error::Result;
-use crate::id::{Key, Tenant};
+use crate::types::id::{Key, Tenant};
 use crate::store::{Finding, MAX_FINDINGS, Orphan};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Disk {
         let known = self.state().files(&self.root);
         let mut stray = Vec::new();
         for (name, path) in list(&self.root)? {
-            match names::parse_tenant(&self.root, &name).filter(|_| path.is_dir()) {
+            match paths::parse_tenant(&self.root, &name).filter(|_| path.is_dir()) {
                 Some(tenant) => found.extend(self.check_tenant(&tenant, &known, &mut stray)?),
                 None if [FORMAT_FILE, LOCK_FILE, "format.tmp", "lost+found"].contains(&&*name) => {}
                 None => stray.push(path),
@@ -47,8 +47,8 @@ impl Disk {
     ) -> Result<Vec<Finding>> {
         let mut found = Vec::new();
         let unknown = |path: &Path| Finding::new(path.display(), "it was put there while the store is open", REOPEN);
-        for (name, path) in list(&names::tenant_dir(&self.root, tenant))? {
-            match names::parse_file(&name) {
+        for (name, path) in list(&paths::tenant_dir(&self.root, tenant))? {
+            match paths::parse_file(&name) {
                 Named::Session(_) if !known.contains(&path) && path.exists() => found.push(unknown(&path)),
                 Named::Discarded(session) => {
                     let of = Place::session(&Key { tenant: tenant.clone(), session });
@@ -60,10 +60,10 @@ impl Disk {
                 _ => {}
             }
         }
-        for (name, path) in list(&names::shelves_dir(&self.root, tenant))? {
-            let temporary = matches!(names::parse_file(&name), Named::Temporary);
+        for (name, path) in list(&paths::shelves_dir(&self.root, tenant))? {
+            let temporary = matches!(paths::parse_file(&name), Named::Temporary);
             if !known.contains(&path) && !temporary && path.exists() {
-                match names::parse_shelf_file(&name) {
+                match paths::parse_shelf_file(&name) {
                     Some(_) => found.push(unknown(&path)),
                     None => stray.push(path),
                 }
@@ -71,7 +71,7 @@ impl Disk {
         }
         // A session that can not be read may use any of them.
         let damaged = self.state().is_damaged(tenant);
-        for (name, path) in list(&names::blobs_dir(&self.root, tenant))? {
+        for (name, path) in list(&paths::blobs_dir(&self.root, tenant))? {
             match name.parse() {
                 Ok(id) if damaged || self.state().index.uses_blob(tenant, id) => {}
                 Ok(id) if found.len() < MAX_FINDINGS => {
@@ -79,7 +79,7 @@ impl Disk {
                     found.push(Finding::orphan(path.display(), "no session uses it", orphan));
                 }
                 Ok(_) => {}
-                Err(_) if matches!(names::parse_file(&name), Named::Temporary) => {}
+                Err(_) if matches!(paths::parse_file(&name), Named::Temporary) => {}
                 Err(_) => stray.push(path),
             }
         }
@@ -117,9 +117,9 @@ impl Disk {
                 let state = self.state();
                 !state.is_damaged(tenant) && !state.index.uses_blob(tenant, *id)
             };
-            let path = names::blob_file(&self.root, tenant, *id);
+            let path = paths::blob_file(&self.root, tenant, *id);
             if free && path.exists() {
-                let dir = names::blobs_dir(&self.root, tenant);
+                let dir = paths::blobs_dir(&self.root, tenant);
                 remove_file(&path).and_then(|()| sync_dir(&dir)).map_err(|e| failed(&path, &e))?;
             }
         }

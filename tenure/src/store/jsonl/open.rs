@@ -1,13 +1,13 @@
 //! Opening a directory: claiming it, reading every file, mending what a crash left behind.
 
-use super::disk::{Damage, Log, State};
+use crate::store::jsonl::engine::{Damage, Log, State};
 use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
-use super::lines::Line;
-use super::names::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
-use super::replay::{Contents, End, replay};
+use crate::store::jsonl::codec::Line;
+use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
+use crate::store::jsonl::recover::{Contents, End, replay};
 use crate::error::{Error, Result};
-use crate::id::{Key, Tenant};
-use crate::media::BlobId;
+use crate::types::id::{Key, Tenant};
+use crate::types::media::BlobId;
 use crate::private_files;
 use crate::store::{FORMAT, Owner, Repair, Shelf};
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
 pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
     let (mut state, mut repairs) = (State::default(), Vec::new());
     for (name, path) in list(root)? {
-        let Some(tenant) = names::parse_tenant(root, &name).filter(|_| path.is_dir()) else { continue };
+        let Some(tenant) = paths::parse_tenant(root, &name).filter(|_| path.is_dir()) else { continue };
         load_tenant(root, &tenant, &mut state, &mut repairs)?;
     }
     Ok((state, repairs))
@@ -88,8 +88,8 @@ pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
 fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
     let key = |session| Key { tenant: tenant.clone(), session };
     let mut discarded = Vec::new();
-    for (name, path) in list(&names::tenant_dir(root, tenant))? {
-        match names::parse_file(&name) {
+    for (name, path) in list(&paths::tenant_dir(root, tenant))? {
+        match paths::parse_file(&name) {
             Named::Session(id) => load_file(&path, Place::session(&key(id)), state, repairs)?,
             Named::Discarded(id) => discarded.push((key(id), path)),
             Named::Temporary => remove_file(&path).map_err(|e| failed(&path, &e))?,
@@ -101,9 +101,9 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Ve
             remove_file(&path).map_err(|e| failed(&path, &e))?;
         }
     }
-    for (name, path) in list(&names::shelves_dir(root, tenant))? {
-        let owner = names::parse_shelf_file(&name).or_else(|| first_line_owner(&path));
-        match (names::parse_file(&name), owner) {
+    for (name, path) in list(&paths::shelves_dir(root, tenant))? {
+        let owner = paths::parse_shelf_file(&name).or_else(|| first_line_owner(&path));
+        match (paths::parse_file(&name), owner) {
             (Named::Temporary, _) => remove_file(&path).map_err(|e| failed(&path, &e))?,
             (_, Some(owner)) => load_file(&path, Place { tenant: tenant.clone(), owner }, state, repairs)?,
             (_, None) => repairs.push(not_mended(&path, "nothing says whose shelves these are")),
@@ -164,7 +164,7 @@ fn adopt(place: Place, mut contents: Contents, state: &mut State) {
 
 /// Removes the files of blobs that no session uses: what a commit that failed, or a crash, left behind.
 pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn(BlobId) -> bool) -> Result<()> {
-    let dir = names::blobs_dir(root, tenant);
+    let dir = paths::blobs_dir(root, tenant);
     let used = |name: &str| name.parse().is_ok_and(&is_used);
     let unused: Vec<_> = list(&dir)?.into_iter().filter(|(name, _)| !used(name)).collect();
     for (_, path) in &unused {
@@ -180,7 +180,7 @@ fn not_mended(path: &Path, why: &str) -> Repair {
 fn first_line_owner(path: &Path) -> Option<Owner> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;
-    names::parse_owner(&Line::parse(&line).ok()?.owner?)
+    paths::parse_owner(&Line::parse(&line).ok()?.owner?)
 }
 
 /// What is in a directory, by name; nothing, if it is not there.

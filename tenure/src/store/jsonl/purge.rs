@@ -6,13 +6,13 @@
 //! that it is still there, whole, and the purge can be repeated. The blobs go last: those that nobody uses go when a
 //! store is opened, too.
 
-use super::disk::{Disk, State};
+use crate::store::jsonl::engine::{Disk, State};
 use super::file::{failed, remove_file, sync_dir};
-use super::lines::Batch;
-use super::names::{self, Place};
+use crate::store::jsonl::codec::Batch;
+use crate::store::jsonl::paths::{self, Place};
 use super::open;
 use crate::error::Result;
-use crate::id::{Key, Tenant};
+use crate::types::id::{Key, Tenant};
 
 impl Disk {
     /// Destroys a session. The turns of its forks are held.
@@ -52,9 +52,9 @@ impl Disk {
             state.forget(place);
             state.index.remove(key)
         };
-        let dir = names::blobs_dir(&self.root, &key.tenant);
+        let dir = paths::blobs_dir(&self.root, &key.tenant);
         for id in &unused {
-            let path = names::blob_file(&self.root, &key.tenant, *id);
+            let path = paths::blob_file(&self.root, &key.tenant, *id);
             remove_file(&path).map_err(|e| failed(&path, &e))?;
         }
         if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| failed(&dir, &e)) }
@@ -93,7 +93,7 @@ impl Disk {
             return Ok(());
         }
         // The session's own file last: what else is there would not be looked for without it.
-        let discarded = key.map(|key| names::discarded_file(&self.root, key));
+        let discarded = key.map(|key| paths::discarded_file(&self.root, key));
         let removed = discarded.map_or(Ok(()), |file| remove_file(&file)).and_then(|()| remove_file(&path));
         removed.and_then(|()| sync_dir(&dir)).map_err(|e| failed(&path, &e))
     }

@@ -5,10 +5,10 @@ mod model;
 mod purging;
 
 use super::*;
-use crate::entry::{Created, Entry, Parent, Rewound};
-use crate::head::Status;
-use crate::media::Blob;
-use crate::message::Message;
+use crate::types::entry::{Created, Entry, Parent, Rewound};
+use crate::types::head::Status;
+use crate::types::media::Blob;
+use crate::types::message::Message;
 use crate::store::{Direction, FORMAT, Order, Whose};
 use std::fs;
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! Looking for what does not belong, and removing it.
 
 use super::column;
-use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::error::{Error, Result};
-use crate::id::{SessionId, Tenant};
-use crate::media::BlobId;
+use crate::types::id::{SessionId, Tenant};
+use crate::types::media::BlobId;
 use crate::store::{Finding, MAX_FINDINGS, Orphan, Owner};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;

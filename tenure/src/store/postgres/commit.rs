@@ -2,11 +2,11 @@
 
 use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
-use super::link::{Fail, Link, Param};
+use crate::store::postgres::connection::{Fail, Link, Param};
 use super::{micros, whole};
-use crate::entry::Record;
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::log_hash::LogHash;
+use crate::types::log_hash::LogHash;
 use crate::store::{Commit, Item, Owner};
 use std::collections::BTreeMap;
 use tokio_postgres::types::Type;

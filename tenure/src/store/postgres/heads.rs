@@ -1,12 +1,12 @@
 //! Index cards and how they are found.
 
-use super::link::{Link, Param};
+use crate::store::postgres::connection::{Link, Param};
 use super::{column, micros, row_limit};
-use crate::entry::Parent;
+use crate::types::entry::Parent;
 use crate::error::{Error, Result};
-use crate::head::{Head, Status, VisibleHash};
-use crate::id::{Key, SessionId, Tenant, User};
-use crate::log_hash::LogHash;
+use crate::types::head::{Head, Status, VisibleHash};
+use crate::types::id::{Key, SessionId, Tenant, User};
+use crate::types::log_hash::LogHash;
 use crate::store::{HeadPage, Order, Query, Whose};
 use jiff::Timestamp;
 use tokio_postgres::Row;

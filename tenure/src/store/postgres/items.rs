@@ -1,9 +1,9 @@
 //! Items on their shelves.
 
-use super::link::{Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
 use super::{column, instant, micros, row_limit, whole};
 use crate::error::{Error, Result};
-use crate::id::Tenant;
+use crate::types::id::Tenant;
 use crate::store::{Hit, Item, Owner, Shelf};
 use jiff::Timestamp;
 use std::collections::BTreeSet;

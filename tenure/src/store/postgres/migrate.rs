@@ -4,7 +4,7 @@
 //! left out, indexes. What is no longer needed goes a version later. It may wait a moment for a table, but not longer: whoever came
 //! after it would wait too.
 
-use super::link::{Fail, Link, MAINTENANCE_TIMEOUT};
+use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT};
 use crate::error::{Error, Result};
 use crate::store::FORMAT;
 use std::time::Duration;

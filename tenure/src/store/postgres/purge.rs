@@ -1,8 +1,8 @@
 //! The end of a session, and who inherits its log.
 
-use super::link::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::error::{Error, Result};
-use crate::id::{Key, Seq};
+use crate::types::id::{Key, Seq};
 use crate::store::Owner;
 use jiff::Timestamp;
 use tokio_postgres::types::Type;

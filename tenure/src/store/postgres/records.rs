@@ -1,10 +1,10 @@
 //! Pages of the log.
 
-use super::link::{Link, Param};
+use crate::store::postgres::connection::{Link, Param};
 use super::{column, place, row_limit, whole};
-use crate::entry::Record;
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::id::{Key, Seq};
+use crate::types::id::{Key, Seq};
 use crate::store::{Direction, MAX_PAGE_BYTES, Range};
 use tokio_postgres::types::Type;
 

@@ -1,10 +1,10 @@
 //! Looking for what does not belong, and removing it.
 
-use super::file::File;
+use crate::store::sqlite::database::File;
 use super::{Done, items};
 use crate::error::{Error, excerpt};
-use crate::id::{Key, SessionId, Tenant};
-use crate::media::BlobId;
+use crate::types::id::{Key, SessionId, Tenant};
+use crate::types::media::BlobId;
 use crate::store::{Cure, Finding, MAX_FINDINGS, Orphan, Owner};
 use rusqlite::{Connection, ErrorCode, Row, params};
 
@@ -223,7 +223,7 @@ pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> Done<()> {
                     Some(known) => known,
                     None => *headless.insert(conn.prepare(HEADLESS)?.exists([1])?),
                 };
-                if !headless && super::cards::seq(conn, tenant, session)?.is_none() {
+                if !headless && crate::store::sqlite::heads::seq(conn, tenant, session)?.is_none() {
                     items::clear(conn, tenant, &Owner::Session(session.clone()))?;
                 }
             }

@@ -1,13 +1,13 @@
 //! A commit, made ready outside the thread that writes: what is left to do there is to bind and step.
 
-use super::file::File;
-use super::{Done, cards, items};
-use crate::entry::Record;
+use crate::store::sqlite::database::File;
+use super::{Done, heads, items};
+use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::head::{Head, LogEnd, Status, VisibleHash};
-use crate::id::{Seq, SessionId, Tenant, User};
-use crate::log_hash::LogHash;
-use crate::media::Blob;
+use crate::types::head::{Head, LogEnd, Status, VisibleHash};
+use crate::types::id::{Seq, SessionId, Tenant, User};
+use crate::types::log_hash::LogHash;
+use crate::types::media::Blob;
 use crate::store::{Commit, Item, Owner};
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
@@ -136,7 +136,7 @@ impl Write {
             lease_until: head.lease.as_ref().map(|l| l.until.as_microsecond()),
             title: head.folded_title(),
             labels: serde_json::Value::from(head.labels()).to_string(),
-            card: cards::encode(head),
+            card: heads::encode(head),
             first: commit.first(),
             rows: commit.records.iter().map(Row::new).collect(),
             items: commit.items.clone(),
@@ -237,9 +237,9 @@ impl Write {
             false => None,
             true => {
                 let card: String = conn.query_row("SELECT card FROM head WHERE id = ?1", [id], |r| r.get(0))?;
-                let stored = cards::decode(file, &self.tenant, &self.session, &card)?;
-                let head: Head = cards::decode(file, &self.tenant, &self.session, &self.card)?;
-                Some(cards::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
+                let stored = heads::decode(file, &self.tenant, &self.session, &card)?;
+                let head: Head = heads::decode(file, &self.tenant, &self.session, &self.card)?;
+                Some(heads::encode(&Head { first: stored.first, parent: stored.parent, ..head }))
             }
         };
         conn.prepare_cached(CHANGE)?.execute(named_params! {
@@ -284,10 +284,10 @@ impl Write {
     }
 
     fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> Done<()> {
-        if cards::seq(conn, &self.tenant, &self.session)?.is_some() {
+        if heads::seq(conn, &self.tenant, &self.session)?.is_some() {
             return Err(self.exists());
         }
-        match cards::seq(conn, &self.tenant, parent)? {
+        match heads::seq(conn, &self.tenant, parent)? {
             Some(seq) if seq >= at => Ok(()),
             _ => Err(Error::NotFound { session_id: parent.clone() }.into()),
         }

@@ -1,9 +1,9 @@
 //! Items on shelves: keeping, finding and removing them.
 
 use super::Done;
-use super::file::File;
+use crate::store::sqlite::database::File;
 use crate::error::{Error, excerpt};
-use crate::id::Tenant;
+use crate::types::id::Tenant;
 use crate::store::{Hit, Item, Owner, Shelf};
 use jiff::Timestamp;
 use rusqlite::{Connection, Row, params};
@@ -21,7 +21,7 @@ const COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
 
 pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Done<()> {
     if let Owner::Session(id) = &shelf.owner
-        && super::cards::seq(conn, &shelf.tenant, id)?.is_none()
+        && crate::store::sqlite::heads::seq(conn, &shelf.tenant, id)?.is_none()
     {
         return Err(Error::NotFound { session_id: id.clone() }.into());
     }

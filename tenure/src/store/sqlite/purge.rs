@@ -1,11 +1,11 @@
 //! Purging: a session goes, and the forks that lean on its log keep what is theirs.
 
 use super::commit::{record_key, remove_matches};
-use super::file::File;
-use super::{Done, cards, items};
+use crate::store::sqlite::database::File;
+use super::{Done, heads, items};
 use crate::error::Error;
-use crate::head::Head;
-use crate::id::{Key, Seq, SessionId};
+use crate::types::head::Head;
+use crate::types::id::{Key, Seq, SessionId};
 use crate::store::Owner;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -18,7 +18,7 @@ pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<
     });
     let Some((id, card, matches)) = gone.optional()? else { return Ok(()) };
     if let Some((created_at, seq)) = expected {
-        let now = cards::decode(file, &key.tenant, &key.session, &card)?;
+        let now = heads::decode(file, &key.tenant, &key.session, &card)?;
         if (now.info.created_at, now.seq) != (created_at, seq) {
             return Err(Error::Conflict { session_id: key.session.clone(), expected: seq }.into());
         }
@@ -26,7 +26,7 @@ pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<
     let forks = forks(conn, file, key)?;
     if !forks.is_empty() {
         // Only now: a damaged card must not keep a session without forks from being purged.
-        let gone = cards::decode(file, &key.tenant, &key.session, &card)?;
+        let gone = heads::decode(file, &key.tenant, &key.session, &card)?;
         bequeath(conn, id, &gone, forks)?;
     }
     conn.prepare_cached("DELETE FROM record WHERE k > ?1 AND k <= ?2")?
@@ -51,7 +51,7 @@ fn forks(conn: &Connection, file: &File, key: &Key) -> Done<Vec<(i64, Head)>> {
     let mut forks = Vec::new();
     while let Some(row) = rows.next()? {
         let (session, card): (String, String) = (row.get(1)?, row.get(2)?);
-        forks.push((row.get(0)?, cards::decode(file, &key.tenant, &session, &card)?));
+        forks.push((row.get(0)?, heads::decode(file, &key.tenant, &session, &card)?));
     }
     forks.sort_by_key(|(_, head)| left_at(head));
     Ok(forks)
@@ -107,7 +107,7 @@ fn replace(conn: &Connection, id: i64, head: &Head) -> Done<()> {
     conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![
         id,
         parent,
-        cards::encode(head)
+        heads::encode(head)
     ])?;
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! Records and blobs: reading them.
 
 use super::commit::record_key;
-use super::file::File;
+use crate::store::sqlite::database::File;
 use super::{Done, Fault};
-use crate::entry::{Record, Records};
+use crate::types::entry::{Record, Records};
 use crate::error::Error;
-use crate::id::{Key, Seq, Tenant};
-use crate::media::BlobId;
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::media::BlobId;
 use crate::store::{Direction, MAX_PAGE_BYTES, Range};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::sync::Arc;

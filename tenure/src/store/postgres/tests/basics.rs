@@ -1,7 +1,7 @@
 //! Opening, committing, reading.
 
 use super::*;
-use crate::entry::InfoChange;
+use crate::types::entry::InfoChange;
 use crate::error::Error;
 use crate::store::postgres::migrate;
 use crate::store::{FORMAT, Item, MAX_PAGE_BYTES, Owner, Query, Shelf, Whose};

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::Error;
-use crate::media::{Blob, BlobId};
+use crate::types::media::{Blob, BlobId};
 use crate::store::{Item, Owner, Shelf};
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Lists of sessions, against `Query::matches`.
 
 use super::*;
-use crate::entry::InfoChange;
-use crate::head::{Lease, Status};
-use crate::id::{RunId, User};
+use crate::types::entry::InfoChange;
+use crate::types::head::{Lease, Status};
+use crate::types::id::{RunId, User};
 use crate::store::{Cursor, Order, Query, Whose};
 use serde_json::json;
 

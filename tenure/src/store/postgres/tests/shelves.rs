@@ -86,7 +86,7 @@ async fn a_commit_brings_items() {
 #[tokio::test]
 async fn search_finds_any_word_best_first() {
     let Some(db) = Db::new("pool=2").await else { return };
-    let (store, shelf) = (&db.store, &shelf(Owner::User(crate::id::User::new("ann").unwrap())));
+    let (store, shelf) = (&db.store, &shelf(Owner::User(crate::types::id::User::new("ann").unwrap())));
     let texts = ["The quick brown fox", "quick: a FOX, quick!", "ÉTÉ à Paris", "nothing", "fox' | <-> \\ !"];
     for (n, text) in texts.iter().enumerate() {
         store.put(shelf, &item(&format!("k{n}"), text, 0), None).await.unwrap();
@@ -111,7 +111,7 @@ async fn search_finds_any_word_best_first() {
 #[tokio::test]
 async fn what_is_over_goes_and_what_is_cleared_is_gone() {
     let Some(db) = Db::new("pool=2").await else { return };
-    let (store, user) = (&db.store, Owner::User(crate::id::User::new("ann").unwrap()));
+    let (store, user) = (&db.store, Owner::User(crate::types::id::User::new("ann").unwrap()));
     let (hers, all) = (&shelf(user.clone()), &shelf(Owner::Tenant));
     for n in 0..5 {
         store.put(all, &Item { expires_at: Some(at(n)), ..item(&format!("k{n}"), "x", 0) }, None).await.unwrap();

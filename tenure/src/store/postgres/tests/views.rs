@@ -1,9 +1,9 @@
 //! The views for people, against the fold.
 
 use super::*;
-use crate::entry::{Checkpointed, Rewound};
-use crate::head::Status;
-use crate::id::{Label, RunId};
+use crate::types::entry::{Checkpointed, Rewound};
+use crate::types::head::Status;
+use crate::types::id::{Label, RunId};
 use serde_json::{Map, Value, json};
 
 /// Every view of a session shows what its folded log shows.

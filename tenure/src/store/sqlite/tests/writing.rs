@@ -1,11 +1,11 @@
 //! Writing: whose thread does it, what shares a transaction, what fails alone, and what fails together.
 
 use super::*;
-use crate::entry::{Parent, Post};
+use crate::types::entry::{Parent, Post};
 use crate::error::Error;
-use crate::head::{Mark, Status};
-use crate::id::RunId;
-use crate::media::{Blob, BlobId};
+use crate::types::head::{Mark, Status};
+use crate::types::id::RunId;
+use crate::types::media::{Blob, BlobId};
 use std::sync::{Arc, mpsc};
 use tokio::task::JoinSet;
 

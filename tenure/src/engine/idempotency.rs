@@ -1,0 +1,90 @@
+//! Idempotency keys of turns: the same request is answered once, and the same each time.
+
+use crate::error::{Error, Result};
+use crate::run::executors::Replay;
+use crate::types::id::{Key, Principal, RunId, SessionId};
+use crate::run::begin::Ask;
+use crate::store::{Item, Owner, Shelf};
+use crate::tenure::Tenure;
+use jiff::SignedDuration;
+use serde::{Deserialize, Serialize};
+
+const KEYS: &str = "turn-keys";
+pub(crate) const ANSWERS: &str = "turn-answers";
+/// How long an idempotency key is remembered.
+const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
+
+/// An idempotency key that was used.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Claim {
+    pub body: String,
+    pub session: SessionId,
+    pub run: RunId,
+}
+
+impl Tenure {
+    /// What a request with this key began, if it came before.
+    pub(crate) async fn claimed(&self, who: &Principal, ask: &Ask) -> Result<Option<Claim>> {
+        let Some((key, body)) = &ask.idempotency else { return Ok(None) };
+        let Some(item) = self.store().get(&keys(who), key, None).await? else { return Ok(None) };
+        if item.expires_at.is_some_and(|t| t < self.now()) {
+            return Ok(None);
+        }
+        let claim: Claim =
+            serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key {key:?}"), e))?;
+        match claim.body == *body {
+            true => Ok(Some(claim)),
+            false => Err(Error::KeyReused { key: key.clone() }),
+        }
+    }
+
+    /// Keeps what a request with this key begins.
+    pub(crate) async fn remember_key(&self, who: &Principal, key: &str, claim: Claim) -> Result<()> {
+        let value = serde_json::to_string(&claim).expect("plain data");
+        self.store().put(&keys(who), &self.item(key, value), None).await
+    }
+
+    /// The response that was given, if it was.
+    pub(crate) async fn answer_of(&self, who: &Principal, claim: &Claim) -> Result<Option<Box<Replay>>> {
+        let shelf = Shelf {
+            tenant: who.tenant.clone(),
+            owner: Owner::Session(claim.session.clone()),
+            name: ANSWERS.to_owned(),
+        };
+        let Some(item) = self.store().get(&shelf, claim.run.as_str(), None).await? else { return Ok(None) };
+        // Older versions stored the body alone.
+        let replay = serde_json::from_str(&item.value);
+        Ok(Some(Box::new(replay.unwrap_or_else(|_| Replay { body: item.value, ..Replay::default() }))))
+    }
+
+    /// An item that is kept for as long as its key.
+    pub(crate) fn item(&self, key: &str, value: String) -> Item {
+        let now = self.now();
+        let expires_at = now.checked_add(KEY_TTL).ok();
+        Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
+    }
+}
+
+/// Where those meet who have the same key.
+pub(crate) fn place(who: &Principal, key: &str) -> Result<Key> {
+    let hash = blake3::hash(format!("{}\0{key}", who.user).as_bytes());
+    Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
+}
+
+fn same_hash(who: &Principal, key: &str, body: &str) -> String {
+    blake3::hash(format!("{}\0{}\0{key}\0{body}", who.tenant, who.user).as_bytes()).to_hex()[..32].to_owned()
+}
+
+/// The session that a request with a key begins, if it names none.
+pub(crate) fn same_id(who: &Principal, key: &str, body: &str) -> SessionId {
+    SessionId::new(same_hash(who, key, body)).unwrap_or_else(|_| SessionId::generate())
+}
+
+/// The run of a request with a key.
+pub(crate) fn same_run(who: &Principal, key: &str, body: &str) -> RunId {
+    RunId::new(format!("run_{}", same_hash(who, key, body))).unwrap_or_else(|_| RunId::generate())
+}
+
+fn keys(who: &Principal) -> Shelf {
+    Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
+}

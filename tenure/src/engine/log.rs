@@ -1,0 +1,116 @@
+//! Reading logs: the whole of one, with its parent's part, or the newest part of a long one.
+
+use crate::types::entry::Record;
+use crate::error::{Error, Result};
+use crate::types::head::Head;
+use crate::types::id::Key;
+use crate::types::policy::Window;
+use crate::rules::session::Session;
+use crate::store::Range;
+use crate::tenure::Tenure;
+
+/// A log of so many records is long.
+const LONG_LOG: u64 = 1000;
+
+/// The newest part of a log is at least so many records.
+const SHORT_TAIL: u64 = 64;
+
+impl Tenure {
+    /// The newest part of a long session, if what a run needs is in less than half of its log.
+    pub(crate) async fn newest(&self, head: &Head, window: &Window) -> Result<Option<Session>> {
+        let Some(front) = &head.front else { return Ok(None) };
+        let turn = head.seq.div_ceil(head.mark.turns.max(1) as u64);
+        let by_turns = window.max_turns.map(|turns| turn.saturating_mul((turns as u64).saturating_add(3)));
+        let by_tokens = window.max_tokens.map(|_| SHORT_TAIL);
+        let by_summary = front.summary.map(|(_, upto)| head.seq.saturating_sub(upto) + 2 * turn);
+        let guess = [by_turns, by_tokens, by_summary].into_iter().flatten().min();
+        let Some(mut size) = guess.map(|size| size.max(SHORT_TAIL)) else { return Ok(None) };
+        let (mut since, mut newest) = (head.seq + 1, Vec::new());
+        while size <= head.seq / 2 {
+            let from = head.seq + 1 - size;
+            let mut more = self.part(head, from - 1, since - 1).await?.concat();
+            more.append(&mut newest);
+            (since, newest) = (from, more);
+            let mut before = Vec::new();
+            for (first, last) in front.places(since) {
+                before.extend(self.part(head, first - 1, last).await?.concat());
+            }
+            if let Some(session) = Session::tail(head.clone(), &before, &newest, window) {
+                return Ok(Some(session));
+            }
+            size *= 2;
+        }
+        Ok(None)
+    }
+
+    /// Loads a whole session, its parent's part included.
+    pub(crate) async fn fold(&self, head: Head) -> Result<Session> {
+        let log = self.log(&head).await?;
+        Ok(Session::fold(head, log.into_iter().flatten()))
+    }
+
+    /// The whole log of a session, its parent's part included, oldest first, in pages.
+    pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
+        let log = self.lineage(head).await;
+        if log.is_ok() && head.parent.is_none() {
+            return log;
+        }
+        // A purge elsewhere may have moved records from one log to another while we read: then our card has changed too.
+        match self.store().head(&head.key()).await? {
+            Some(now) if (now.first, &now.parent) != (head.first, &head.parent) => self.lineage(&now).await,
+            Some(_) => log,
+            None => Err(Error::NotFound { session_id: head.info.session_id.clone() }),
+        }
+    }
+
+    async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
+        let mut parts = Vec::new();
+        let (mut current, mut upto) = (head.clone(), head.seq);
+        loop {
+            parts.push(self.own_records(&current, current.first - 1, upto).await?);
+            let Some(parent) = &current.parent else { break };
+            let key = Key { tenant: head.tenant.clone(), session: parent.session.clone() };
+            upto = upto.min(parent.seq);
+            let missing = || Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"));
+            current = self.store().head(&key).await?.ok_or_else(missing)?;
+        }
+        Ok(parts.into_iter().rev().flatten().collect())
+    }
+
+    /// Records of a session's own log, in pages. A long one is read in two halves at once: reading is work, not waiting.
+    pub(crate) async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
+        if upto.saturating_sub(after) < LONG_LOG {
+            return self.part(head, after, upto).await;
+        }
+        let middle = after + (upto - after) / 2;
+        let halves = tokio::try_join!(self.part(head, after, middle), self.part(head, middle, upto));
+        halves.map(|(older, newer)| older.into_iter().chain(newer).collect())
+    }
+
+    async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
+        let key = head.key();
+        let mut pages = Vec::new();
+        let mut last = after;
+        while last < upto {
+            let page = self.store().records(&key, &Range { upto, ..Range::after(last) }).await?;
+            let Some(end) = page.last().map(|r| r.seq) else { return Err(self.missing_record(head, last + 1).await) };
+            last = end;
+            pages.push(page);
+        }
+        Ok(pages)
+    }
+
+    /// Why a record is not there that a head promises: the session was purged, or purged and created again, since the head was
+    /// read; otherwise it is damaged.
+    async fn missing_record(&self, head: &Head, seq: u64) -> Error {
+        let (key, session_id) = (head.key(), head.info.session_id.clone());
+        match self.store().head(&key).await {
+            Ok(None) => Error::NotFound { session_id },
+            Ok(Some(now)) if now.info.created_at != head.info.created_at || now.seq < head.seq => {
+                Error::Conflict { session_id, expected: head.seq }
+            }
+            Ok(Some(_)) => Error::corrupt(format!("session {key}, record {seq}"), "it is missing"),
+            Err(e) => e,
+        }
+    }
+}

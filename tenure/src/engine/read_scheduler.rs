@@ -1,0 +1,314 @@
+//! Fair scheduling of reads: how many store calls each principal has under way, and whose turn is next.
+//!
+//! Lists, searches and other reads that people browse with go through a [`Scheduler`]. It lets fewer of them run than the store can serve at
+//! once: the rest is a reserve for turns, which do not wait behind lists. Waiting calls are served round robin, first by tenant and then by
+//! user, because whoever has a key without a user can name any user.
+
+mod store;
+
+pub(crate) use store::{Caller, ScheduledStore};
+
+use crate::error::{Error, Result};
+use crate::types::id::{Principal, Tenant, User};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::oneshot;
+
+/// How many calls may be under way at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// All together.
+    pub total: usize,
+    /// Of one tenant.
+    pub per_tenant: usize,
+    /// Of one user of a tenant.
+    pub per_principal: usize,
+    /// So many calls of one user of a tenant may wait; more are refused (`max_waiting_reads`).
+    pub waiting: usize,
+}
+
+impl Bounds {
+    /// The bounds of reads that are not part of a turn, on a store that serves `capacity` calls at once: a quarter is the reserve of turns.
+    pub fn of_browsing(capacity: usize, waiting: usize) -> Self {
+        let part = |of: usize| (capacity / of).max(1);
+        let total = capacity.saturating_sub(part(4)).max(1);
+        Self { total, per_tenant: part(2).min(total), per_principal: part(4).min(total), waiting }
+    }
+
+    /// The bounds of what turns read and write, on a store where each call takes one of `capacity` connections: one tenant leaves
+    /// a quarter to others.
+    pub fn of_turns(capacity: usize) -> Self {
+        let per_tenant = capacity.saturating_sub((capacity / 4).max(1)).max(1);
+        Self { total: capacity, per_tenant, per_principal: per_tenant, waiting: usize::MAX }
+    }
+}
+
+/// Decides who may call the store next.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    bounds: Bounds,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    running: usize,
+    tenants: HashMap<Tenant, Lane>,
+    /// Tenants with waiting calls, the next one first.
+    ring: VecDeque<Tenant>,
+}
+
+/// The calls of one tenant.
+#[derive(Debug, Default)]
+struct Lane {
+    running: usize,
+    users: HashMap<User, Queue>,
+    /// Users with waiting calls, the next one first.
+    ring: VecDeque<User>,
+}
+
+/// The calls of one user.
+#[derive(Debug, Default)]
+struct Queue {
+    running: usize,
+    waiting: VecDeque<oneshot::Sender<Permit>>,
+}
+
+/// The right to make one call. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    scheduler: Arc<Scheduler>,
+    tenant: Tenant,
+    user: User,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.scheduler.release(&self.tenant, &self.user);
+    }
+}
+
+impl Scheduler {
+    pub fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self { bounds, state: Mutex::default() })
+    }
+
+    /// Waits until this principal may make a call. Refused if too many of its calls wait already.
+    pub async fn acquire(self: &Arc<Self>, who: &Principal) -> Result<Permit> {
+        let waiting = {
+            let mut state = self.state();
+            let lane = state.tenants.entry(who.tenant.clone()).or_default();
+            let queue = lane.users.entry(who.user.clone()).or_default();
+            if queue.waiting.len() >= self.bounds.waiting {
+                let what = format!("the number of reads that wait for user {}", who.user);
+                return Err(Error::TooLarge { what, limit: "max_waiting_reads", max: self.bounds.waiting as u64 });
+            }
+            let (grant, granted) = oneshot::channel();
+            queue.waiting.push_back(grant);
+            if queue.waiting.len() == 1 {
+                lane.ring.push_back(who.user.clone());
+            }
+            if !state.ring.contains(&who.tenant) {
+                state.ring.push_back(who.tenant.clone());
+            }
+            let grants = self.grant(&mut state);
+            drop(state);
+            hand_out(grants);
+            granted
+        };
+        waiting.await.map_err(Error::unavailable)
+    }
+
+    fn release(self: &Arc<Self>, tenant: &Tenant, user: &User) {
+        let mut state = self.state();
+        state.running -= 1;
+        if let Some(lane) = state.tenants.get_mut(tenant) {
+            lane.running -= 1;
+            if let Some(queue) = lane.users.get_mut(user) {
+                queue.running -= 1;
+                if queue.running == 0 && queue.waiting.is_empty() {
+                    lane.users.remove(user);
+                }
+            }
+            if lane.users.is_empty() {
+                state.tenants.remove(tenant);
+            }
+        }
+        let grants = self.grant(&mut state);
+        drop(state);
+        hand_out(grants);
+    }
+
+    /// Takes those who may go on now out of the queues, tenant by tenant and user by user.
+    fn grant(self: &Arc<Self>, state: &mut State) -> Vec<(oneshot::Sender<Permit>, Permit)> {
+        let mut grants = Vec::new();
+        // Each tenant of the ring is asked until all of them, one after the other, had nobody who may go on.
+        let mut refusals = 0;
+        while state.running < self.bounds.total && refusals < state.ring.len() {
+            let Some(tenant) = state.ring.pop_front() else { break };
+            let Some(lane) = state.tenants.get_mut(&tenant) else { continue };
+            let next = match lane.running < self.bounds.per_tenant {
+                true => lane.next(self.bounds.per_principal),
+                false => None,
+            };
+            let waits = !lane.ring.is_empty();
+            match next {
+                Some((user, grant)) => {
+                    lane.running += 1;
+                    state.running += 1;
+                    refusals = 0;
+                    grants.push((grant, Permit { scheduler: self.clone(), tenant: tenant.clone(), user }));
+                }
+                None => refusals += 1,
+            }
+            if waits {
+                state.ring.push_back(tenant);
+            }
+        }
+        grants
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // What is counted stays right if somebody panics: nothing in here can.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane {
+    /// The next user who may make a call, with their oldest waiting call.
+    fn next(&mut self, per_principal: usize) -> Option<(User, oneshot::Sender<Permit>)> {
+        for _ in 0..self.ring.len() {
+            let user = self.ring.pop_front()?;
+            let queue = self.users.get_mut(&user)?;
+            let next = if queue.running < per_principal { queue.waiting.pop_front() } else { None };
+            if !queue.waiting.is_empty() {
+                self.ring.push_back(user.clone());
+            }
+            if let Some(grant) = next {
+                queue.running += 1;
+                return Some((user, grant));
+            }
+        }
+        None
+    }
+}
+
+/// Without the lock: a permit that nobody waits for any more is dropped here, and takes the lock itself.
+fn hand_out(grants: Vec<(oneshot::Sender<Permit>, Permit)>) {
+    for (grant, permit) in grants {
+        drop(grant.send(permit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::{Context, Poll, Waker};
+
+    fn who(tenant: &str, user: &str) -> Principal {
+        Principal::new(tenant, user).unwrap()
+    }
+
+    /// A call that has been tried: it runs, or it waits.
+    enum Call {
+        Runs(#[expect(dead_code, reason = "it is held until it is dropped")] Permit),
+        Waits(std::pin::Pin<Box<dyn Future<Output = Result<Permit>> + Send>>),
+    }
+
+    fn call(scheduler: &Arc<Scheduler>, who: &Principal) -> Call {
+        let (scheduler, who) = (scheduler.clone(), who.clone());
+        let mut call: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(async move { scheduler.acquire(&who).await });
+        match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(permit) => Call::Runs(permit.unwrap()),
+            Poll::Pending => Call::Waits(call),
+        }
+    }
+
+    /// Tries the calls that wait once more; the names of those that run now.
+    fn settle(calls: &mut [(&'static str, Call)]) -> Vec<&'static str> {
+        let mut running = Vec::new();
+        for (name, call) in calls {
+            if let Call::Waits(waiting) = call
+                && let Poll::Ready(permit) = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            {
+                *call = Call::Runs(permit.unwrap());
+            }
+            if matches!(call, Call::Runs(_)) {
+                running.push(*name);
+            }
+        }
+        running
+    }
+
+    const BOUNDS: Bounds = Bounds { total: 6, per_tenant: 4, per_principal: 2, waiting: 3 };
+
+    #[test]
+    fn a_principal_has_no_more_calls_than_its_bound_and_others_go_on() {
+        let scheduler = Scheduler::new(BOUNDS);
+        let (mallory, eve) = (who("a", "mallory"), who("a", "eve"));
+        let mut calls: Vec<_> = (0..5).map(|_| ("mallory", call(&scheduler, &mallory))).collect();
+        calls.extend((0..3).map(|_| ("eve", call(&scheduler, &eve))));
+        calls.push(("third", call(&scheduler, &who("a", "third"))));
+        assert_eq!(settle(&mut calls), ["mallory", "mallory", "eve", "eve"], "two each, four of the tenant");
+        calls.extend((0..3).map(|_| ("other", call(&scheduler, &who("b", "bob")))));
+        assert_eq!(settle(&mut calls)[4..], ["other", "other"], "another tenant does not wait");
+        assert!(matches!(call(&scheduler, &who("c", "c")), Call::Waits(_)), "six in all");
+    }
+
+    #[test]
+    fn who_waits_is_served_round_robin() {
+        let scheduler = Scheduler::new(Bounds { total: 1, per_tenant: 1, per_principal: 1, waiting: 9 });
+        let mut calls: Vec<_> = (0..4).map(|_| ("mallory", call(&scheduler, &who("a", "mallory")))).collect();
+        calls.push(("eve", call(&scheduler, &who("a", "eve"))));
+        calls.push(("bob", call(&scheduler, &who("b", "bob"))));
+        let mut order = Vec::new();
+        while !calls.is_empty() {
+            settle(&mut calls);
+            let at = calls.iter().position(|(_, call)| matches!(call, Call::Runs(_))).unwrap();
+            order.push(calls.remove(at).0);
+        }
+        assert_eq!(order, ["mallory", "mallory", "bob", "eve", "mallory", "mallory"]);
+        assert!(scheduler.state().tenants.is_empty() && scheduler.state().ring.is_empty(), "nothing is left behind");
+    }
+
+    #[test]
+    fn who_goes_away_takes_no_place() {
+        let scheduler = Scheduler::new(Bounds { total: 1, per_tenant: 1, per_principal: 1, waiting: 3 });
+        let (a, b) = (who("a", "a"), who("b", "b"));
+        let first = call(&scheduler, &a);
+        let (gone, waits) = (call(&scheduler, &a), call(&scheduler, &b));
+        drop(gone);
+        drop(first);
+        let mut calls = [("b", waits)];
+        assert_eq!(settle(&mut calls), ["b"]);
+        drop(calls);
+        assert!(matches!(call(&scheduler, &a), Call::Runs(_)));
+        assert_eq!(scheduler.state().running, 0);
+    }
+
+    #[test]
+    fn too_many_waiting_calls_are_refused() {
+        let scheduler = Scheduler::new(Bounds { total: 1, per_tenant: 1, per_principal: 1, waiting: 2 });
+        let _calls: Vec<_> = (0..3).map(|_| call(&scheduler, &who("a", "a"))).collect();
+        let (mallory, bob) = (who("a", "a"), who("a", "b"));
+        let mut one_more = Box::pin(scheduler.acquire(&mallory));
+        match one_more.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Err(Error::TooLarge { limit: "max_waiting_reads", max: 2, .. })) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(call(&scheduler, &bob), Call::Waits(_)), "another user may wait");
+    }
+
+    #[test]
+    fn a_part_is_reserved_for_turns() {
+        for capacity in 1..64 {
+            let bounds = Bounds::of_browsing(capacity, 9);
+            assert!(bounds.total >= 1 && bounds.per_tenant <= bounds.total && bounds.per_principal >= 1);
+            assert!(capacity < 2 || bounds.total < capacity, "{capacity}: {bounds:?}");
+            let turns = Bounds::of_turns(capacity);
+            assert!(turns.per_tenant >= 1 && (capacity < 2 || turns.per_tenant < capacity), "{capacity}: {turns:?}");
+        }
+        assert_eq!(Bounds::of_browsing(8, 9), Bounds { total: 6, per_tenant: 4, per_principal: 2, waiting: 9 });
+    }
+}

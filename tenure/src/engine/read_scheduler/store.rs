@@ -1,0 +1,167 @@
+//! A store whose calls are scheduled: each waits until its principal may make one.
+
+use super::Scheduler;
+use crate::types::entry::Record;
+use crate::error::Result;
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, Principal, Reach, Seq, Tenant, User};
+use crate::types::media::BlobId;
+use crate::store::{
+    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Whose,
+};
+use async_trait::async_trait;
+use jiff::Timestamp;
+use std::sync::Arc;
+use tokio::sync::broadcast;
+
+/// On whose behalf calls are made.
+#[derive(Clone, Debug)]
+pub(crate) enum Caller {
+    /// This principal browses: reads are scheduled, writes are not.
+    Browsing(Principal),
+    /// Turns and the server's own work, each call on behalf of the tenant that it is about. Writes are scheduled too: they take a
+    /// connection as reads do.
+    Turns,
+}
+
+/// A store, and who decides when it is called.
+#[derive(Clone, Debug)]
+pub(crate) struct ScheduledStore {
+    pub inner: Arc<dyn Store>,
+    pub scheduler: Arc<Scheduler>,
+    pub caller: Caller,
+}
+
+impl ScheduledStore {
+    async fn read(&self, tenant: &Tenant) -> Result<super::Permit> {
+        match &self.caller {
+            Caller::Browsing(who) => self.scheduler.acquire(who).await,
+            Caller::Turns => self.scheduler.acquire(&of(tenant)).await,
+        }
+    }
+
+    async fn write(&self, tenant: &Tenant) -> Result<Option<super::Permit>> {
+        match &self.caller {
+            Caller::Browsing(_) => Ok(None),
+            Caller::Turns => Ok(Some(self.scheduler.acquire(&of(tenant)).await?)),
+        }
+    }
+
+    async fn read_of(&self, whose: &Whose) -> Result<Option<super::Permit>> {
+        match whose {
+            Whose::User(tenant, _) | Whose::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
+            // The sweep and the take-over of runs.
+            Whose::Everyone => Ok(None),
+        }
+    }
+}
+
+fn of(tenant: &Tenant) -> Principal {
+    Principal { tenant: tenant.clone(), user: User::default(), reach: Reach::Own, quota: None }
+}
+
+#[async_trait]
+impl Store for ScheduledStore {
+    async fn commit(&self, commit: &Commit) -> Result<()> {
+        let _permit = self.write(&commit.head.tenant).await?;
+        self.inner.commit(commit).await
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+        let _permit = self.read(&key.tenant).await?;
+        self.inner.head(key).await
+    }
+
+    // It never waits.
+    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
+        self.inner.glance(key, known)
+    }
+
+    fn tell(&self, key: &Key) {
+        self.inner.tell(key);
+    }
+
+    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        self.inner.hear()
+    }
+
+    fn concurrency(&self) -> Concurrency {
+        self.inner.concurrency()
+    }
+
+    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+        let _permit = self.read_of(&query.whose).await?;
+        self.inner.heads(query).await
+    }
+
+    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+        let _permit = self.read_of(&query.whose).await?;
+        self.inner.page(query, max_scan).await
+    }
+
+    async fn count(&self) -> Result<Vec<(Status, u64)>> {
+        self.inner.count().await
+    }
+
+    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+        let _permit = self.read(&key.tenant).await?;
+        self.inner.records(key, range).await
+    }
+
+    async fn purge(&self, key: &Key) -> Result<()> {
+        let _permit = self.write(&key.tenant).await?;
+        self.inner.purge(key).await
+    }
+
+    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+        let _permit = self.write(&key.tenant).await?;
+        self.inner.purge_at(key, created_at, seq).await
+    }
+
+    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        let _permit = self.write(&shelf.tenant).await?;
+        self.inner.put(shelf, item, keep).await
+    }
+
+    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+        let _permit = self.read(&shelf.tenant).await?;
+        self.inner.get(shelf, key, used).await
+    }
+
+    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+        let _permit = self.read(&shelf.tenant).await?;
+        self.inner.items(shelf, after, limit).await
+    }
+
+    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+        let _permit = self.write(&shelf.tenant).await?;
+        self.inner.remove(shelf, key).await
+    }
+
+    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+        let _permit = self.read(&shelf.tenant).await?;
+        self.inner.search(shelf, text, limit).await
+    }
+
+    async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
+        self.inner.expire(now, limit).await
+    }
+
+    async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        let _permit = self.write(tenant).await?;
+        self.inner.clear(tenant, owner).await
+    }
+
+    async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
+        self.inner.wipe(tenant, owner).await
+    }
+
+    async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>> {
+        let _permit = self.read(tenant).await?;
+        self.inner.blob(tenant, id).await
+    }
+
+    async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
+        self.inner.check(remove).await
+    }
+}

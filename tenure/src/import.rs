@@ -1,0 +1,179 @@
+//! Other people's sessions: what other programs wrote becomes an [`Export`], ready for [`crate::Tenure::import`].
+//!
+//! [`read`] recognises the form by what is in the text. What a session has no place for is never dropped in silence: it is listed
+//! in [`Foreign::left_out`] with its place and the reason. A session that can not be read is an error that names the path of what is
+//! wrong, and does not stop the others.
+
+mod claude_code;
+mod detect;
+mod builder;
+mod raw_object;
+mod mistralrs;
+mod openai_responses;
+mod tenure;
+
+#[cfg(feature = "sqlite")]
+mod openai_agents;
+
+#[cfg(feature = "sqlite")]
+pub use openai_agents::read_agents_db;
+pub use mistralrs::to_mistralrs;
+
+use crate::error::{Error, Result, excerpt};
+use crate::types::message::Message;
+use crate::session::transfer::Export;
+use detect::{Doc, split};
+use serde::Serialize;
+use std::fmt;
+use std::str::FromStr;
+
+/// A form in which sessions are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Format {
+    /// Our own export.
+    #[serde(rename = "tenure")]
+    Tenure,
+    /// Messages in OpenAI's shape: a list, an object with `messages`, one message per line, or one object with `messages` per line.
+    #[serde(rename = "openai")]
+    OpenAi,
+    /// An export of mistral.rs: `messages`, `images`, `videos`, `files`; fields may be tagged with `Left` and `Right`.
+    #[serde(rename = "mistralrs")]
+    MistralRs,
+    /// A transcript of Claude Code, JSONL.
+    #[serde(rename = "claude-code")]
+    ClaudeCode,
+    /// Items of OpenAI's Responses API, a list or one per line, as its Agents SDK keeps them.
+    #[serde(rename = "responses")]
+    Responses,
+}
+
+const FORMATS: [Format; 5] = [Format::Tenure, Format::OpenAi, Format::MistralRs, Format::ClaudeCode, Format::Responses];
+
+impl Format {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Format::Tenure => "tenure",
+            Format::OpenAi => "openai",
+            Format::MistralRs => "mistralrs",
+            Format::ClaudeCode => "claude-code",
+            Format::Responses => "responses",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Format {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let known = FORMATS.map(Format::as_str).join(", ");
+        let found = FORMATS.into_iter().find(|f| f.as_str() == s);
+        found.ok_or_else(|| {
+            Error::invalid("format", format!("unknown format {s}; it must be one of {known}", s = excerpt(s)))
+        })
+    }
+}
+
+/// A session that somebody else wrote, in our terms.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Foreign {
+    /// The form it was found in.
+    pub format: Format,
+    /// The session.
+    pub export: Export,
+    /// What could not be carried over.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Something that a session has no place for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Where it is: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
+    pub place: String,
+    /// What it is, and why it is not in the session.
+    pub why: String,
+}
+
+impl Foreign {
+    /// Leaves out a model that is not known where the session goes.
+    pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
+        if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
+            let why = format!(
+                "the model {model} is not configured here; the session will use the default model",
+                model = excerpt(model)
+            );
+            self.left_out.push(LeftOut::new("model", why));
+        }
+    }
+}
+
+impl LeftOut {
+    fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { place: place.into(), why: why.into() }
+    }
+}
+
+/// Reads the sessions in a text. `hint` says what it is if that is known; else it is recognised by what is in it.
+///
+/// The outer error means that nothing in the text could be recognised. Otherwise there is one entry per session, in the order of the
+/// text; a session that is wrong is an error with the path of what is wrong ([`Error::Invalid`]: `line 4: messages[2].content`),
+/// and the others are there all the same.
+pub fn read(text: &str, hint: Option<Format>) -> Result<Vec<Result<Foreign>>> {
+    let docs = split(text)?;
+    let Some(format) = hint.or_else(|| detect::recognise(&docs)) else {
+        if docs.iter().any(|d| d.has("messages")) {
+            return Err(Error::invalid("messages", "`messages` must be a list of messages"));
+        }
+        let known = FORMATS.map(Format::as_str).join(", ");
+        return Err(Error::invalid("", format!("this is no session in a form that is known ({known})")));
+    };
+    Ok(match format {
+        Format::ClaudeCode => claude_code::read(&docs),
+        Format::Responses => vec![openai_responses::read(&docs)],
+        // Each is a session.
+        _ if docs.iter().any(|d| d.has("messages")) => {
+            let form = |d: &Doc<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
+            docs.iter().map(|d| tenure::read(d, form(d))).collect()
+        }
+        // Each is a message.
+        Format::MistralRs => vec![tagged(&docs)],
+        _ => vec![messages(&docs)],
+    })
+}
+
+/// One session of plain messages.
+fn messages(docs: &[Doc<'_>]) -> Result<Foreign> {
+    let parse = |d: &Doc<'_>| Message::parse(d.raw).map_err(|e| at(&d.place("messages"), e));
+    let messages = docs.iter().map(parse).collect::<Result<_>>()?;
+    let export = Export { messages, ..Export::default() };
+    Ok(Foreign { format: Format::OpenAi, export, left_out: Vec::new() })
+}
+
+/// One session of mistral.rs's messages alone.
+fn tagged(docs: &[Doc<'_>]) -> Result<Foreign> {
+    let (list, mut left_out) = (docs.iter().map(|d| d.raw).collect::<Vec<_>>(), Vec::new());
+    let messages = mistralrs::Listed::default().messages(&list, &mut left_out)?;
+    Ok(Foreign { format: Format::MistralRs, export: Export { messages, ..Export::default() }, left_out })
+}
+
+/// Puts a place before the path of what is wrong: `messages[3]` joins with a dot, words such as `line 4` with a colon.
+fn at(place: &str, e: Error) -> Error {
+    match e {
+        Error::Invalid { param, message } => Error::Invalid { param: path(place, &param), message },
+        other => other,
+    }
+}
+
+fn path(place: &str, rest: &str) -> String {
+    match (place.is_empty(), rest.is_empty()) {
+        (true, _) => rest.to_owned(),
+        (_, true) => place.to_owned(),
+        _ if place.contains(' ') && !place.contains(": ") => format!("{place}: {rest}"),
+        _ => format!("{place}.{rest}"),
+    }
+}

@@ -1,0 +1,125 @@
+//! A message in the making, for forms that are not messages in OpenAI's shape.
+
+use crate::import::raw_object::quoted;
+use crate::error::Result;
+use crate::types::message::Message;
+use std::collections::BTreeSet;
+
+/// A part of a message's content.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    Text(String),
+    /// Anything else, as JSON.
+    Json(String),
+}
+
+impl Part {
+    pub fn image(url: &str) -> Self {
+        Part::Json(format!(r#"{{"type":"image_url","image_url":{{"url":{}}}}}"#, quoted(url)))
+    }
+
+    fn json(&self) -> String {
+        match self {
+            Part::Text(text) => format!(r#"{{"type":"text","text":{}}}"#, quoted(text)),
+            Part::Json(json) => json.clone(),
+        }
+    }
+}
+
+/// A call that a draft makes.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub id: String,
+    pub json: String,
+}
+
+impl Call {
+    /// `arguments` is the JSON that the tool gets.
+    pub fn function(id: String, name: &str, arguments: &str) -> Self {
+        let function = format!(r#"{{"name":{},"arguments":{}}}"#, quoted(name), quoted(arguments));
+        let json = format!(r#"{{"id":{},"type":"function","function":{function}}}"#, quoted(&id));
+        Self { id, json }
+    }
+
+    pub fn custom(id: String, name: &str, input: &str) -> Self {
+        let custom = format!(r#"{{"name":{},"input":{}}}"#, quoted(name), quoted(input));
+        let json = format!(r#"{{"id":{},"type":"custom","custom":{custom}}}"#, quoted(&id));
+        Self { id, json }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Draft {
+    /// Where it comes from.
+    pub place: String,
+    pub role: String,
+    pub parts: Vec<Part>,
+    pub calls: Vec<Call>,
+    /// The call that a tool message answers.
+    pub answers: Option<String>,
+    pub refusal: Option<String>,
+}
+
+impl Draft {
+    pub fn new(place: impl Into<String>, role: &str) -> Self {
+        Self { place: place.into(), role: role.to_owned(), ..Self::default() }
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.calls.is_empty() && self.answers.is_none() && self.refusal.is_none()
+    }
+
+    pub fn message(&self) -> Result<Message> {
+        let content = match &self.parts[..] {
+            [] if self.calls.is_empty() && self.refusal.is_none() => quoted(""),
+            [] => "null".to_owned(),
+            [Part::Text(text)] => quoted(text),
+            parts => format!("[{}]", parts.iter().map(Part::json).collect::<Vec<_>>().join(",")),
+        };
+        let mut json = format!(r#"{{"role":{}"#, quoted(&self.role));
+        if let Some(id) = &self.answers {
+            json += &format!(r#","tool_call_id":{}"#, quoted(id));
+        }
+        json += &format!(r#","content":{content}"#);
+        if let Some(refusal) = &self.refusal {
+            json += &format!(r#","refusal":{}"#, quoted(refusal));
+        }
+        if !self.calls.is_empty() {
+            let calls: Vec<_> = self.calls.iter().map(|c| &*c.json).collect();
+            json += &format!(r#","tool_calls":[{}]"#, calls.join(","));
+        }
+        Message::parse(&(json + "}")).map_err(|e| super::at(&self.place, e))
+    }
+}
+
+/// The drafts as messages; results that follow their calls stand in the calls' order.
+pub(super) fn messages(mut drafts: Vec<Draft>) -> Result<Vec<Message>> {
+    let mut start = 0;
+    while start < drafts.len() {
+        let order: Vec<String> = drafts[start].calls.iter().map(|c| c.id.clone()).collect();
+        let results = drafts[start + 1..].iter().take_while(|d| d.answers.is_some()).count();
+        let place = |d: &Draft| order.iter().position(|id| Some(id) == d.answers.as_ref()).unwrap_or(order.len());
+        drafts[start + 1..start + 1 + results].sort_by_key(place);
+        start += 1 + results;
+    }
+    drafts.iter().map(Draft::message).collect()
+}
+
+/// The names of fields that a session has no place for, collected so that they are listed once and not for each line.
+#[derive(Debug, Default)]
+pub(super) struct Bookkeeping(BTreeSet<String>);
+
+impl Bookkeeping {
+    /// Takes the fields that are not `known`; `of` is what they are in.
+    pub fn note<'n>(&mut self, of: &str, names: impl IntoIterator<Item = &'n str>, known: &[&str]) {
+        let unknown = names.into_iter().filter(|n| !known.contains(n));
+        self.0.extend(unknown.map(|n| format!("{of}{n}")));
+    }
+
+    pub fn left_out(self, place: &str) -> Option<super::LeftOut> {
+        let names: Vec<String> = self.0.into_iter().collect();
+        let why = || format!("fields that a session has no place for: {}", names.join(", "));
+        (!names.is_empty()).then(|| super::LeftOut::new(place, why()))
+    }
+}

@@ -1,0 +1,272 @@
+//! Transcripts of Claude Code: one line for each block of a message, and lines of the program's own.
+//!
+//! The lines of one answer have the same `message.id` and become one message; results stand after it in the order of the calls. Where a question
+//! was asked again from the same place, only the last one counts. What the program says to itself is left out and listed.
+
+use crate::import::detect::Doc;
+use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
+use crate::import::raw_object::{Fields, items, quoted, string};
+use super::{Foreign, Format, LeftOut};
+use crate::error::{Error, Result, excerpt};
+use crate::types::id::SessionId;
+use crate::session::transfer::Export;
+use std::collections::{HashMap, HashSet};
+
+/// The fields of a line that are looked at.
+const LINE: [&str; 8] =
+    ["type", "message", "sessionId", "uuid", "parentUuid", "isSidechain", "timestamp", "isApiErrorMessage"];
+const MESSAGE: [&str; 5] = ["id", "role", "content", "model", "type"];
+
+/// Blocks that are a model's thoughts.
+const THOUGHTS: [&str; 2] = ["thinking", "redacted_thinking"];
+
+struct Line<'a> {
+    number: String,
+    fields: Fields<'a>,
+    kind: String,
+    uuid: Option<String>,
+    parent: Option<String>,
+}
+
+impl Line<'_> {
+    /// Something that a person asked: not a result, nor a note of the program.
+    fn is_question(&self) -> bool {
+        let content = self.fields.object("message").and_then(|m| m.get("content")).unwrap_or_default();
+        let result = |b: &str| Fields::of(b).and_then(|f| f.text("type")).as_deref() == Some("tool_result");
+        self.kind == "user"
+            && !self.fields.is_true("isMeta")
+            && !self.fields.is_true("isSidechain")
+            && !items(content).unwrap_or_default().into_iter().any(result)
+    }
+}
+
+/// The sessions of a transcript, in the order in which they begin, and an error for each line that is no JSON object.
+pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
+    let (mut sessions, mut errors) = (Vec::<(String, Vec<Line<'_>>)>::new(), Vec::new());
+    let (mut homes, mut titles) = (HashMap::new(), Vec::new());
+    for doc in docs {
+        let number = doc.place("line");
+        let Some(fields) = doc.fields() else {
+            errors.push(Err(Error::invalid(number, "this line is not a JSON object; it may be torn")));
+            continue;
+        };
+        let (kind, uuid) = (fields.text("type").unwrap_or_default(), fields.text("uuid"));
+        let (session, parent) = (fields.text("sessionId"), fields.text("parentUuid"));
+        let line = Line { number, fields, kind, uuid, parent };
+        let Some(session) = session else {
+            titles.push(line);
+            continue;
+        };
+        let home = sessions.iter().position(|(id, _)| *id == session).unwrap_or_else(|| {
+            sessions.push((session, Vec::new()));
+            sessions.len() - 1
+        });
+        homes.extend(line.uuid.clone().map(|u| (u, home)));
+        sessions[home].1.push(line);
+    }
+    if sessions.is_empty() && !titles.is_empty() {
+        sessions.push((String::new(), Vec::new()));
+    }
+    // Lines that name no session belong to the one that has what they point to, or else to the first.
+    for line in titles {
+        let of = ["leafUuid", "messageId"].into_iter().find_map(|f| line.fields.text(f)).or(line.parent.clone());
+        let home = of.and_then(|leaf| homes.get(&leaf).copied()).unwrap_or_default();
+        if let Some((_, lines)) = sessions.get_mut(home) {
+            lines.push(line);
+        }
+    }
+    sessions.into_iter().map(|(id, lines)| session(&id, &lines)).chain(errors).collect()
+}
+
+fn session(id: &str, lines: &[Line<'_>]) -> Result<Foreign> {
+    let mut reader = Reader { abandoned: abandoned(lines), ..Reader::default() };
+    for line in lines {
+        reader.line(line)?;
+    }
+    let (mut export, mut left_out) = (reader.export, reader.left_out);
+    match SessionId::new(id) {
+        Ok(id) => export.session_id = Some(id),
+        Err(_) if id.is_empty() => {}
+        Err(e) => left_out.push(LeftOut::new("sessionId", format!("{e}; the session gets an id of its own"))),
+    }
+    export.messages = messages(reader.drafts)?;
+    left_out.extend(reader.fields.left_out("every line"));
+    Ok(Foreign { format: Format::ClaudeCode, export, left_out })
+}
+
+/// Questions that were asked again from the same place, and all that followed from them.
+fn abandoned(lines: &[Line<'_>]) -> HashSet<String> {
+    let questions = lines.iter().filter(|l| l.is_question());
+    let last: HashMap<&str, &str> =
+        questions.clone().filter_map(|l| Some((l.parent.as_deref()?, l.uuid.as_deref()?))).collect();
+    let mut gone = HashSet::new();
+    for line in lines {
+        let (Some(parent), Some(uuid)) = (&line.parent, &line.uuid) else { continue };
+        if gone.contains(parent) || (line.is_question() && last.get(&**parent).is_some_and(|l| l != uuid)) {
+            gone.insert(uuid.clone());
+        }
+    }
+    gone
+}
+
+#[derive(Default)]
+struct Reader {
+    abandoned: HashSet<String>,
+    seen: HashSet<String>,
+    export: Export,
+    drafts: Vec<Draft>,
+    /// The answer that is being put together: its id, and its place in `drafts`.
+    answer: Option<(String, usize)>,
+    fields: Bookkeeping,
+    left_out: Vec<LeftOut>,
+}
+
+impl Reader {
+    fn leave(&mut self, place: &str, why: impl Into<String>) {
+        self.left_out.push(LeftOut::new(place, why));
+    }
+
+    fn line(&mut self, line: &Line<'_>) -> Result<()> {
+        let (place, fields) = (&*line.number, &line.fields);
+        if line.uuid.as_ref().is_some_and(|u| self.abandoned.contains(u)) {
+            self.leave(place, "the question was asked again from the same place; the last one counts");
+        } else if line.uuid.as_ref().is_some_and(|u| !self.seen.insert(u.clone())) {
+            self.leave(place, "the line was there before");
+        } else if fields.is_true("isSidechain") {
+            self.leave(place, "a sidechain: what a helper was asked and answered, not part of this conversation");
+        } else if fields.is_true("isApiErrorMessage") {
+            self.leave(place, "an error of the program, not an answer of the model");
+        } else {
+            match (&*line.kind, fields.object("message")) {
+                ("user" | "assistant", Some(message)) => return self.message(line, &message),
+                ("user" | "assistant", None) => {
+                    let path = format!("{place}: message");
+                    return Err(Error::invalid(path, "the line has no message; it needs one with role and content"));
+                }
+                ("summary", _) => {
+                    if let Some(before) = self.export.title.replace(fields.text("summary").unwrap_or_default()) {
+                        self.leave(place, format!("it replaces an earlier title: {before}"));
+                    }
+                }
+                (kind, _) => self.leave(place, format!("a note of the program, type {kind}", kind = excerpt(kind))),
+            }
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, line: &Line<'_>, message: &Fields<'_>) -> Result<()> {
+        self.fields.note("", line.fields.0.iter().map(|(n, _)| &**n), &LINE);
+        self.fields.note("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE);
+        if let Some(at) = line.fields.text("timestamp").and_then(|t| t.parse().ok()) {
+            self.export.created_at.get_or_insert(at);
+            self.export.updated_at = Some(at);
+        }
+        if let Some(model) = message.text("model").filter(|m| m != "<synthetic>") {
+            self.export.model = Some(model);
+        }
+        let place = &*line.number;
+        let content = message.get("content").unwrap_or_default();
+        let mut said = Draft::new(format!("{place}: message"), &line.kind);
+        let mut results = Vec::new();
+        match (string(content), items(content)) {
+            (Some(text), _) => said.parts.push(Part::Text(text)),
+            (_, Some(blocks)) => {
+                for (i, block) in blocks.into_iter().enumerate() {
+                    self.block(block, &format!("{place}: message.content[{i}]"), &mut said, &mut results)?;
+                }
+            }
+            _ => {
+                let path = format!("{place}: message.content");
+                return Err(Error::invalid(path, "content must be a string or a list of blocks"));
+            }
+        }
+        self.add(line, message.text("id"), said, results);
+        Ok(())
+    }
+
+    fn add(&mut self, line: &Line<'_>, id: Option<String>, said: Draft, results: Vec<Draft>) {
+        if line.kind != "assistant" {
+            self.drafts.extend(results);
+            if !said.is_empty() {
+                self.answer = None;
+                self.drafts.push(said);
+            }
+            return;
+        }
+        match (&self.answer, &id) {
+            // The same answer goes on; at most results of its calls came between.
+            (Some((open, at)), Some(id)) if open == id => {
+                self.drafts[*at].parts.extend(said.parts);
+                self.drafts[*at].calls.extend(said.calls);
+            }
+            _ if said.is_empty() => {}
+            _ => {
+                self.answer = id.map(|id| (id, self.drafts.len()));
+                self.drafts.push(said);
+            }
+        }
+    }
+
+    fn block(&mut self, raw: &str, place: &str, said: &mut Draft, results: &mut Vec<Draft>) -> Result<()> {
+        let wrong = |field: &str, why: &str| Error::invalid(format!("{place}.{field}"), why);
+        let block =
+            Fields::of(raw).ok_or_else(|| Error::invalid(place, "a block must be a JSON object with a type"))?;
+        match &*block.text("type").unwrap_or_default() {
+            "tool_use" if said.role == "assistant" => {
+                let id = block.text("id").ok_or_else(|| wrong("id", "a tool call needs an id"))?;
+                let name = block.text("name").ok_or_else(|| wrong("name", "a tool call needs the tool's name"))?;
+                said.calls.push(Call::function(id, &name, block.get("input").unwrap_or("{}")));
+            }
+            "tool_result" if said.role == "user" => {
+                let id = block.text("tool_use_id");
+                let id = id.ok_or_else(|| wrong("tool_use_id", "a result must name the call it answers"))?;
+                let mut result = Draft { answers: Some(id), ..Draft::new(place, "tool") };
+                let content = block.get("content").unwrap_or("[]");
+                match (string(content), items(content)) {
+                    (Some(text), _) => result.parts.push(Part::Text(text)),
+                    (_, Some(blocks)) => {
+                        for (i, b) in blocks.into_iter().enumerate() {
+                            let place = format!("{place}.content[{i}]");
+                            let fields = Fields::of(b).unwrap_or_default();
+                            let part = self.part(&fields, &place);
+                            result.parts.extend(part);
+                        }
+                    }
+                    _ => return Err(wrong("content", "content must be a string or a list of blocks")),
+                }
+                if block.is_true("is_error") {
+                    self.leave(&format!("{place}.is_error"), "a mark that the call failed; a result is only text");
+                }
+                results.push(result);
+            }
+            _ => said.parts.extend(self.part(&block, place)),
+        }
+        Ok(())
+    }
+
+    /// A block that is part of what somebody says.
+    fn part(&mut self, block: &Fields<'_>, place: &str) -> Option<Part> {
+        let kind = block.text("type").unwrap_or_default();
+        let source = block.object("source").unwrap_or_default();
+        let data = || Some(format!("data:{};base64,{}", source.text("media_type")?, source.text("data")?));
+        let url = source.text("url").or_else(data);
+        let part = match (&*kind, url) {
+            ("text", _) => block.text("text").map(Part::Text),
+            ("image", Some(url)) => Some(Part::image(&url)),
+            ("document", Some(url)) if url.starts_with("data:") => {
+                let name = block.text("title").unwrap_or_else(|| "document".to_owned());
+                let file = format!(r#"{{"filename":{},"file_data":{}}}"#, quoted(&name), quoted(&url));
+                Some(Part::Json(format!(r#"{{"type":"file","file":{file}}}"#)))
+            }
+            _ => None,
+        };
+        if part.is_none() {
+            let why = match THOUGHTS.contains(&&*kind) {
+                true => "the model's thoughts; only the model that had them can read them again".to_owned(),
+                false => format!("a block that a message has no place for, type {kind}", kind = excerpt(kind)),
+            };
+            self.leave(place, why);
+        }
+        part
+    }
+}

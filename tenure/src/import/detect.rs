@@ -1,0 +1,122 @@
+//! A text as the JSON documents in it, and what they look like.
+
+use super::Format;
+use crate::import::raw_object::{Fields, items, string};
+use crate::error::{Error, Result};
+use serde_json::value::RawValue;
+
+/// One document: an element of a list, a line, or the whole text.
+#[derive(Clone, Debug)]
+pub(super) struct Doc<'a> {
+    pub at: At,
+    pub raw: &'a str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    Whole,
+    /// From 1.
+    Line(usize),
+    /// From 0.
+    Item(usize),
+}
+
+impl<'a> Doc<'a> {
+    pub fn fields(&self) -> Option<Fields<'a>> {
+        Fields::of(self.raw)
+    }
+
+    pub fn has(&self, field: &str) -> bool {
+        self.fields().is_some_and(|f| f.get(field).is_some())
+    }
+
+    /// Where it is, in words; `list` is what the list is called if it is in one.
+    pub fn place(&self, list: &str) -> String {
+        match self.at {
+            At::Whole => String::new(),
+            At::Line(n) => format!("line {n}"),
+            At::Item(i) => format!("{list}[{i}]"),
+        }
+    }
+}
+
+/// Takes a text apart: a list into its elements, lines into lines.
+pub(super) fn split(text: &str) -> Result<Vec<Doc<'_>>> {
+    let text = text.trim_start_matches('\u{feff}').trim();
+    if text.is_empty() {
+        return Err(Error::invalid("", "there is nothing in it; give a session as JSON or JSONL"));
+    }
+    let wrong = match serde_json::from_str::<&RawValue>(text) {
+        Ok(_) => match items(text) {
+            Some(items) => {
+                return Ok(items.into_iter().enumerate().map(|(i, raw)| Doc { at: At::Item(i), raw }).collect());
+            }
+            None => return Ok(vec![Doc { at: At::Whole, raw: text }]),
+        },
+        Err(e) => e,
+    };
+    let lines = text.lines().enumerate().map(|(i, line)| Doc { at: At::Line(i + 1), raw: line.trim() });
+    let lines: Vec<_> = lines.filter(|d| !d.raw.is_empty()).collect();
+    match lines.iter().any(|d| d.fields().is_some_and(|f| !f.0.is_empty())) {
+        true => Ok(lines),
+        false => Err(Error::invalid("", format!("this is neither JSON nor JSONL: {wrong}"))),
+    }
+}
+
+/// What a text holds.
+pub(super) fn recognise(docs: &[Doc<'_>]) -> Option<Format> {
+    let mut kinds = docs.iter().filter_map(kind);
+    match kinds.next() {
+        // Plain messages and items of the Responses API look alike, until one is a call.
+        Some(Format::OpenAi) if kinds.any(|k| k == Format::Responses) => Some(Format::Responses),
+        None if docs.is_empty() => Some(Format::OpenAi),
+        first => first,
+    }
+}
+
+/// What one document looks like.
+pub(super) fn kind(doc: &Doc<'_>) -> Option<Format> {
+    let fields = doc.fields()?;
+    let has = |name: &str| fields.get(name).is_some();
+    if let Some(messages) = fields.get("messages") {
+        let lists =
+            ["images", "videos", "files"].into_iter().any(|l| fields.get(l).is_some_and(|v| items(v).is_some()));
+        return Some(match has("tenure") {
+            true => Format::Tenure,
+            false if lists || items(messages)?.into_iter().any(is_tagged) => Format::MistralRs,
+            false => Format::OpenAi,
+        });
+    }
+    if has("type") && ["uuid", "sessionId", "leafUuid", "snapshot"].into_iter().any(has) {
+        return Some(Format::ClaudeCode);
+    }
+    let kind = fields.text("type").unwrap_or_default();
+    let parts = fields.get("content").and_then(items).unwrap_or_default();
+    let part = |p: &str| Fields::of(p).and_then(|f| f.text("type")).unwrap_or_default();
+    let theirs = |k: &str| ["input_text", "output_text", "input_image", "input_file"].contains(&k);
+    if kind == "message"
+        || kind == "reasoning"
+        || ["_call", "_call_output"].iter().any(|end| kind.ends_with(end))
+        || parts.into_iter().any(|p| theirs(&part(p)))
+    {
+        return Some(Format::Responses);
+    }
+    has("role").then(|| if is_tagged(doc.raw) { Format::MistralRs } else { Format::OpenAi })
+}
+
+/// Whether a message has a field in the form `{"Left": …}` or `{"Right": …}`.
+fn is_tagged(message: &str) -> bool {
+    Fields::of(message).is_some_and(|f| f.0.iter().any(|(_, v)| untagged(v).is_some()))
+}
+
+/// What is inside a tag.
+pub(super) fn untagged(raw: &str) -> Option<&str> {
+    if !raw.starts_with('{') {
+        return None;
+    }
+    match &Fields::of(raw)?.0[..] {
+        [(tag, value)] if tag == "Left" && string(value).is_some() => Some(value),
+        [(tag, value)] if tag == "Right" && value.starts_with('[') => Some(value),
+        _ => None,
+    }
+}

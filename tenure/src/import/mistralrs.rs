@@ -1,0 +1,285 @@
+//! What mistral.rs exports, and what it takes.
+//!
+//! Its messages are maps whose values are tagged: `{"Left": "a text"}` or `{"Right": [parts or calls]}`. Media are listed apart: where
+//! one belongs, the message has a part `{"type": "image"}` or `{"type": "video"}`, in the order of the lists. A call's arguments are
+//! JSON, not text, and a result names its tool, not its call.
+
+use super::LeftOut;
+use crate::import::detect::untagged;
+use crate::import::builder::Part;
+use crate::import::raw_object::{Fields, items, object, quoted, string};
+use crate::error::{Error, Result};
+use crate::types::media::{BlobId, payload};
+use crate::types::message::{Message, Role};
+use crate::session::transfer::Export;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::collections::VecDeque;
+
+/// A medium that is listed apart from the messages.
+struct Medium {
+    /// Where it is listed.
+    place: String,
+    /// Its base64.
+    data: String,
+    /// What stands for it in a message.
+    parts: Vec<String>,
+}
+
+/// The media of an export that have no message yet, and the calls that have no result yet.
+#[derive(Default)]
+pub(super) struct Listed {
+    images: VecDeque<Medium>,
+    videos: VecDeque<Medium>,
+    files: VecDeque<Medium>,
+    open: Vec<(String, String)>,
+    left_out: Vec<LeftOut>,
+}
+
+impl Listed {
+    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+        let mut listed = Self::default();
+        for (i, raw) in list(fields, "images")?.into_iter().enumerate() {
+            let place = format!("images[{i}]");
+            let (data, part) = picture(raw, &place)?;
+            listed.images.push_back(Medium { place, data, parts: vec![part] });
+        }
+        for (i, raw) in list(fields, "videos")?.into_iter().enumerate() {
+            let video = listed.video(raw, format!("videos[{i}]"))?;
+            listed.videos.push_back(video);
+        }
+        for (i, raw) in list(fields, "files")?.into_iter().enumerate() {
+            let data = Fields::of(raw).and_then(|f| f.text("data_base64")).unwrap_or_default();
+            listed.files.push_back(Medium { place: format!("files[{i}]"), data, parts: Vec::new() });
+        }
+        Ok(listed)
+    }
+
+    /// A video is its file, or its frames; these become pictures.
+    fn video(&mut self, raw: &str, place: String) -> Result<Medium> {
+        if let Some(data) = string(raw) {
+            let url = if data.starts_with("data:") { data.clone() } else { format!("data:video/mp4;base64,{data}") };
+            let part = format!(r#"{{"type":"video_url","video_url":{{"url":{}}}}}"#, quoted(&url));
+            return Ok(Medium { place, data: payload(&data).to_owned(), parts: vec![part] });
+        }
+        let frames = Fields::of(raw).and_then(|f| f.get("frames").and_then(items));
+        let frames =
+            frames.ok_or_else(|| Error::invalid(&*place, "a video is base64 text, or an object with `frames`"))?;
+        let frame = |(i, f): (usize, &str)| Ok(picture(f, &format!("{place}.frames[{i}]"))?.1);
+        let parts = frames.into_iter().enumerate().map(frame).collect::<Result<Vec<_>>>()?;
+        let why = format!("its rate and the places of its frames; the {} frames are kept as pictures", parts.len());
+        self.left_out.push(LeftOut::new(&*place, why));
+        Ok(Medium { place, data: String::new(), parts })
+    }
+
+    /// The messages, with each medium where it belongs.
+    pub fn messages(mut self, list: &[&str], left_out: &mut Vec<LeftOut>) -> Result<Vec<Message>> {
+        let mut messages = Vec::with_capacity(list.len());
+        for (i, raw) in list.iter().enumerate() {
+            let place = format!("messages[{i}]");
+            messages.push(self.message(raw, &place).map_err(|e| super::at(&place, e))?);
+        }
+        for medium in self.images.into_iter().chain(self.videos) {
+            // A fork there keeps the media of turns it does not have.
+            self.left_out.push(LeftOut::new(medium.place, "no message has a place for it"));
+        }
+        for file in self.files {
+            self.left_out.push(LeftOut::new(file.place, "no message has it; a session keeps files only in messages"));
+        }
+        left_out.append(&mut self.left_out);
+        Ok(messages)
+    }
+
+    fn message(&mut self, raw: &str, place: &str) -> Result<Message> {
+        let Some(fields) = Fields::of(raw) else { return Message::parse(raw) };
+        let mut changed = false;
+        let mut parts: Vec<(&str, Cow<'_, str>)> = Vec::new();
+        for (name, value) in &fields.0 {
+            let plain = untagged(value).unwrap_or(value);
+            changed |= plain.len() != value.len();
+            let other = match &**name {
+                "tool_calls" => calls(plain),
+                "content" => self.content(plain, &format!("{place}.content")),
+                _ => None,
+            };
+            changed |= other.is_some();
+            parts.push((name, other.map_or(Cow::Borrowed(plain), Cow::Owned)));
+        }
+        let text = |name: &str| parts.iter().find(|(n, _)| *n == name).and_then(|(_, v)| string(v));
+        if text("role").as_deref() == Some("tool") {
+            let tool = text("name");
+            let named = text("tool_call_id");
+            let is = |(id, name): &(String, String)| match &named {
+                Some(named) => id == named,
+                None => tool.as_ref().is_none_or(|t| t == name),
+            };
+            let call = self.open.iter().position(is).map(|i| self.open.remove(i));
+            if let (None, Some((id, _))) = (named, call) {
+                parts.insert(1, ("tool_call_id", quoted(&id).into()));
+                changed = true;
+            }
+        }
+        let message = if changed { Message::parse(&object(parts)) } else { Message::parse(raw) }?;
+        if message.role() == Role::Assistant {
+            self.open.extend(message.tool_calls().into_iter().map(|c| (c.id, c.name)));
+        }
+        Ok(message)
+    }
+
+    /// The content with media in it; `None` if it stays as it is.
+    fn content(&mut self, raw: &str, place: &str) -> Option<String> {
+        let (mut parts, mut changed) = (Vec::new(), false);
+        for (i, part) in items(raw)?.into_iter().enumerate() {
+            let fields = Fields::of(part).unwrap_or_default();
+            let kind = fields.text("type").unwrap_or_default();
+            let queue = match &*kind {
+                "image" | "image_url" => Some(&mut self.images),
+                "video" | "video_url" => Some(&mut self.videos),
+                "file" => Some(&mut self.files),
+                _ => None,
+            };
+            // Only the type: the medium is listed apart.
+            if fields.0.len() == 1 && ["image", "video", "audio"].contains(&&*kind) {
+                changed = true;
+                match queue.and_then(VecDeque::pop_front) {
+                    Some(medium) => parts.extend(medium.parts),
+                    None => {
+                        let why = format!("the {kind} is not in the export");
+                        self.left_out.push(LeftOut::new(format!("{place}[{i}]"), why));
+                    }
+                }
+                continue;
+            }
+            // Both in the message and listed.
+            if let (Some(queue), Some((_, data))) = (queue, inside(&fields))
+                && queue.front().is_some_and(|m| !m.data.is_empty() && m.data == payload(&data))
+            {
+                queue.pop_front();
+            }
+            parts.push(part.to_owned());
+        }
+        changed.then(|| format!("[{}]", parts.join(",")))
+    }
+}
+
+fn list<'a>(fields: &Fields<'a>, name: &str) -> Result<Vec<&'a str>> {
+    match fields.get(name) {
+        None => Ok(Vec::new()),
+        Some(raw) => items(raw).ok_or_else(|| Error::invalid(name, format!("`{name}` must be a list"))),
+    }
+}
+
+/// A picture's base64, and its part of a message.
+fn picture(raw: &str, place: &str) -> Result<(String, String)> {
+    let data = string(raw).ok_or_else(|| Error::invalid(place, "a picture must be base64 text"))?;
+    let bytes = STANDARD.decode(payload(&data)).map_err(|e| Error::invalid(place, format!("not base64: {e}")))?;
+    let kind = match &bytes[..] {
+        [0xff, 0xd8, ..] => "jpeg",
+        [b'G', b'I', b'F', ..] => "gif",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "webp",
+        _ => "png",
+    };
+    let url = match data.starts_with("data:") {
+        true => data.clone(),
+        false => format!("data:image/{kind};base64,{data}"),
+    };
+    match Part::image(&url) {
+        Part::Json(part) => Ok((payload(&data).to_owned(), part)),
+        Part::Text(_) => Err(Error::invalid(place, "not a picture")),
+    }
+}
+
+/// Calls with their arguments as text; `None` if they are that already.
+fn calls(raw: &str) -> Option<String> {
+    let (mut calls, mut changed) = (Vec::new(), false);
+    for call in items(raw)? {
+        let fields = Fields::of(call)?;
+        let Some(function) = fields.object("function") else {
+            calls.push(call.to_owned());
+            continue;
+        };
+        let text = function.0.iter().map(|(name, value)| match &**name {
+            "arguments" if !value.starts_with('"') => {
+                changed = true;
+                (&**name, Cow::Owned(quoted(value)))
+            }
+            _ => (&**name, Cow::Borrowed(*value)),
+        });
+        let function = object(text.collect::<Vec<_>>());
+        calls.push(object(fields.0.iter().map(|(name, value)| match &**name {
+            "function" => (&**name, Cow::Borrowed(&*function)),
+            _ => (&**name, Cow::Borrowed(*value)),
+        })));
+    }
+    changed.then(|| format!("[{}]", calls.join(",")))
+}
+
+/// The kind and the data of a medium inside a part.
+fn inside(part: &Fields<'_>) -> Option<(&'static str, String)> {
+    let url = |name: &str| part.text(name).or_else(|| part.object(name)?.text("url"));
+    match &*part.text("type")? {
+        "image_url" => Some(("image", url("image_url")?)),
+        "video_url" => Some(("video", url("video_url")?)),
+        "file" => Some(("file", part.object("file")?.text("file_data")?)),
+        _ => None,
+    }
+}
+
+/// An export as mistral.rs answers it.
+#[derive(Serialize)]
+struct Serialized<'a> {
+    #[serde(flatten)]
+    export: &'a Export,
+    images: Vec<String>,
+    videos: Vec<String>,
+    files: Vec<File>,
+}
+
+#[derive(Serialize)]
+struct File {
+    id: String,
+    name: String,
+    bytes: usize,
+    purpose: &'static str,
+    source: Source,
+    data_base64: String,
+}
+
+#[derive(Serialize)]
+struct Source {
+    tool: &'static str,
+    round: usize,
+    turn: usize,
+}
+
+/// A session as `GET /v1/sessions/{id}` answers it: `messages`, each exactly as it was given, the media that are in them once more as base64
+/// lists (`images`, `videos`, `files`), and what else an export has. [`read`](super::read) gives the same export back.
+pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
+    let (mut images, mut videos, mut files, mut turn) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for message in &export.messages {
+        let content = Fields::of(message.as_str()).and_then(|f| f.get("content"));
+        for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(Fields::of) {
+            let Some((kind, data)) = inside(&part) else { continue };
+            let Ok(bytes) = STANDARD.decode(payload(&data)) else { continue };
+            match kind {
+                _ if bytes.is_empty() => {}
+                "image" => images.push(payload(&data).to_owned()),
+                "video" => videos.push(payload(&data).to_owned()),
+                _ => files.push(File {
+                    id: format!("file-{}", &BlobId::of(&bytes).to_string()[..32]),
+                    name: part.object("file").and_then(|f| f.text("filename")).unwrap_or_else(|| "file".to_owned()),
+                    bytes: bytes.len(),
+                    purpose: "user_data",
+                    source: Source { tool: "user", round: 0, turn },
+                    data_base64: payload(&data).to_owned(),
+                }),
+            }
+        }
+        turn += usize::from(message.role() == Role::User);
+    }
+    serde_json::value::to_raw_value(&Serialized { export, images, videos, files })
+        .map_err(|e| Error::invalid("messages", format!("the session can not be written as JSON: {e}")))
+}

@@ -1,0 +1,99 @@
+//! The SQLite database of OpenAI's Agents SDK: `agent_sessions` and, in the order of their ids, the items in `agent_messages`.
+
+use crate::import::openai_responses::Reader;
+use super::{Foreign, LeftOut};
+use crate::error::{Error, Result};
+use crate::types::id::SessionId;
+use jiff::Timestamp;
+use rusqlite::{Connection, OpenFlags};
+use std::path::Path;
+
+/// Reads the sessions of a database that the Agents SDK wrote (`SQLiteSession`), oldest first. The file is opened for reading only; the call
+/// blocks while it is read. As with [`read`](super::read), a session that is wrong does not stop the others.
+pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<Foreign>>> {
+    let path = path.as_ref();
+    let wrong = |e: rusqlite::Error| match e.sqlite_error_code() {
+        None | Some(rusqlite::ErrorCode::NotADatabase | rusqlite::ErrorCode::Unknown) => Error::invalid(
+            "",
+            format!(
+                "{} is not a database of the Agents SDK (tables agent_sessions, agent_messages): {e}",
+                path.display()
+            ),
+        ),
+        _ => Error::unavailable(format!("{}: {e}", path.display())),
+    };
+    let db = open(path).map_err(wrong)?;
+    let branched = db.prepare("SELECT branch_id, message_id FROM message_structure").is_ok();
+    let sessions = sessions(&db).map_err(wrong)?;
+    sessions.into_iter().map(|row| Ok(session(&row, items(&db, &row.id, branched).map_err(wrong)?))).collect()
+}
+
+struct Row {
+    id: String,
+    created_at: Option<Timestamp>,
+    updated_at: Option<Timestamp>,
+}
+
+/// An item, its number, and whether it is on the main branch.
+type Item = (i64, Option<String>, bool);
+
+/// Without a log beside it the file is all there is, and can be read where nothing may be written.
+fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    let alone = std::fs::metadata(&log).map_or(true, |m| m.len() == 0);
+    let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    let uri = format!("file:{name}?mode=ro{}", if alone { "&immutable=1" } else { "" });
+    Connection::open_with_flags(uri, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
+}
+
+fn sessions(db: &Connection) -> rusqlite::Result<Vec<Row>> {
+    // Items of sessions that have no row are sessions too.
+    let mut rows = db.prepare(
+        "SELECT session_id, created_at, updated_at FROM agent_sessions
+         UNION ALL
+         SELECT session_id, min(created_at), max(created_at) FROM agent_messages
+         WHERE session_id NOT IN (SELECT session_id FROM agent_sessions) GROUP BY session_id
+         ORDER BY 2, 1",
+    )?;
+    let time = |t: Option<String>| t.and_then(|t| format!("{}Z", t.replace(' ', "T")).parse().ok());
+    let rows = rows.query_map([], |r| {
+        Ok(Row { id: r.get(0)?, created_at: time(r.get(1).ok()), updated_at: time(r.get(2).ok()) })
+    })?;
+    rows.collect()
+}
+
+fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec<Item>> {
+    let main = match branched {
+        true => "NOT EXISTS (SELECT 1 FROM message_structure s WHERE s.message_id = m.id AND s.branch_id <> 'main')",
+        false => "1",
+    };
+    let sql = format!("SELECT id, message_data, {main} FROM agent_messages m WHERE session_id = ?1 ORDER BY id");
+    let mut rows = db.prepare(&sql)?;
+    let rows = rows.query_map([session], |r| Ok((r.get(0)?, r.get(1).ok(), r.get(2)?)))?;
+    rows.collect()
+}
+
+fn session(row: &Row, items: Vec<Item>) -> Result<Foreign> {
+    let (mut reader, mut others) = (Reader::default(), 0);
+    for (id, data, main) in items {
+        let place = format!("session {:.40}, item {id}", row.id);
+        let not_text = || Error::invalid(&*place, "the item is not text");
+        match main {
+            true => reader.item(&data.ok_or_else(not_text)?, &place)?,
+            false => others += 1,
+        }
+    }
+    let mut foreign = reader.finish()?;
+    (foreign.export.created_at, foreign.export.updated_at) = (row.created_at, row.updated_at);
+    match SessionId::new(&row.id) {
+        Ok(id) => foreign.export.session_id = Some(id),
+        Err(e) => foreign.left_out.push(LeftOut::new("session_id", format!("{e}; the session gets an id of its own"))),
+    }
+    if others > 0 {
+        foreign
+            .left_out
+            .push(LeftOut::new("message_structure", format!("{others} items of branches other than `main`")));
+    }
+    Ok(foreign)
+}

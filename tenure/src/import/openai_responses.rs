@@ -1,0 +1,139 @@
+//! Items of OpenAI's Responses API: messages, calls and results each stand alone there.
+
+use crate::import::detect::Doc;
+use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
+use crate::import::raw_object::{Fields, items, quoted, string};
+use super::{Foreign, Format, LeftOut, at};
+use crate::error::{Error, Result, excerpt};
+use crate::session::transfer::Export;
+
+/// The fields of an item that are looked at.
+const ITEM: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
+
+pub(super) fn read(docs: &[Doc<'_>]) -> Result<Foreign> {
+    let mut reader = Reader::default();
+    for doc in docs {
+        reader.item(doc.raw, &doc.place("items"))?;
+    }
+    reader.finish()
+}
+
+#[derive(Default)]
+pub(super) struct Reader {
+    drafts: Vec<Draft>,
+    fields: Bookkeeping,
+    left_out: Vec<LeftOut>,
+}
+
+impl Reader {
+    pub fn finish(self) -> Result<Foreign> {
+        let export = Export { messages: messages(self.drafts)?, ..Export::default() };
+        let left_out = self.left_out.into_iter().chain(self.fields.left_out("every item")).collect();
+        Ok(Foreign { format: Format::Responses, export, left_out })
+    }
+
+    pub fn item(&mut self, raw: &str, place: &str) -> Result<()> {
+        self.take(raw, place).map_err(|e| at(place, e))
+    }
+
+    fn take(&mut self, raw: &str, place: &str) -> Result<()> {
+        let item = Fields::of(raw).ok_or_else(|| Error::invalid("", "an item must be a JSON object"))?;
+        let need =
+            |name: &str| item.text(name).ok_or_else(|| Error::invalid(name, format!("the item needs a `{name}`")));
+        let kind = item.text("type").unwrap_or_else(|| "message".to_owned());
+        match &*kind {
+            "message" => {
+                let role = need("role")?;
+                let mut said = Draft::new(place, &role);
+                self.content(item.get("content"), &format!("{place}.content"), &mut said)?;
+                if !said.is_empty() {
+                    self.drafts.push(said);
+                }
+            }
+            "function_call" => {
+                let call = Call::function(need("call_id")?, &need("name")?, &need("arguments")?);
+                self.call(place, call);
+            }
+            "custom_tool_call" => {
+                let call = Call::custom(need("call_id")?, &need("name")?, &need("input")?);
+                self.call(place, call);
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let mut result = Draft { answers: Some(need("call_id")?), ..Draft::new(place, "tool") };
+                self.content(item.get("output"), &format!("{place}.output"), &mut result)?;
+                self.drafts.push(result);
+            }
+            "reasoning" => {
+                self.left_out
+                    .push(LeftOut::new(place, "the model's thoughts; only the model that had them can read them"));
+                return Ok(());
+            }
+            other => {
+                self.left_out.push(LeftOut::new(
+                    place,
+                    format!("an item that is no message, type {other}", other = excerpt(other)),
+                ));
+                return Ok(());
+            }
+        }
+        self.fields.note("", item.0.iter().map(|(n, _)| &**n), &ITEM);
+        Ok(())
+    }
+
+    /// A call belongs to the answer right before it.
+    fn call(&mut self, place: &str, call: Call) {
+        match self.drafts.last_mut() {
+            Some(said) if said.role == "assistant" => said.calls.push(call),
+            _ => self.drafts.push(Draft { calls: vec![call], ..Draft::new(place, "assistant") }),
+        }
+    }
+
+    fn content(&mut self, raw: Option<&str>, place: &str, said: &mut Draft) -> Result<()> {
+        let raw = raw.unwrap_or(r#""""#);
+        if let Some(text) = string(raw) {
+            said.parts.push(Part::Text(text));
+            return Ok(());
+        }
+        let name = place.rsplit('.').next().unwrap_or_default();
+        let parts = items(raw).ok_or_else(|| Error::invalid(name, "this must be a string or a list of parts"))?;
+        for (i, raw) in parts.into_iter().enumerate() {
+            let fields = Fields::of(raw).unwrap_or_default();
+            let part = match &*fields.text("type").unwrap_or_default() {
+                "input_text" | "output_text" | "text" => fields.text("text").map(Part::Text),
+                "input_image" => fields.text("image_url").map(|url| match fields.get("detail") {
+                    Some(detail) => {
+                        let image = format!(r#"{{"url":{},"detail":{detail}}}"#, quoted(&url));
+                        Part::Json(format!(r#"{{"type":"image_url","image_url":{image}}}"#))
+                    }
+                    None => Part::image(&url),
+                }),
+                "input_file" => file(&fields),
+                "input_audio" => Some(Part::Json(raw.to_owned())),
+                "refusal" => {
+                    said.refusal = fields.text("refusal");
+                    continue;
+                }
+                _ => None,
+            };
+            let extra = ["annotations", "logprobs"].into_iter().filter(|n| fields.get(n).is_some_and(|v| v != "[]"));
+            self.fields.note("content.", extra, &[]);
+            match part {
+                Some(part) => said.parts.push(part),
+                None => {
+                    let kind = fields.text("type").unwrap_or_default();
+                    let why = format!("a part that a message has no place for, type {kind}", kind = excerpt(kind));
+                    self.left_out.push(LeftOut::new(format!("{place}[{i}]"), why));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A file by its data or its id; one at an address has no form in a message.
+fn file(part: &Fields<'_>) -> Option<Part> {
+    let known = ["filename", "file_data", "file_id"];
+    let fields: Vec<_> = known.iter().filter_map(|n| Some((*n, part.get(n)?.into()))).collect();
+    let there = part.get("file_data").or(part.get("file_id")).is_some();
+    there.then(|| Part::Json(format!(r#"{{"type":"file","file":{}}}"#, crate::import::raw_object::object(fields))))
+}

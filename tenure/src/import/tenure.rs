@@ -1,0 +1,100 @@
+//! A session as one object with `messages`: our own export, plain OpenAI messages, and what mistral.rs exports.
+
+use crate::import::detect::Doc;
+use crate::import::raw_object::{Fields, items};
+use super::mistralrs::Listed;
+use super::{Foreign, Format, LeftOut, at, path};
+use crate::error::{Error, Result};
+use crate::types::head::DECISIONS;
+use crate::types::message::Message;
+use crate::session::transfer::{EXPORT_FORMAT, Export};
+use serde_json::{Map, Value};
+
+/// The fields of an export besides its messages.
+const INFO: [&str; 13] = [
+    "tenure",
+    "session_id",
+    "created_at",
+    "updated_at",
+    "assistant",
+    "thread",
+    "model",
+    "title",
+    "tags",
+    "metadata",
+    "style",
+    "lead",
+    "checkpoints",
+];
+
+/// The log of an export of ours.
+const LOG: [&str; 2] = ["log", "blobs"];
+
+/// Media that an export lists apart from its messages.
+pub(super) const MEDIA: [&str; 3] = ["images", "videos", "files"];
+
+pub(super) fn read(doc: &Doc<'_>, format: Format) -> Result<Foreign> {
+    let place = doc.place("sessions");
+    foreign(doc, format, &place).map_err(|e| at(&place, e))
+}
+
+fn foreign(doc: &Doc<'_>, format: Format, place: &str) -> Result<Foreign> {
+    let wrong = || Error::invalid("", "a session is a JSON object with a list of `messages`");
+    let fields = doc.fields().ok_or_else(wrong)?;
+    let list = fields.get("messages").and_then(items);
+    let list = list.ok_or_else(|| Error::invalid("messages", "`messages` must be a list of messages"))?;
+    let (mut export, mut left_out) = info(&fields, format)?;
+    if format == Format::Tenure {
+        if let Some(raw) = fields.get("log") {
+            export.log = crate::session::transfer::log::parse(raw)?;
+        }
+        if let Some(raw) = fields.get("blobs") {
+            let why = "`blobs` must be an object of base64 texts, named by their hashes";
+            export.blobs = serde_json::from_str(raw).map_err(|_| Error::invalid("blobs", why))?;
+        }
+        if export.tenure == 1 && export.metadata.remove(DECISIONS).is_some() {
+            let why = "decisions are taken from the log of a session, and exports of this form have none";
+            left_out.push(LeftOut::new(format!("metadata.{DECISIONS}"), why));
+        }
+    }
+    export.messages = match format {
+        Format::MistralRs => Listed::read(&fields)?.messages(&list, &mut left_out)?,
+        _ => list
+            .iter()
+            .enumerate()
+            .map(|(i, m)| Message::parse(m).map_err(|e| at(&format!("messages[{i}]"), e)))
+            .collect::<Result<_>>()?,
+    };
+    left_out.iter_mut().for_each(|l| l.place = path(place, &l.place));
+    Ok(Foreign { format, export, left_out })
+}
+
+/// All but the messages. In an export of ours a field that is wrong is an error; elsewhere the same name may mean something else, and it
+/// is left out.
+fn info(fields: &Fields<'_>, format: Format) -> Result<(Export, Vec<LeftOut>)> {
+    let (mut known, mut left_out) = (Map::from_iter([("messages".to_owned(), Value::Array(Vec::new()))]), Vec::new());
+    for (name, raw) in fields.0.iter().filter(|(_, raw)| *raw != "null") {
+        if format == Format::Tenure && LOG.contains(&&**name) {
+            continue;
+        }
+        if name == "messages" || (MEDIA.contains(&&**name) && format != Format::OpenAi) {
+            continue;
+        }
+        if !INFO.contains(&&**name) {
+            left_out.push(LeftOut::new(name, "a session has no place for this field"));
+            continue;
+        }
+        let mut with = known.clone();
+        with.insert(name.clone(), serde_json::from_str(raw).unwrap_or_default());
+        match serde_json::from_value::<Export>(Value::Object(with.clone())) {
+            Ok(_) => known = with,
+            Err(e) if format == Format::Tenure => return Err(Error::invalid(name, format!("not a valid {name}: {e}"))),
+            Err(e) => left_out.push(LeftOut::new(name, format!("it is not what this field is in a session: {e}"))),
+        }
+    }
+    let export: Export = serde_json::from_value(Value::Object(known)).map_err(|e| Error::invalid("", e.to_string()))?;
+    match export.tenure > EXPORT_FORMAT {
+        true => Err(Error::NewerFormat { place: "the export".into(), found: export.tenure, known: EXPORT_FORMAT }),
+        false => Ok((export, left_out)),
+    }
+}

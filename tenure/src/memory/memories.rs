@@ -1,0 +1,523 @@
+//! Memory: what is worth keeping beyond the messages of a session. Who shares it is the assistant's to say.
+//!
+//! A memory is one item on one shelf, of a session, a user or a group, with all that belongs to it: where it came from, and its vector. So
+//! whatever removes the item (retention, the cap, erasing its owner) leaves nothing behind. The sessions it came from keep a trace of it:
+//! when they are rewound or purged on purpose, what came only from there is retracted.
+
+use crate::error::{Error, Result, excerpt};
+use crate::types::head::Head;
+use crate::engine::cache::Need;
+use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
+use crate::types::policy::{MemoryPolicy, Scope};
+use crate::rules::session::Said;
+use crate::store::{Item, Owner, Shelf};
+use crate::tenure::Tenure;
+use crate::memory::vector_index::Vector;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(crate) const MEMORY: &str = "memory";
+pub(crate) const TRACES: &str = "memory-traces";
+/// Where it is written down which shelves have memories, so that they can be given new vectors.
+const SHELVES: &str = "memory-shelves";
+/// Belongs to no tenant.
+const SYSTEM: &str = "tenure:system";
+
+/// Whose memories are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mind {
+    /// Those of a session: its own, its user's or its group's, as its assistant says.
+    Session(SessionId),
+    /// Those of an assistant: its user's or its group's.
+    Assistant(String),
+    /// Those of whoever asks.
+    Own,
+}
+
+/// Something to remember.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Remember {
+    /// The words.
+    pub text: String,
+    /// The messages of the session that it comes from, by their records.
+    pub messages: Vec<Seq>,
+    /// Anything else.
+    pub metadata: Map<String, Value>,
+}
+
+/// Something that is remembered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// Its id: the same words have the same one.
+    pub id: String,
+    /// The words.
+    pub text: String,
+    /// Who shares it.
+    pub scope: Scope,
+    /// The session whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<SessionId>,
+    /// The user whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<User>,
+    /// The group whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The assistant that it was told to first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assistant: Option<String>,
+    /// Where it came from.
+    pub sources: Vec<Source>,
+    /// Anything else.
+    pub metadata: Map<String, Value>,
+    /// When it was said last.
+    pub created_at: Timestamp,
+    /// When it was recalled last.
+    pub used_at: Timestamp,
+    /// How often it was.
+    pub uses: u64,
+    /// When its time is over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+    /// The dream that brought it here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dream: Option<String>,
+}
+
+/// Where a memory came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Source {
+    /// The session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<SessionId>,
+    /// Its messages, by their records; none: it was not said which.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Seq>,
+    /// Who said it outside of any session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<User>,
+}
+
+/// What an item holds besides its text.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assistant: Option<String>,
+    /// By session, or by `@` and a user.
+    #[serde(default)]
+    pub sources: BTreeMap<String, Vec<Seq>>,
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vector: Option<Vector>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dream: Option<String>,
+    /// The words, if they are not what it can be found by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+/// What a text can be found by: its words. Where words are not written apart, every two letters that stand side by side.
+pub(crate) fn findable(text: &str) -> String {
+    let apart = |c: char| {
+        !matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{e00}'..='\u{eff}' | '\u{20000}'..='\u{3ffff}')
+            || !c.is_alphanumeric()
+    };
+    let mut all = text.to_owned();
+    for run in text.split(apart).filter(|run| !run.is_empty()) {
+        let letters: Vec<char> = run.chars().collect();
+        for pair in letters.windows(2.min(letters.len())) {
+            all.push(' ');
+            all.extend(pair);
+        }
+    }
+    all
+}
+
+/// That a memory elsewhere came from here.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Trace {
+    id: String,
+    pub owner: String,
+    source: String,
+}
+
+/// Whose memories are meant, found.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub shelf: Shelf,
+    pub policy: MemoryPolicy,
+    pub assistant: Option<String>,
+    pub session: Option<Head>,
+}
+
+/// The id of some words.
+pub(crate) fn memory_id(text: &str) -> String {
+    format!("mem_{}", &blake3::hash(text.as_bytes()).to_hex()[..32])
+}
+
+pub(crate) fn shelf(tenant: &Tenant, owner: Owner, name: &str) -> Shelf {
+    Shelf { tenant: tenant.clone(), owner, name: name.to_owned() }
+}
+
+/// An owner as its shelf is written.
+fn owner_of(text: &str) -> Option<Owner> {
+    match text.split_once('/')? {
+        ("session", id) => SessionId::new(id).ok().map(Owner::Session),
+        ("user", user) => User::new(user).ok().map(Owner::User),
+        ("group", group) => Some(Owner::Group(group.to_owned())),
+        _ => None,
+    }
+}
+
+pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
+    item.expires_at.is_none_or(|t| now < t)
+}
+
+pub(crate) fn kept(item: &Item) -> Result<Kept> {
+    serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("memory {}", item.key), e))
+}
+
+pub(crate) fn written(kept: &Kept) -> String {
+    serde_json::to_string(kept).expect("plain data")
+}
+
+pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
+    let kept = kept(&item)?;
+    let (mut session_id, mut user, mut group) = (None, None, None);
+    let scope = match &shelf.owner {
+        Owner::Session(id) => (session_id = Some(id.clone()), Scope::Session).1,
+        Owner::User(name) => (user = Some(name.clone()), Scope::User).1,
+        Owner::Group(name) => (group = Some(name.clone()), Scope::Group).1,
+        Owner::Tenant => Scope::None,
+    };
+    let source = |(name, messages): (String, Vec<Seq>)| match name.strip_prefix('@') {
+        Some(user) => Source { session_id: None, messages, user: User::new(user).ok() },
+        None => Source { session_id: SessionId::new(&name).ok(), messages, user: None },
+    };
+    Ok(Memory {
+        id: item.key,
+        text: kept.text.or(item.text).unwrap_or_default(),
+        scope,
+        session_id,
+        user,
+        group,
+        assistant: kept.assistant,
+        sources: kept.sources.into_iter().map(source).collect(),
+        metadata: kept.metadata,
+        created_at: item.created_at,
+        used_at: item.used_at,
+        uses: item.uses,
+        expires_at: item.expires_at,
+        dream: kept.dream,
+    })
+}
+
+impl Tenure {
+    /// Where memories are kept; an error says why there are none.
+    pub(crate) async fn mind(&self, who: &Principal, mind: &Mind) -> Result<Place> {
+        self.know(&who.tenant).await?;
+        let none = |param: &str, whose: String| {
+            let why = format!("{whose} remembers nothing: its `memory.scope` is none; set one on the assistant");
+            Error::invalid(param, why)
+        };
+        let (owner, policy, assistant, session) = match mind {
+            Mind::Own => (Owner::User(who.user.clone()), self.house_policy().memory.clone(), None, None),
+            Mind::Assistant(name) => {
+                let Some(assistant) = self.assistant(who, name).await? else {
+                    return Err(Error::invalid(
+                        "assistant_id",
+                        format!("there is no assistant {name}", name = excerpt(name)),
+                    ));
+                };
+                let policy = self.policy(&who.tenant, Some(name)).memory;
+                let owner = match policy.scope {
+                    Scope::None => return Err(none("assistant_id", format!("assistant {name:?}"))),
+                    Scope::Session => {
+                        let why = "the memories of this assistant belong to its sessions; name one with `session_id`";
+                        return Err(Error::invalid("session_id", why));
+                    }
+                    Scope::User => Owner::User(who.user.clone()),
+                    Scope::Group => Owner::Group(policy.group.clone().unwrap_or_else(|| name.clone())),
+                };
+                (owner, policy, Some(assistant.name.clone()), None)
+            }
+            Mind::Session(id) => {
+                let head = self.live(who, id).await?;
+                let policy = self.policy(&who.tenant, head.assistant.as_deref()).memory;
+                let owner = match policy.scope {
+                    Scope::None => return Err(none("session_id", format!("session {id}"))),
+                    Scope::Session => Owner::Session(id.clone()),
+                    Scope::User => Owner::User(head.user.clone()),
+                    Scope::Group => Owner::Group(policy.group.clone().or(head.assistant.clone()).unwrap_or_default()),
+                };
+                (owner, policy, head.assistant.clone(), Some(head))
+            }
+        };
+        Ok(Place { shelf: shelf(&who.tenant, owner, MEMORY), policy, assistant, session })
+    }
+
+    /// Keeps something in mind. The same words again are one memory, said now, with one more source.
+    pub async fn remember(&self, who: &Principal, mind: &Mind, what: Remember) -> Result<Memory> {
+        let place = self.mind(who, mind).await?;
+        let text = self.memory_text(&what.text)?;
+        let source = match &place.session {
+            Some(head) => head.info.session_id.to_string(),
+            None => format!("@{}", who.user),
+        };
+        self.check_messages(who, &place, &what.messages).await?;
+        if place.policy.max_entries == 0 {
+            return Err(Error::invalid("text", "nothing can be remembered here: `memory.max_entries` is 0"));
+        }
+        let vector = self.vector_of(&text).await;
+        let id = memory_id(&text);
+        // First who will have to let go of it: a trace of nothing is harmless.
+        self.leave_traces(&place, &id, &source, &who.user).await?;
+        let _changing = self.memories().changing(&id).await;
+        let (now, shelf) = (self.now(), &place.shelf);
+        let before = self.store().get(shelf, &id, None).await?.filter(|i| is_fresh(i, now));
+        let mut all = before.as_ref().map_or_else(|| Ok(Kept::default()), kept)?;
+        let mut messages = all.sources.remove(&source).unwrap_or_default();
+        messages.extend(what.messages);
+        messages.sort_unstable();
+        messages.dedup();
+        all.sources.insert(source, messages);
+        all.assistant = all.assistant.or(place.assistant.clone());
+        all.metadata.extend(what.metadata);
+        all.vector = vector.or(all.vector);
+        let words = findable(&text);
+        all.text = (words != text).then_some(text);
+        let value = written(&all);
+        let max = self.limits().max_item_bytes;
+        if value.len() > max {
+            return Err(Error::TooLarge {
+                what: "a memory's metadata".into(),
+                limit: "max_item_bytes",
+                max: max as u64,
+            });
+        }
+        let age = place.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
+        let expires_at = age.and_then(|age| now.checked_add(age).ok());
+        let uses = before.map_or(0, |i| i.uses);
+        let item = Item { key: id, value, text: Some(words), created_at: now, used_at: now, uses, expires_at };
+        self.store().put(shelf, &item, bound(place.policy.max_entries, &item.key)).await?;
+        self.memory_changed(shelf, &item.key).await?;
+        memory(shelf, item)
+    }
+
+    /// The words as they may be kept.
+    fn memory_text(&self, text: &str) -> Result<String> {
+        let (text, _) = self.redact(text.trim());
+        let text = &*text;
+        let max = self.limits().max_memory_bytes;
+        match text {
+            "" => Err(Error::invalid("text", "there is nothing to remember; say something")),
+            _ if text.contains('\0') => Err(Error::invalid("text", "a memory must be free of NUL characters")),
+            _ if text.len() > max => {
+                let what = format!("a memory of {} bytes", text.len());
+                Err(Error::TooLarge { what, limit: "max_memory_bytes", max: max as u64 })
+            }
+            _ => Ok(text.to_owned()),
+        }
+    }
+
+    /// The messages that a memory comes from must be there.
+    async fn check_messages(&self, who: &Principal, place: &Place, messages: &[Seq]) -> Result<()> {
+        let Some(head) = place.session.as_ref().filter(|_| !messages.is_empty()) else {
+            return match messages.is_empty() {
+                true => Ok(()),
+                false => Err(Error::invalid("messages", "messages belong to a session; name it with `session_id`")),
+            };
+        };
+        let id = &head.info.session_id;
+        self.read(who, id, Need::Session, |state| {
+            let session = self.whole_ref(state, id)?;
+            match messages.iter().find(|seq| !is_there(&session.messages, **seq)) {
+                None => Ok(()),
+                Some(seq) => {
+                    Err(Error::NoSuchPoint { session_id: id.clone(), what: format!("a message with record {seq}") })
+                }
+            }
+        })
+        .await
+    }
+
+    pub(crate) async fn leave_traces(&self, place: &Place, id: &str, source: &str, user: &User) -> Result<()> {
+        let (tenant, owner) = (&place.shelf.tenant, place.shelf.owner.to_string());
+        let key = format!("{id} {source} {owner}");
+        let key = blake3::hash(key.as_bytes()).to_hex().to_string();
+        let trace = Trace { id: id.to_owned(), owner, source: source.to_owned() };
+        let item = self.lasting(key, serde_json::to_string(&trace).expect("plain data"));
+        if let Some(head) = &place.session {
+            let at = shelf(tenant, Owner::Session(head.info.session_id.clone()), TRACES);
+            self.store().put(&at, &item, None).await?;
+        }
+        // A group outlives its people: who is erased takes along what they said.
+        if matches!(place.shelf.owner, Owner::Group(_)) {
+            let whose = place.session.as_ref().map_or(user, |head| &head.user);
+            self.store().put(&shelf(tenant, Owner::User(whose.clone()), TRACES), &item, None).await?;
+        }
+        self.register(&place.shelf).await
+    }
+
+    pub(crate) fn lasting(&self, key: String, value: String) -> Item {
+        let now = self.now();
+        Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
+    }
+
+    /// Writes down that a shelf has memories. Those of sessions come and go with them.
+    async fn register(&self, at: &Shelf) -> Result<()> {
+        if matches!(at.owner, Owner::Session(_)) || !self.memories().is_new(at) {
+            return Ok(());
+        }
+        self.store().put(&registry(), &self.lasting(entry(at), "null".to_owned()), None).await
+    }
+
+    /// The shelves that have, or had, memories.
+    pub(crate) async fn memory_shelves(&self) -> Result<Vec<Shelf>> {
+        let mut all = Vec::new();
+        let mut after = None::<String>;
+        loop {
+            let page = self.store().items(&registry(), after.as_deref(), 1000).await?;
+            let Some(last) = page.last() else { return Ok(all) };
+            after = Some(last.key.clone());
+            all.extend(page.iter().filter_map(|item| {
+                let (tenant, owner) = item.key.split_once(' ')?;
+                Some(shelf(&Tenant::new(tenant).ok()?, owner_of(owner)?, MEMORY))
+            }));
+        }
+    }
+
+    /// A memory by its id.
+    pub async fn memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<Option<Memory>> {
+        let place = self.mind(who, mind).await?;
+        let item = self.store().get(&place.shelf, id, None).await?;
+        item.filter(|i| is_fresh(i, self.now())).map(|item| memory(&place.shelf, item)).transpose()
+    }
+
+    /// Memories by their ids, after one, at most so many.
+    pub async fn memory_list(
+        &self,
+        who: &Principal,
+        mind: &Mind,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Memory>> {
+        let place = self.mind(who, mind).await?;
+        let (now, mut after, mut found) = (self.now(), after.map(str::to_owned), Vec::new());
+        while found.len() < limit {
+            let page = self.store().items(&place.shelf, after.as_deref(), limit - found.len()).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            for item in page.into_iter().filter(|i| is_fresh(i, now)) {
+                found.push(memory(&place.shelf, item)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Forgets a memory; whether there was one.
+    pub async fn forget_memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<bool> {
+        let place = self.mind(who, mind).await?;
+        let _changing = self.memories().changing(id).await;
+        let gone = self.store().remove(&place.shelf, id).await?;
+        self.memory_changed(&place.shelf, id).await?;
+        if gone {
+            self.store().wipe(&place.shelf.tenant, &place.shelf.owner).await?;
+        }
+        Ok(gone)
+    }
+
+    /// A session has lost messages: what came only from them is retracted. `left`: what it still has; nothing: it goes.
+    pub(crate) async fn retract(&self, key: &Key, left: Option<&[Said]>) -> Result<()> {
+        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        self.retract_from(&at, |messages| match left {
+            None => false,
+            Some(left) => messages.is_empty() || messages.iter().any(|seq| is_there(left, *seq)),
+        })
+        .await
+    }
+
+    /// The same after a rewind, which is done already.
+    pub(crate) async fn retract_rewound(&self, who: &Principal, id: &SessionId) -> Result<()> {
+        let key = who.key(id);
+        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        if self.store().items(&at, None, 1).await?.is_empty() {
+            return Ok(());
+        }
+        let session = self.shared(who, id).await?;
+        self.retract(&key, Some(&session.messages)).await
+    }
+
+    /// Takes back what traces on a shelf lead to, unless it still stands.
+    async fn retract_from(&self, at: &Shelf, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
+        let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
+        loop {
+            let page = self.store().items(at, after.as_deref(), 256).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            for item in page {
+                let trace: Trace = serde_json::from_str(&item.value)
+                    .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
+                if self.take_back(&at.tenant, &trace, &stands).await? {
+                    self.store().remove(at, &item.key).await?;
+                    emptied.insert(trace.owner);
+                }
+            }
+        }
+        for owner in emptied.iter().filter_map(|o| owner_of(o)) {
+            self.store().wipe(&at.tenant, &owner).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a source away from a memory, and the memory with its last one. Whether the trace leads nowhere now.
+    async fn take_back(&self, tenant: &Tenant, trace: &Trace, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
+        let Some(owner) = owner_of(&trace.owner) else { return Ok(true) };
+        let place = shelf(tenant, owner, MEMORY);
+        let _changing = self.memories().changing(&trace.id).await;
+        let Some(item) = self.store().get(&place, &trace.id, None).await? else { return Ok(true) };
+        let mut all = kept(&item)?;
+        match all.sources.get(&trace.source) {
+            None => return Ok(true),
+            Some(messages) if stands(messages) => return Ok(false),
+            Some(_) => all.sources.remove(&trace.source),
+        };
+        match all.sources.is_empty() {
+            true => drop(self.store().remove(&place, &trace.id).await?),
+            false => self.store().put(&place, &Item { value: written(&all), ..item }, None).await?,
+        }
+        self.memory_changed(&place, &trace.id).await?;
+        Ok(true)
+    }
+
+    /// Takes back what a user said to groups, and forgets that there were memories of theirs.
+    pub(crate) async fn retract_user(&self, tenant: &Tenant, user: &User) -> Result<()> {
+        let owner = Owner::User(user.clone());
+        self.retract_from(&shelf(tenant, owner.clone(), TRACES), |_| false).await?;
+        self.undream(tenant, user).await?;
+        let own = shelf(tenant, owner, MEMORY);
+        self.memories().forget(&own);
+        self.store().remove(&registry(), &entry(&own)).await.map(drop)
+    }
+}
+
+fn is_there(messages: &[Said], seq: Seq) -> bool {
+    messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
+}
+
+/// How many memories a shelf may hold, if that is to be looked at now: of many, one in so many looks, and there may be a few too many until then.
+pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
+    let one_in = (max / 1000).clamp(1, 256);
+    (usize::from(blake3::hash(id.as_bytes()).as_bytes()[1]) % one_in == 0).then_some(max)
+}
+
+fn registry() -> Shelf {
+    shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
+}
+
+fn entry(at: &Shelf) -> String {
+    format!("{} {}", at.tenant, at.owner)
+}

@@ -1,0 +1,442 @@
+//! Vectors of memories, and finding the nearest of them.
+//!
+//! A vector is kept with its memory, a byte a number. To find the nearest, those of a shelf are held in memory: first all are compared
+//! by the signs of their numbers, which is a few machine words each, then the best of them by the numbers themselves. What another process
+//! changes is written down on a shelf beside, for a while, and read before each search.
+
+use crate::memory::embedder::Embedder;
+use crate::error::Result;
+use crate::memory::memories::{Kept, MEMORY, kept};
+use crate::store::{Item, Owner, Shelf};
+use crate::tenure::Tenure;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use jiff::{SignedDuration, Timestamp};
+use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard};
+
+const CHANGES: &str = "memory-changes";
+/// So long a change is written down.
+const CHANGES_FOR: SignedDuration = SignedDuration::from_hours(1);
+/// So far the clocks of two nodes may be apart.
+const SKEW: SignedDuration = SignedDuration::from_mins(1);
+/// So many of those whose signs are nearest are compared by their numbers.
+const CLOSER_LOOK: usize = 256;
+/// Less alike is not alike at all.
+const MIN_COSINE: f32 = 0.2;
+/// So long is waited for a vector of a question; then it is looked for by its words alone.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So many texts are given to the embedder at once.
+pub(crate) const BATCH: usize = 32;
+
+/// A vector as it is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Vector {
+    /// Which model made it.
+    pub model: String,
+    /// A signed byte for each number, in Base64.
+    pub bytes: String,
+}
+
+impl Vector {
+    fn new(model: &str, numbers: &[f32]) -> Self {
+        let bytes: Vec<u8> = small(numbers).into_iter().map(|n| n as u8).collect();
+        Self { model: model.to_owned(), bytes: STANDARD_NO_PAD.encode(bytes) }
+    }
+
+    fn numbers(&self) -> Option<Vec<i8>> {
+        let bytes = STANDARD_NO_PAD.decode(&self.bytes).ok()?;
+        Some(bytes.into_iter().map(|b| b as i8).collect())
+    }
+}
+
+/// A signed byte for each number: only the direction counts.
+fn small(numbers: &[f32]) -> Vec<i8> {
+    let most = numbers.iter().fold(f32::MIN_POSITIVE, |most, n| most.max(n.abs()));
+    numbers.iter().map(|n| (n / most * 127.0).round() as i8).collect()
+}
+
+fn signs(numbers: &[i8]) -> Vec<u64> {
+    let word = |part: &[i8]| part.iter().enumerate().fold(0, |word, (i, n)| word | (u64::from(*n > 0) << i));
+    numbers.chunks(64).map(word).collect()
+}
+
+fn product(a: &[i8], b: &[i8]) -> i32 {
+    a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+}
+
+/// The vectors of one shelf.
+#[derive(Debug, Default)]
+pub(crate) struct Codes {
+    model: String,
+    length: usize,
+    keys: Vec<String>,
+    at: HashMap<String, usize>,
+    signs: Vec<u64>,
+    numbers: Vec<i8>,
+    /// Memories without a vector of this model.
+    bare: HashSet<String>,
+    /// Changes that were seen, and when they were looked for last; never: nothing is known.
+    seen: HashMap<String, Timestamp>,
+    looked: Option<Timestamp>,
+}
+
+impl Codes {
+    fn words(&self) -> usize {
+        self.length.div_ceil(64)
+    }
+
+    /// Takes in a memory as it is now, or that it is gone.
+    fn set(&mut self, key: &str, kept: Option<&Kept>) {
+        self.take_out(key);
+        let Some(kept) = kept else { return };
+        let vector = kept.vector.as_ref().filter(|v| v.model == self.model).and_then(Vector::numbers);
+        match vector.filter(|v| !v.is_empty() && (self.keys.is_empty() || v.len() == self.length)) {
+            Some(numbers) => {
+                self.length = numbers.len();
+                self.at.insert(key.to_owned(), self.keys.len());
+                self.keys.push(key.to_owned());
+                self.signs.extend(signs(&numbers));
+                self.numbers.extend(numbers);
+            }
+            None => drop(self.bare.insert(key.to_owned())),
+        }
+    }
+
+    fn take_out(&mut self, key: &str) {
+        self.bare.remove(key);
+        let Some(at) = self.at.remove(key) else { return };
+        // The last one moves to its place.
+        let (last, words, length) = (self.keys.len() - 1, self.words(), self.length);
+        self.keys.swap_remove(at);
+        if at < last {
+            self.signs.copy_within(last * words..(last + 1) * words, at * words);
+            self.numbers.copy_within(last * length..(last + 1) * length, at * length);
+            self.at.insert(self.keys[at].clone(), at);
+        }
+        self.signs.truncate(last * words);
+        self.numbers.truncate(last * length);
+    }
+
+    /// The nearest, the best first.
+    fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
+        let question = small(question);
+        if question.len() != self.length || self.keys.is_empty() {
+            return Vec::new();
+        }
+        let sign = signs(&question);
+        let apart = |words: &[u64]| words.iter().zip(&sign).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+        let mut all: Vec<(u32, u32)> =
+            self.signs.chunks(self.words()).enumerate().map(|(i, words)| (apart(words), i as u32)).collect();
+        let closer = CLOSER_LOOK.max(limit * 4);
+        if all.len() > closer {
+            all.select_nth_unstable(closer);
+            all.truncate(closer);
+        }
+        let norm = |v: &[i8]| (product(v, v) as f32).sqrt().max(1.0);
+        let ours = norm(&question);
+        let cosine = |i: usize| {
+            let theirs = &self.numbers[i * self.length..(i + 1) * self.length];
+            product(&question, theirs) as f32 / (ours * norm(theirs))
+        };
+        let mut best: Vec<_> =
+            all.into_iter().map(|(_, i)| (self.keys[i as usize].clone(), cosine(i as usize))).collect();
+        best.retain(|(_, cosine)| *cosine >= MIN_COSINE);
+        best.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
+        best.truncate(limit);
+        best
+    }
+
+    fn weight(&self) -> usize {
+        1024 + self.keys.len() * 160 + self.numbers.len() + self.signs.len() * 8 + self.bare.len() * 80
+    }
+}
+
+/// The vectors of a shelf, with the weight that the cache knows them by.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    codes: Arc<Mutex<Codes>>,
+    weight: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ByBytes;
+
+impl Weighter<Shelf, Slot> for ByBytes {
+    fn weight(&self, _: &Shelf, slot: &Slot) -> u64 {
+        slot.weight as u64
+    }
+}
+
+/// What this process knows of memories. Nothing of it is the truth.
+#[derive(Debug)]
+pub(crate) struct Memories {
+    vectors: Cache<Shelf, Slot, ByBytes>,
+    /// Held while a memory is read, changed and written; which one is told by its id.
+    changing: Vec<Mutex<()>>,
+    /// Shelves that are written down as having memories.
+    known: std::sync::Mutex<HashSet<Shelf>>,
+}
+
+impl Memories {
+    pub fn new(bytes: usize) -> Self {
+        let options =
+            OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
+        let options = options.expect("all options are given");
+        let vectors = Cache::with_options(options, ByBytes, Default::default(), Default::default());
+        Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
+    }
+
+    pub async fn changing(&self, id: &str) -> MutexGuard<'_, ()> {
+        let place = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
+        self.changing[place].lock().await
+    }
+
+    /// Whether a shelf is seen for the first time.
+    pub fn is_new(&self, shelf: &Shelf) -> bool {
+        self.known.lock().unwrap_or_else(|e| e.into_inner()).insert(shelf.clone())
+    }
+
+    pub fn forget(&self, shelf: &Shelf) {
+        self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(shelf);
+        self.vectors.remove(shelf);
+    }
+}
+
+/// What a search by meaning found.
+pub(crate) enum Near {
+    /// The nearest memories, by id.
+    Found(Vec<(String, f32)>),
+    /// Why it was not made.
+    Not(String),
+}
+
+impl Tenure {
+    /// The vector of a text, if there is who makes it. A memory without one is found by its words, and gets one later.
+    pub(crate) async fn vector_of(&self, text: &str) -> Option<Vector> {
+        let embedder = self.embedder()?;
+        match ask(embedder, vec![text.to_owned()]).await {
+            Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
+            Err(why) => {
+                tracing::warn!(why, "a memory has no vector yet");
+                None
+            }
+        }
+    }
+
+    /// Writes down that a memory has changed, for others, and for our own vectors.
+    pub(crate) async fn memory_changed(&self, shelf: &Shelf, id: &str) -> Result<()> {
+        if self.embedder().is_none() {
+            return Ok(());
+        }
+        let now = self.now();
+        let mut note = self.lasting(stamp(now), id.to_owned());
+        note.expires_at = now.checked_add(CHANGES_FOR).ok();
+        self.store().put(&changes(shelf), &note, None).await
+    }
+
+    /// The memories of a shelf whose vectors are nearest to that of a question.
+    pub(crate) async fn nearest(&self, shelf: &Shelf, question: &str, limit: usize) -> Result<Near> {
+        let Some(embedder) = self.embedder() else { return Ok(Near::Not("there is no embedder".to_owned())) };
+        let vectors = match ask(embedder, vec![question.to_owned()]).await {
+            Ok(vectors) => vectors,
+            Err(why) => return Ok(Near::Not(why)),
+        };
+        let slot = self.codes(shelf, embedder);
+        let mut codes = slot.codes.lock().await;
+        self.look(shelf, &mut codes).await?;
+        // Nobody else sees to those of a session.
+        if !codes.bare.is_empty() && matches!(shelf.owner, Owner::Session(_)) {
+            match self.embed_shelf(shelf, embedder, &mut |_| ()).await {
+                Ok(_) => self.look(shelf, &mut codes).await?,
+                Err(e) => tracing::debug!(error = %e, "no vectors for now"),
+            }
+        }
+        let found = vectors.first().map(|v| codes.nearest(v, limit)).unwrap_or_default();
+        let weight = codes.weight();
+        drop(codes);
+        if weight > slot.weight + slot.weight / 8 {
+            self.memories().vectors.insert(shelf.clone(), Slot { weight, ..slot });
+        }
+        Ok(Near::Found(found))
+    }
+
+    fn codes(&self, shelf: &Shelf, embedder: &Embedder) -> Slot {
+        let fresh = || {
+            let codes = Codes { model: embedder.name().to_owned(), ..Codes::default() };
+            Ok::<_, std::convert::Infallible>(Slot { weight: codes.weight(), codes: Arc::new(Mutex::new(codes)) })
+        };
+        match self.memories().vectors.get_or_insert_with(shelf, fresh) {
+            Ok(slot) => slot,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Brings what is known of a shelf's vectors up to the store's truth.
+    async fn look(&self, shelf: &Shelf, codes: &mut Codes) -> Result<()> {
+        let now = self.now();
+        let since = codes.looked.filter(|t| now.duration_since(*t).abs() < CHANGES_FOR - SKEW - SKEW);
+        let Some(since) = since else { return self.read_all(shelf, codes, now).await };
+        let notes = self.notes(shelf, since).await?;
+        for note in notes.iter().filter(|n| !codes.seen.contains_key(&n.key)).collect::<Vec<_>>() {
+            let item = self.store().get(shelf, &note.value, None).await?;
+            let kept = item.as_ref().map(kept).transpose()?;
+            codes.set(&note.value, kept.as_ref());
+        }
+        codes.seen.extend(notes.into_iter().map(|n| (n.key, n.created_at)));
+        codes.seen.retain(|_, at| now.duration_since(*at) < SKEW + SKEW + SKEW);
+        codes.looked = Some(now);
+        Ok(())
+    }
+
+    /// What was changed since then, or a little before.
+    async fn notes(&self, shelf: &Shelf, since: Timestamp) -> Result<Vec<Item>> {
+        let at = changes(shelf);
+        let mut after = stamp(since.checked_sub(SKEW).unwrap_or(since));
+        let mut all = Vec::new();
+        loop {
+            let page = self.store().items(&at, Some(&after), 1000).await?;
+            let Some(last) = page.last() else { return Ok(all) };
+            after = last.key.clone();
+            all.extend(page);
+        }
+    }
+
+    async fn read_all(&self, shelf: &Shelf, codes: &mut Codes, now: Timestamp) -> Result<()> {
+        *codes = Codes { model: std::mem::take(&mut codes.model), ..Codes::default() };
+        let mut after = None::<String>;
+        loop {
+            let page = self.store().items(shelf, after.as_deref(), 1000).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            for item in &page {
+                codes.set(&item.key, Some(&kept(item)?));
+            }
+        }
+        codes.looked = Some(now);
+        Ok(())
+    }
+
+    /// Gives the memories of a shelf vectors of the model in force; at most so many, and how many that were. `told` hears of each batch.
+    async fn embed_shelf(&self, shelf: &Shelf, embedder: &Embedder, told: &mut impl FnMut(usize)) -> Result<usize> {
+        let (mut after, mut done) = (None::<String>, 0);
+        loop {
+            let page = self.store().items(shelf, after.as_deref(), BATCH * 4).await?;
+            let Some(last) = page.last() else { return Ok(done) };
+            after = Some(last.key.clone());
+            let mut bare = Vec::new();
+            for item in page {
+                let all = kept(&item)?;
+                let has = all.vector.is_some_and(|v| v.model == embedder.name());
+                bare.extend(all.text.or(item.text).filter(|_| !has).map(|text| (item.key, text)));
+            }
+            for batch in bare.chunks(BATCH) {
+                let texts = batch.iter().map(|(_, text)| text.clone()).collect();
+                let vectors = ask(embedder, texts).await.map_err(crate::Error::unavailable)?;
+                for ((id, _), vector) in batch.iter().zip(vectors) {
+                    self.give_vector(shelf, id, Vector::new(embedder.name(), &vector)).await?;
+                }
+                done += batch.len();
+                told(batch.len());
+            }
+        }
+    }
+
+    async fn give_vector(&self, shelf: &Shelf, id: &str, vector: Vector) -> Result<()> {
+        let _changing = self.memories().changing(id).await;
+        // It may have gone meanwhile.
+        let Some(item) = self.store().get(shelf, id, None).await? else { return Ok(()) };
+        let all = Kept { vector: Some(vector), ..kept(&item)? };
+        let item = Item { value: crate::memory::memories::written(&all), ..item };
+        self.store().put(shelf, &item, None).await?;
+        self.memory_changed(shelf, id).await
+    }
+
+    /// Gives all memories of users and groups that have no vector of the model in force one; how many that were. Memories can be recalled
+    /// meanwhile. Those of a session get theirs when they are recalled.
+    pub async fn embed_all(&self, mut told: impl FnMut(usize)) -> Result<usize> {
+        let Some(embedder) = self.embedder() else { return Ok(0) };
+        let mut done = 0;
+        for shelf in self.memory_shelves().await? {
+            done += self.embed_shelf(&shelf, embedder, &mut told).await?;
+        }
+        Ok(done)
+    }
+}
+
+async fn ask(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
+    let late = |_| format!("{} took longer than {PATIENCE:?}", embedder.name());
+    tokio::time::timeout(PATIENCE, embedder.embed(texts)).await.map_err(late)?
+}
+
+fn changes(shelf: &Shelf) -> Shelf {
+    debug_assert_eq!(shelf.name, MEMORY);
+    Shelf { name: CHANGES.to_owned(), ..shelf.clone() }
+}
+
+/// A key that sorts by its time, and that nobody else has.
+fn stamp(now: Timestamp) -> String {
+    let (seconds, nanos) = (now.as_second().max(0) as u64, now.subsec_nanosecond().max(0) as u32);
+    uuid::Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos)).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(numbers: &[f32]) -> Kept {
+        Kept { vector: Some(Vector::new("m", numbers)), ..Kept::default() }
+    }
+
+    fn codes() -> Codes {
+        Codes { model: "m".to_owned(), ..Codes::default() }
+    }
+
+    #[test]
+    fn the_nearest_come_first_and_strangers_not_at_all() {
+        let mut codes = codes();
+        codes.set("east", Some(&with(&[1.0, 0.0])));
+        codes.set("north", Some(&with(&[0.0, 1.0])));
+        codes.set("north-east", Some(&with(&[1.0, 1.0])));
+        codes.set("west", Some(&with(&[-1.0, 0.0])));
+        codes.set("of another model", Some(&Kept { vector: Some(Vector::new("n", &[1.0, 0.0])), ..Kept::default() }));
+        codes.set("longer", Some(&with(&[1.0, 0.0, 0.0])));
+        let found: Vec<_> = codes.nearest(&[2.0, 0.5], 10).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(found, ["east", "north-east", "north"]);
+        assert_eq!(codes.bare.len(), 2);
+        assert!(codes.nearest(&[1.0, 0.0, 0.0], 10).is_empty(), "of another length");
+    }
+
+    #[test]
+    fn what_is_taken_out_is_found_no_more() {
+        let mut all = codes();
+        let numbers = |i: usize| -> Vec<f32> { (0..100).map(|j| ((i * 31 + j * 17) % 13) as f32 - 6.0).collect() };
+        for i in 0..50 {
+            all.set(&format!("k{i}"), Some(&with(&numbers(i))));
+        }
+        for i in (0..50).step_by(3) {
+            all.set(&format!("k{i}"), None);
+        }
+        let mut same = codes();
+        for i in (0..50).filter(|i| i % 3 > 0) {
+            same.set(&format!("k{i}"), Some(&with(&numbers(i))));
+        }
+        for i in 0..50 {
+            assert_eq!(all.nearest(&numbers(i), 7), same.nearest(&numbers(i), 7));
+        }
+        assert_eq!(all.weight(), same.weight());
+    }
+
+    #[test]
+    fn a_byte_a_number_is_enough() {
+        let numbers: Vec<f32> = (0..384).map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 3000.0).collect();
+        let mut codes = codes();
+        codes.set("same", Some(&with(&numbers)));
+        let (_, cosine) = codes.nearest(&numbers, 1).remove(0);
+        assert!(cosine > 0.9999, "{cosine}");
+    }
+}

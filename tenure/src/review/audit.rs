@@ -1,0 +1,354 @@
+//! The audit trail: every decision of a person, in order, linked by a hash chain.
+//!
+//! The trail is derived from the log alone. Decisions that a rewind has cut off stay in it, and clients cannot write to it.
+
+use crate::types::entry::{Entry, Record, ReviewDecided};
+use crate::error::{Error, Result};
+use crate::types::head::{DECISIONS, Head, Reviewing, Status};
+use crate::types::id::{Principal, Reach, Seq, SessionId};
+use crate::types::media::{Nulls, canonical};
+use crate::rules::session::Session;
+use crate::store::{Cursor, Query, Range, Whose};
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+
+/// The version of the hashed content. It is hashed too, so that a later version cannot be confused with this one.
+const CONTENT: &str = "tenure.decision.1";
+
+/// The BLAKE3 hash of a decision's canonical content.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Cow<'_, str>", into = "String")]
+pub struct DecisionHash(pub [u8; 32]);
+
+impl DecisionHash {
+    /// What the first decision of a chain names as the previous one.
+    pub const START: Self = Self([0; 32]);
+}
+
+impl fmt::Display for DecisionHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl fmt::Debug for DecisionHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<DecisionHash> for String {
+    fn from(hash: DecisionHash) -> String {
+        hash.to_string()
+    }
+}
+
+impl TryFrom<Cow<'_, str>> for DecisionHash {
+    type Error = Error;
+    fn try_from(s: Cow<'_, str>) -> Result<Self> {
+        let hash = blake3::Hash::from_hex(s.as_bytes());
+        let hash = hash.map_err(|_| Error::invalid("previous", "a hash has 64 hexadecimal digits"))?;
+        Ok(Self(*hash.as_bytes()))
+    }
+}
+
+/// The end of a session's hash chain: how many decisions are linked, and the hash of the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionChain {
+    /// Number of linked decisions.
+    pub count: u64,
+    /// The hash of the last one.
+    pub hash: DecisionHash,
+}
+
+impl DecisionChain {
+    /// The chain after one more record. Decisions of older versions carry no link and leave it unchanged.
+    pub(crate) fn after(chain: Option<Self>, decided: &ReviewDecided, at: Timestamp) -> Option<Self> {
+        if decided.previous.is_none() {
+            return chain;
+        }
+        Some(Self { count: chain.map_or(0, |c| c.count) + 1, hash: decided.hash(at) })
+    }
+
+    /// What the next decision names as the previous one.
+    pub(crate) fn link(chain: Option<Self>) -> DecisionHash {
+        chain.map_or(DecisionHash::START, |c| c.hash)
+    }
+}
+
+impl ReviewDecided {
+    /// The hash of its canonical content. It does not depend on the session's id: of the review only the record that opened it counts.
+    pub fn hash(&self, at: Timestamp) -> DecisionHash {
+        let review = match self.review.seq() {
+            Some(seq) => json!(seq),
+            None => json!(self.review),
+        };
+        let previous = self.previous.unwrap_or(DecisionHash::START);
+        let content = json!([
+            CONTENT,
+            previous,
+            review,
+            self.step,
+            self.decision,
+            self.reviewer,
+            self.notes,
+            self.arguments,
+            at.as_microsecond(),
+        ]);
+        DecisionHash(*blake3::hash(canonical(&content, Nulls::Keep).as_bytes()).as_bytes())
+    }
+}
+
+/// One decision of the audit trail.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditedDecision {
+    /// The session.
+    pub session: SessionId,
+    /// Its record.
+    pub seq: Seq,
+    /// When it was made.
+    pub at: Timestamp,
+    /// The decision.
+    pub decided: ReviewDecided,
+    /// The hash of its content.
+    pub hash: DecisionHash,
+    /// Whether it came with an import: then the exporting installation vouches for it, not this one.
+    pub imported: bool,
+    /// What is wrong with its place in the chain.
+    pub broken: Option<String>,
+}
+
+/// The audit trail of a session.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditTrail {
+    /// The decisions, oldest first.
+    pub decisions: Vec<AuditedDecision>,
+    /// Where the chain is broken first, and why.
+    pub broken: Option<(Seq, String)>,
+}
+
+/// Follows the hash chain along a log.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChainCheck {
+    chain: Option<DecisionChain>,
+    /// Records up to this one came with an import.
+    imported: Seq,
+}
+
+impl ChainCheck {
+    /// Takes the next record. Returns a decision, or what is wrong with a fork's link to the chain of its parent.
+    pub fn take(&mut self, session: &SessionId, record: &Record) -> (Option<AuditedDecision>, Option<String>) {
+        match &record.entry {
+            Entry::Created(created) => {
+                self.imported = created.origin.as_ref().map_or(self.imported, |o| o.upto);
+                let inherited = std::mem::replace(&mut self.chain, created.decisions);
+                let differs = created.parent.is_some() && inherited.is_some() && inherited != created.decisions;
+                // A fork that an older version made knows of no chain; it begins its own.
+                let wrong = differs && created.decisions.is_some();
+                (None, wrong.then(|| "the fork does not continue the hash chain of its parent".to_owned()))
+            }
+            Entry::ReviewDecided(decided) => {
+                let expected = DecisionChain::link(self.chain);
+                let broken = match decided.previous {
+                    None if self.chain.is_some() => Some("the decision has no link in the hash chain".to_owned()),
+                    Some(previous) if previous != expected => Some(
+                        "the hash of the previous decision differs: one was changed, removed or reordered".to_owned(),
+                    ),
+                    _ => None,
+                };
+                self.chain = DecisionChain::after(self.chain, decided, record.at);
+                let decision = AuditedDecision {
+                    session: session.clone(),
+                    seq: record.seq,
+                    at: record.at,
+                    decided: (**decided).clone(),
+                    hash: decided.hash(record.at),
+                    imported: record.seq <= self.imported,
+                    broken: broken.clone(),
+                };
+                (Some(decision), broken)
+            }
+            _ => (None, None),
+        }
+    }
+
+    pub fn chain(&self) -> Option<DecisionChain> {
+        self.chain
+    }
+}
+
+impl AuditTrail {
+    /// The audit trail of a whole log, compared with the end of the chain that the session's head records.
+    pub(crate) fn of<'r>(head: &Head, log: impl IntoIterator<Item = &'r Record>) -> Self {
+        let mut check = ChainCheck::default();
+        let mut trail = Self { decisions: Vec::new(), broken: None };
+        for record in log {
+            let (decision, broken) = check.take(&head.info.session_id, record);
+            trail.decisions.extend(decision);
+            if trail.broken.is_none() {
+                trail.broken = broken.map(|why| (record.seq, why));
+            }
+        }
+        if trail.broken.is_none() && check.chain() != head.decisions {
+            let last = trail.decisions.last().map_or(head.seq, |d| d.seq);
+            let why = "the last decision is not the one that the session's head records".to_owned();
+            trail.broken = Some((last, why));
+        }
+        trail
+    }
+}
+
+impl Session {
+    /// Its head as a fork at this record copies it: without the decisions that were made later.
+    pub(crate) fn head_at(&self, seq: Seq) -> Head {
+        let mut head = self.head().clone();
+        let count = self.decided.partition_point(|(s, _)| *s <= seq);
+        if count == self.decided.len() {
+            return head;
+        }
+        head.decisions = count.checked_sub(1).and_then(|last| self.decided[last].1);
+        if let Some(Value::Array(all)) = head.info.metadata.get_mut(DECISIONS) {
+            all.truncate(count);
+        }
+        if count == 0 {
+            head.info.metadata.remove(DECISIONS);
+        }
+        head
+    }
+}
+
+/// Which decisions of a tenant to export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuditRange {
+    /// Made at or after this time.
+    pub from: Option<Timestamp>,
+    /// Made before this time.
+    pub to: Option<Timestamp>,
+}
+
+impl AuditRange {
+    fn contains(&self, at: Timestamp) -> bool {
+        self.from.is_none_or(|from| at >= from) && self.to.is_none_or(|to| at < to)
+    }
+}
+
+/// So many heads are read at once.
+const HEADS: usize = 100;
+
+/// The decisions of all sessions that a principal sees, one page of records after the other. Memory is bounded by one page of records
+/// and sixteen bytes per session with decisions.
+#[derive(Debug)]
+pub struct AuditExport {
+    tenure: Tenure,
+    whose: Whose,
+    range: AuditRange,
+    began: Timestamp,
+    /// Sessions that were exported already: one that becomes active meanwhile moves to the front of the list.
+    seen: HashSet<[u8; 16]>,
+    heads: VecDeque<Head>,
+    cursor: Option<Cursor>,
+    /// Whether this pass is over all sessions, or only over those that were active since the export began.
+    again: bool,
+    found: bool,
+    ended: bool,
+    current: Option<(Head, Seq, ChainCheck)>,
+}
+
+impl Tenure {
+    /// The audit trail of a session, whatever its status; a fork's begins with its parent's part.
+    pub async fn audit(&self, who: &Principal, id: &SessionId) -> Result<AuditTrail> {
+        let head = self.head(who, id).await?;
+        let log = self.log(&head).await?;
+        Ok(AuditTrail::of(&head, log.iter().flatten()))
+    }
+
+    /// Exports the decisions of all sessions that `who` sees, of every status. They are ordered by session, and by record within one. A
+    /// decision that forks share is exported once, with the session whose log has it.
+    pub fn audit_export(&self, who: &Principal, range: AuditRange) -> AuditExport {
+        let whose = match who.reach {
+            Reach::Own => Whose::User(who.tenant.clone(), who.user.clone()),
+            Reach::Tenant => Whose::Tenant(who.tenant.clone()),
+        };
+        AuditExport {
+            tenure: self.clone(),
+            whose,
+            range,
+            began: self.now(),
+            seen: HashSet::new(),
+            heads: VecDeque::new(),
+            cursor: None,
+            again: false,
+            found: false,
+            ended: false,
+            current: None,
+        }
+    }
+}
+
+impl AuditExport {
+    /// The next decisions; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Vec<AuditedDecision>>> {
+        loop {
+            if let Some((head, last, mut check)) = self.current.take() {
+                let page =
+                    self.tenure.store().records(&head.key(), &Range { upto: head.seq, ..Range::after(last) }).await?;
+                // A session that was purged meanwhile has no records any more.
+                let Some(end) = page.last().map(|r| r.seq) else { continue };
+                let id = &head.info.session_id;
+                let decisions = page.iter().filter_map(|record| check.take(id, record).0);
+                let decisions: Vec<_> = decisions.filter(|d| self.range.contains(d.at)).collect();
+                if end < head.seq {
+                    self.current = Some((head, end, check));
+                }
+                if !decisions.is_empty() {
+                    return Ok(Some(decisions));
+                }
+            } else if let Some(head) = self.heads.pop_front() {
+                self.visit(head);
+            } else if self.ended {
+                return Ok(None);
+            } else {
+                self.more().await?;
+            }
+        }
+    }
+
+    fn visit(&mut self, head: Head) {
+        let mut id = [0; 16];
+        id.copy_from_slice(&blake3::hash(head.info.session_id.as_str().as_bytes()).as_bytes()[..16]);
+        if !self.seen.insert(id) {
+            return;
+        }
+        self.found = true;
+        // A fork may own older records, which it inherited from a session that was purged.
+        let whole = head.parent.is_none() && head.first == 1 && head.decisions.is_none_or(|c| c.count > 0);
+        let over = self.range.from.is_some_and(|from| head.info.updated_at < from);
+        if whole && over {
+            return;
+        }
+        let first = head.first;
+        self.current = Some((head, first - 1, ChainCheck::default()));
+    }
+
+    async fn more(&mut self) -> Result<()> {
+        let mut query = Query::new(self.whose.clone(), HEADS);
+        query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+        query.reviewing = Some(Reviewing::Decided);
+        query.cursor = self.cursor.take();
+        let heads = self.tenure.store().heads(&query).await?;
+        let more = heads.len() == HEADS && (!self.again || heads.last().is_some_and(|h| h.active_at >= self.began));
+        self.cursor = heads.last().filter(|_| more).map(Cursor::of);
+        self.heads = heads.into();
+        if !more {
+            // Sessions that became active during a pass may have moved past it. Passes are repeated until one finds nothing new.
+            self.ended = self.again && !self.found;
+            (self.again, self.found) = (true, false);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,299 @@
+//! Human review: what waits for a person, who looks at it, and what was decided.
+//!
+//! Open reviews are found by the sessions' cards, and told by their logs; there is no other list.
+
+use crate::review::audit::DecisionChain;
+use crate::types::entry::{Claim, Decision, Entry, ReviewDecided};
+use crate::error::{Error, Result};
+use crate::types::head::{Head, Reviewing, Status};
+use crate::engine::cache::{Draft, Need};
+use crate::types::id::{Principal, ReviewId, RunId, SessionId};
+use crate::run::lease::owner;
+use crate::types::message::{Message, Role};
+use crate::rules::session::{Review, Session};
+use crate::store::{Cursor, Order, Query, Whose};
+use crate::tenure::Tenure;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+/// Which reviews to list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reviews {
+    /// Those that nobody has decided, in one queue or in all.
+    Open(Option<String>),
+    /// Those that were decided.
+    Decided,
+}
+
+/// A page of reviews.
+#[derive(Clone, Debug)]
+pub struct ReviewPage {
+    /// The reviews, each with the card of its session; the sessions that were active last come first.
+    pub reviews: Vec<(Head, Review)>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<Cursor>,
+}
+
+/// What somebody decides.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The decision.
+    pub decision: Decision,
+    /// Who decides.
+    pub reviewer: String,
+    /// Why.
+    pub notes: Option<String>,
+    /// The arguments to use instead, if corrected.
+    pub arguments: Option<Value>,
+}
+
+impl Tenure {
+    /// Reviews of the sessions that `who` sees. A page is made of whole sessions, of so many at most.
+    pub async fn reviews(
+        &self,
+        who: &Principal,
+        which: &Reviews,
+        cursor: Option<Cursor>,
+        sessions: usize,
+    ) -> Result<ReviewPage> {
+        let mut query = Query::new(Whose::Everyone, sessions);
+        query.cursor = cursor;
+        query.reviewing = Some(match which {
+            Reviews::Open(None) => Reviewing::Open,
+            Reviews::Open(Some(queue)) => Reviewing::Queue(queue.clone()),
+            Reviews::Decided => Reviewing::Decided,
+        });
+        let page = self.list(who, query).await?;
+        let mut reviews = Vec::new();
+        for head in page.heads {
+            let found = self.read(who, &head.info.session_id, Need::Session, |state| {
+                let session = self.whole_ref(state, &head.info.session_id)?;
+                let wanted = session.reviews.iter().filter(|r| match which {
+                    Reviews::Open(queue) => {
+                        r.decided.is_none() && !r.void && (queue.is_none() || r.opened.queue == *queue)
+                    }
+                    Reviews::Decided => r.decided.is_some(),
+                });
+                Ok(wanted.cloned().map(|r| (session.head().clone(), r)).collect::<Vec<_>>())
+            });
+            match found.await {
+                Ok(found) => reviews.extend(found),
+                // It went meanwhile.
+                Err(Error::NotFound { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(ReviewPage { reviews, next: page.next })
+    }
+
+    /// A review, with the card of its session.
+    pub async fn review(&self, who: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
+        let session_id = id.session().ok_or_else(|| no_review(id))?;
+        let found = self.read(who, &session_id, Need::Session, |state| {
+            let session = self.whole_ref(state, &session_id)?;
+            Ok((session.head().clone(), find(session, id)?.clone()))
+        });
+        found.await.map_err(|e| hidden(e, id))
+    }
+
+    /// Takes a review, so that nobody else looks at it for a while; or gives it back (`by` nobody).
+    pub async fn claim_review(
+        &self,
+        who: &Principal,
+        id: &ReviewId,
+        by: Option<&str>,
+        forth: Option<&str>,
+        lasting: SignedDuration,
+    ) -> Result<Review> {
+        let done = self.at_review(who, id, |_, review, now| {
+            let holder = by.or(forth).unwrap_or_default();
+            check_claim(review, holder, now)?;
+            let until = by.and_then(|_| now.checked_add(lasting).ok());
+            let mut after = review.clone();
+            after.claimed = by.map(|by| (by.to_owned(), until));
+            let entry = Entry::ReviewClaimed { review: id.clone(), by: by.map(str::to_owned), until };
+            Ok((vec![entry], after))
+        });
+        done.await
+    }
+
+    /// Decides a review. With the last one that is open, the session goes on; its run can be taken over at once.
+    pub async fn decide(&self, who: &Principal, id: &ReviewId, verdict: &Verdict) -> Result<Review> {
+        if verdict.decision == Decision::Corrected && !matches!(verdict.arguments, Some(Value::Object(_))) {
+            return Err(Error::invalid("arguments", "`corrected` needs `arguments`, an object that is used instead"));
+        }
+        let max = self.limits().max_info_bytes;
+        let arguments = verdict.arguments.as_ref().map_or(0, |a| a.to_string().len());
+        let size = verdict.notes.as_ref().map_or(0, String::len) + verdict.reviewer.len() + arguments;
+        if size > max {
+            return Err(Error::TooLarge { what: "a decision".into(), limit: "max_info_bytes", max: max as u64 });
+        }
+        self.at_review(who, id, |session, review, now| {
+            check_claim(review, &verdict.reviewer, now)?;
+            Ok(decided(session, review, verdict, now))
+        })
+        .await
+    }
+
+    /// Takes a step in an open review.
+    async fn at_review(
+        &self,
+        who: &Principal,
+        id: &ReviewId,
+        step: impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
+    ) -> Result<Review> {
+        let session_id = id.session().ok_or_else(|| no_review(id))?;
+        // What is open is in the session's newest part; what was decided long ago may not be.
+        match self.step_at(who, &session_id, id, Need::Run, &step).await {
+            Err(Error::NoSuchReview { .. }) => self.step_at(who, &session_id, id, Need::Session, &step).await,
+            other => other,
+        }
+    }
+
+    async fn step_at(
+        &self,
+        who: &Principal,
+        session_id: &SessionId,
+        id: &ReviewId,
+        need: Need,
+        step: &impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
+    ) -> Result<Review> {
+        let done = self.write(who, session_id, need, |state, now| {
+            let session = self.run_ref(state, session_id)?;
+            self.check_live(session)?;
+            let review = find(session, id)?;
+            if review.decided.is_some() || review.void {
+                let how = review.decided.as_ref().map_or_else(
+                    || "its run has ended".to_owned(),
+                    |(_, d)| format!("{} said {}", d.reviewer, d.decision.as_str()),
+                );
+                return Err(Error::Decided { review: id.clone(), how });
+            }
+            let (entries, after) = step(session, review, now)?;
+            Ok(Draft::new(entries, after))
+        });
+        done.await.map_err(|e| hidden(e, id))
+    }
+
+    /// Decides what nobody has decided in time, as the rules say. How many reviews that were.
+    pub async fn decide_overdue(&self) -> Result<usize> {
+        let mut query = Query::new(Whose::Everyone, self.limits().max_sweep);
+        (query.due_before, query.order) = (Some(self.now()), Order::Due);
+        query.status = vec![Status::Paused];
+        let mut count = 0;
+        for head in self.store().heads(&query).await? {
+            count += self.decide_for(&head).await?;
+        }
+        Ok(count)
+    }
+
+    pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
+        let (who, id) = (owner(head), &head.info.session_id);
+        let overdue = self.read(&who, id, Need::Run, |state| {
+            let (session, now) = (self.run_ref(state, id)?, self.now());
+            let late =
+                session.open_reviews().filter_map(|r| Some((r.opened.review.clone(), r.opened.timeout.clone()?)));
+            Ok(late.filter(|(_, timeout)| timeout.at <= now).collect::<Vec<_>>())
+        });
+        let mut count = 0;
+        for (review, timeout) in overdue.await? {
+            let verdict = Verdict {
+                decision: timeout.decision,
+                reviewer: "timeout".to_owned(),
+                notes: Some("nobody decided in time".to_owned()),
+                arguments: None,
+            };
+            let done =
+                self.at_review(&who, &review, |session, review, now| Ok(decided(session, review, &verdict, now)));
+            match done.await {
+                Ok(_) => count += 1,
+                Err(Error::Decided { .. } | Error::NoSuchReview { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// What is written when a review is decided, and the review after it.
+fn decided(session: &Session, review: &Review, verdict: &Verdict, now: Timestamp) -> (Vec<Entry>, Review) {
+    let Verdict { decision, reviewer, notes, arguments } = verdict.clone();
+    let (id, step) = (review.opened.review.clone(), review.opened.step.clone());
+    let previous = Some(DecisionChain::link(session.decisions));
+    let made = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
+    let mut entries = vec![Entry::review_decided(made.clone())];
+    if session.open_reviews().all(|r| r.opened.review == id) {
+        entries.push(Entry::Status { to: Status::Active, reason: Some("decided".to_owned()) });
+        entries.extend(review.opened.run.clone().map(|run| released(run, now)));
+    }
+    (entries, Review { decided: Some((now, made)), ..review.clone() })
+}
+
+/// A run that anybody may take over.
+fn released(run: RunId, now: Timestamp) -> Entry {
+    Entry::RunClaimed { run, claim: Claim { node: String::new(), until: now } }
+}
+
+fn find<'s>(session: &'s Session, id: &ReviewId) -> Result<&'s Review> {
+    session.reviews.iter().find(|r| r.opened.review == *id).ok_or_else(|| no_review(id))
+}
+
+fn no_review(id: &ReviewId) -> Error {
+    Error::NoSuchReview { review: id.clone() }
+}
+
+/// Of a session that somebody can not see, the review is not there either.
+fn hidden(e: Error, id: &ReviewId) -> Error {
+    match e {
+        Error::NotFound { .. } => no_review(id),
+        other => other,
+    }
+}
+
+fn check_claim(review: &Review, by: &str, now: Timestamp) -> Result<()> {
+    match &review.claimed {
+        Some((holder, until)) if holder != by && until.is_none_or(|t| t > now) => {
+            Err(Error::Claimed { review: review.opened.review.clone(), by: holder.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Session {
+    /// What is said instead of an answer while a review is open. It is not part of the session.
+    pub fn notice(&self) -> Option<String> {
+        let what = |r: &Review| {
+            let ask = if r.opened.lost { "Was this done" } else { "May it be done" };
+            let queue = r.opened.queue.as_ref().map(|q| format!(", queue {q}")).unwrap_or_default();
+            format!("- {} (review {}{queue}): {ask}?", r.opened.step, r.opened.review)
+        };
+        let list: Vec<String> = self.open_reviews().map(what).collect();
+        let end = "Once that is decided, the work goes on by itself; ask again later.";
+        (!list.is_empty()).then(|| format!("{NOTICE}\n{}\n{end}", list.join("\n")))
+    }
+}
+
+/// How a notice begins. Clients that send everything back send it too; it is not taken for something that was said.
+const NOTICE: &str = "A person has to decide before this can go on:";
+
+/// Whether a message is a notice that comes back.
+pub(crate) fn is_notice(message: &Message) -> bool {
+    let may_be = message.role() == Role::Assistant && message.as_str().contains(NOTICE);
+    may_be && message.text().starts_with(NOTICE)
+}
+
+/// The message of a session that a notice stood in for: the last one that its run has said.
+pub(crate) fn notice_answer<'a>(session: &'a Session, notice: &Message) -> Option<&'a Message> {
+    let text = notice.text();
+    let named = |r: &&Review| text.contains(&format!("(review {}", r.opened.review));
+    let run = session.reviews.iter().find(named)?.opened.run.as_ref()?;
+    let said = session.messages.iter().rev().filter(|m| m.run.as_ref() == Some(run));
+    said.map(|m| &m.message).find(|m| m.role() == Role::Assistant)
+}
+
+/// The session that a notice is about.
+pub(crate) fn noticed(message: &Message) -> Option<SessionId> {
+    let text = is_notice(message).then(|| message.text())?;
+    let id = text.split_once("(review ")?.1.split([',', ')']).next()?;
+    ReviewId::new(id).ok()?.session()
+}

@@ -1,0 +1,427 @@
+//! The pieces of an answer become a message.
+//!
+//! Streams differ from server to server. Text is put together, what is numbered by `index` is put in its place, and fields that
+//! nobody has heard of are kept.
+
+use crate::types::raw_object::Fields;
+use crate::types::message::Message;
+use crate::run::model::{ModelError, Piece};
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Number, Value, json};
+
+/// An answer in the making. Only the first of several choices is kept.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// What the message may have at most, in bytes of JSON.
+    max_bytes: Option<usize>,
+    /// What it has, approximately.
+    bytes: usize,
+    message: Map<String, Value>,
+    whole: Option<Message>,
+    body: Option<String>,
+    /// Why the model stopped, once it has.
+    pub finish_reason: Option<String>,
+    /// What it cost, as the model's server says.
+    pub usage: Option<Value>,
+    /// The model that answered, by its own name.
+    pub model: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Body<'a> {
+    #[serde(borrow, default)]
+    choices: Option<Vec<Choice<'a>>>,
+    #[serde(default)]
+    usage: Option<Value>,
+    #[serde(default)]
+    model: Option<String>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(default)]
+    index: u64,
+    #[serde(borrow, default)]
+    message: Option<&'a RawValue>,
+    #[serde(default)]
+    delta: Option<Map<String, Value>>,
+    #[serde(default)]
+    finish_reason: Option<String>,
+}
+
+impl Answer {
+    /// An empty answer whose message may have at most so many bytes.
+    pub fn limited(max_bytes: usize) -> Self {
+        Self { max_bytes: Some(max_bytes), ..Self::default() }
+    }
+
+    /// Takes a piece in. What is no piece of an answer is [`ModelError::Broken`]. A piece with which the message would be
+    /// over its limit is [`ModelError::TooLarge`] and not taken in: the message stays as it was.
+    pub fn take(&mut self, piece: &Piece) -> Result<(), ModelError> {
+        let (Piece::Chunk(text) | Piece::Whole(text)) = piece;
+        let body: Body<'_> =
+            serde_json::from_str(text).map_err(|e| broken(format!("it is no chat completion: {e}")))?;
+        if let Some(error) = body.error.filter(|e| e.get() != "null") {
+            return Err(broken(format!("the model's server reported an error: {:.500}", error.get())));
+        }
+        if let Some(limit) = self.max_bytes {
+            let choices = body.choices.iter().flatten().filter(|c| c.index == 0);
+            let more =
+                choices.map(|c| c.message.map_or(0, |m| m.get().len()) + c.delta.as_ref().map_or(0, object_size));
+            if self.bytes.saturating_add(more.sum()) > limit {
+                return Err(ModelError::TooLarge { limit });
+            }
+        }
+        self.usage = body.usage.filter(|u| !u.is_null()).or(self.usage.take());
+        self.model = body.model.or(self.model.take());
+        let choices = body.choices.unwrap_or_default();
+        if choices.is_empty() && matches!(piece, Piece::Whole(_)) {
+            return Err(broken("it has no choices"));
+        }
+        if let Piece::Whole(text) = piece {
+            self.body = Some(text.clone());
+        }
+        for choice in choices.into_iter().filter(|c| c.index == 0) {
+            if let Some(message) = choice.message {
+                self.whole = Some(complete(message.get()).map_err(broken)?);
+            }
+            for (name, value) in choice.delta.unwrap_or_default() {
+                self.bytes += merge(&mut self.message, name, value);
+            }
+            self.finish_reason = choice.finish_reason.or(self.finish_reason.take());
+        }
+        Ok(())
+    }
+
+    /// The message so far. `None` if nothing has been said that could be kept.
+    pub fn message(&self) -> Option<Message> {
+        if let Some(whole) = &self.whole {
+            return Some(whole.clone());
+        }
+        if self.message.iter().all(|(name, v)| name == "role" || is_nothing(v)) && self.finish_reason.is_none() {
+            return None;
+        }
+        let mut text = String::from(r#"{"role":"assistant""#);
+        let content = self.message.get("content").cloned().unwrap_or(Value::Null);
+        text.push_str(&format!(r#","content":{content}"#));
+        for (name, value) in self.message.iter().filter(|(n, _)| !["role", "content"].contains(&n.as_str())) {
+            let value = if name == "tool_calls" { calls(value, self.finish_reason.is_some()) } else { value.clone() };
+            if !is_nothing(&value) {
+                text.push_str(&format!(",{}:{value}", Value::from(name.as_str())));
+            }
+        }
+        text.push('}');
+        complete(&text).ok()
+    }
+}
+
+impl Answer {
+    /// The answer as one `chat.completion`: as it came, or put together from its pieces.
+    pub fn body(&self, id: &str, at: Timestamp) -> String {
+        if let Some(body) = &self.body {
+            return body.clone();
+        }
+        let mut body = json!({
+            "id": id, "object": "chat.completion", "created": at.as_second(), "model": self.model,
+            "choices": [{"index": 0, "message": null, "finish_reason": self.finish_reason.as_deref().unwrap_or("stop")}],
+        });
+        body["choices"][0]["message"] = self.message().map_or(Value::Null, |m| m.to_value());
+        if let Some(usage) = &self.usage {
+            body["usage"] = usage.clone();
+        }
+        body.to_string()
+    }
+}
+
+impl Answer {
+    /// Puts what all answers of a turn cost in place of what this one did.
+    pub(crate) fn set_usage(&mut self, usage: Value) {
+        if let Some(body) = &mut self.body
+            && let Ok(mut fields) = serde_json::from_str::<Fields>(body)
+        {
+            fields.set("usage", &usage);
+            *body = fields.to_string();
+        }
+        self.usage = Some(usage);
+    }
+}
+
+/// Adds what one more answer cost, field by field. What is no number keeps its last value.
+pub(crate) fn add_usage(total: &mut Value, more: &Value) {
+    match (total, more) {
+        (_, Value::Null) => {}
+        (Value::Object(total), Value::Object(more)) => {
+            for (name, value) in more {
+                add_usage(total.entry(name.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (Value::Number(total), Value::Number(more)) => *total = sum(total, more),
+        (total, more) => *total = more.clone(),
+    }
+}
+
+fn sum(a: &Number, b: &Number) -> Number {
+    match (a.as_u64(), b.as_u64()) {
+        (Some(a), Some(b)) => a.saturating_add(b).into(),
+        _ => {
+            let sum = a.as_f64().unwrap_or(0.0) + b.as_f64().unwrap_or(0.0);
+            Number::from_f64(sum).unwrap_or_else(|| b.clone())
+        }
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(s) => s.is_empty(),
+        Value::Array(a) => a.is_empty(),
+        _ => false,
+    }
+}
+
+/// Tool calls without their places in the stream. Of an answer that broke off, only those whose arguments are whole.
+fn calls(value: &Value, finished: bool) -> Value {
+    let Value::Array(calls) = value else { return value.clone() };
+    let whole = |call: &&Value| {
+        let arguments = call["function"]["arguments"].as_str().or(call["custom"]["input"].as_str());
+        finished || arguments.is_some_and(|a| serde_json::from_str::<Value>(a).is_ok())
+    };
+    let bare = |call: &Value| {
+        let mut call = call.clone();
+        if let Value::Object(fields) = &mut call {
+            fields.remove("index");
+        }
+        call
+    };
+    calls.iter().filter(whole).map(bare).collect()
+}
+
+/// A message as it came; one without any content gets an empty one, so that it can be said again.
+fn complete(raw: &str) -> Result<Message, String> {
+    if let Ok(message) = Message::parse(raw) {
+        return Ok(message);
+    }
+    let mut message: Map<String, Value> =
+        serde_json::from_str(raw).map_err(|e| format!("its message is broken: {e}"))?;
+    if message.get("content").is_none_or(Value::is_null) {
+        message.insert("content".to_owned(), json!(""));
+    }
+    message.entry("role").or_insert_with(|| json!("assistant"));
+    Message::from_value(&Value::Object(message)).map_err(|e| format!("its message is broken: {e}"))
+}
+
+/// Fields that are said once, or the same each time.
+const NAMES: [&str; 5] = ["role", "id", "type", "name", "index"];
+
+fn broken(why: impl Into<String>) -> ModelError {
+    ModelError::Broken { why: why.into() }
+}
+
+/// Bytes of a text in JSON, quotes included.
+fn text_size(text: &str) -> usize {
+    let byte = |b: u8| match b {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    text.bytes().map(byte).sum::<usize>() + 2
+}
+
+/// Bytes of a value in JSON.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) => 5,
+        Value::Number(number) => number.to_string().len(),
+        Value::String(text) => text_size(text),
+        Value::Array(items) => items.iter().map(|item| size(item) + 1).sum::<usize>() + 2,
+        Value::Object(fields) => object_size(fields),
+    }
+}
+
+fn object_size(fields: &Map<String, Value>) -> usize {
+    fields.iter().map(|(name, value)| text_size(name) + size(value) + 2).sum::<usize>() + 2
+}
+
+/// Adds a field of a piece to a message; the bytes by which the message has grown.
+fn merge(target: &mut Map<String, Value>, name: String, value: Value) -> usize {
+    if value.is_null() {
+        return 0;
+    }
+    let new_name = if target.contains_key(&name) { 0 } else { text_size(&name) + 2 };
+    let slot = target.entry(name.clone()).or_insert(Value::Null);
+    let grown = match (slot, value) {
+        (Value::String(old), Value::String(new)) if NAMES.contains(&name.as_str()) => {
+            let grown = new.len().saturating_sub(old.len());
+            if !new.is_empty() {
+                *old = new;
+            }
+            grown
+        }
+        (Value::String(old), Value::String(new)) => {
+            old.push_str(&new);
+            text_size(&new) - 2
+        }
+        (Value::Object(old), Value::Object(new)) => new.into_iter().map(|(name, value)| merge(old, name, value)).sum(),
+        (slot @ (Value::Array(_) | Value::Null), Value::Array(new)) => {
+            let mut list = if let Value::Array(old) = slot.take() { old } else { Vec::new() };
+            let grown = new.into_iter().map(|item| merge_item(&mut list, item)).sum();
+            *slot = Value::Array(list);
+            grown
+        }
+        (slot, new) => {
+            let grown = size(&new);
+            *slot = new;
+            grown
+        }
+    };
+    new_name + grown
+}
+
+/// Items with an `index` go together; others follow each other. Returns the bytes by which the list has grown.
+fn merge_item(list: &mut Vec<Value>, item: Value) -> usize {
+    let index = item.get("index").and_then(Value::as_u64);
+    let place = index.and_then(|i| list.iter().position(|v| v.get("index").and_then(Value::as_u64) == Some(i)));
+    match (place, item) {
+        (Some(place), Value::Object(new)) => {
+            let Value::Object(old) = &mut list[place] else { return 0 };
+            new.into_iter().map(|(name, value)| merge(old, name, value)).sum()
+        }
+        (_, item) => {
+            let grown = size(&item) + 1;
+            list.push(item);
+            grown
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(chunks: &[Value]) -> Answer {
+        let mut answer = Answer::default();
+        for delta in chunks {
+            let chunk = json!({"choices": [{"index": 0, "delta": delta}]});
+            answer.take(&Piece::Chunk(chunk.to_string())).unwrap();
+        }
+        answer
+    }
+
+    #[test]
+    fn text_is_put_together_and_unknown_fields_are_kept() {
+        let answer = answer(&[
+            json!({"role": "assistant", "content": ""}),
+            json!({"content": "Hel", "reasoning_content": "think"}),
+            json!({"content": "lo", "reasoning_content": "ing", "odd": {"a": 1}}),
+        ]);
+        let message = answer.message().unwrap();
+        assert_eq!(
+            message.to_value(),
+            json!({"role": "assistant", "content": "Hello", "reasoning_content": "thinking", "odd": {"a": 1}})
+        );
+    }
+
+    #[test]
+    fn tool_calls_are_put_in_their_places() {
+        let call = |i: u64, f: Value| json!({"tool_calls": [{"index": i, "function": f}]});
+        let mut answer = answer(&[
+            json!({"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]}),
+            call(0, json!({"arguments": "{\"x\""})),
+            json!({"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{"}}]}),
+            call(0, json!({"arguments": ":1}"})),
+        ]);
+        // Broken off here, only the first call is whole.
+        let calls = answer.message().unwrap().tool_calls();
+        assert_eq!(calls.len(), 1);
+        assert_eq!(
+            (calls[0].id.as_str(), calls[0].name.as_str(), calls[0].arguments.as_str()),
+            ("a", "f", "{\"x\":1}")
+        );
+        answer.take(&Piece::Chunk(json!({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]}, "finish_reason": "tool_calls"}]}).to_string())).unwrap();
+        let message = answer.message().unwrap();
+        assert_eq!(message.tool_calls()[1].arguments, "{}");
+        assert_eq!(message.to_value()["content"], Value::Null);
+        assert!(message.to_value()["tool_calls"][0].get("index").is_none());
+    }
+
+    #[test]
+    fn a_whole_message_keeps_its_bytes() {
+        let raw = r#"{"role":"assistant","content":"x","z":1.50,"a":null}"#;
+        let mut answer = Answer::default();
+        answer.take(&Piece::Whole(format!(r#"{{"choices":[{{"index":0,"message":{raw}}}]}}"#))).unwrap();
+        assert_eq!(answer.message().unwrap().as_str(), raw);
+    }
+
+    #[test]
+    fn nothing_said_is_no_message_and_an_empty_answer_is_one() {
+        let mut answer = answer(&[json!({"role": "assistant", "content": ""})]);
+        assert!(answer.message().is_none());
+        answer.take(&Piece::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
+        assert_eq!(answer.message().unwrap().text(), "");
+    }
+
+    #[test]
+    fn usage_is_added_field_by_field() {
+        let mut total = Value::Null;
+        let details = |n: u64| json!({"cached_tokens": n, "audio_tokens": null});
+        add_usage(
+            &mut total,
+            &json!({"total_tokens": 3, "prompt_tokens_details": details(1), "tier": "a", "cost": 0.5}),
+        );
+        add_usage(&mut total, &Value::Null);
+        add_usage(
+            &mut total,
+            &json!({"total_tokens": 4, "prompt_tokens_details": details(2), "tier": "b", "cost": 1, "new": 7}),
+        );
+        add_usage(&mut total, &json!({"total_tokens": 5, "prompt_tokens_details": null}));
+        let want = json!({"total_tokens": 12, "prompt_tokens_details": details(3), "tier": "b", "cost": 1.5, "new": 7});
+        assert_eq!(total, want);
+    }
+
+    /// What is over the limit is refused, and what was said before it stays; the size counted is about that of the message.
+    #[test]
+    fn a_message_has_a_limit() {
+        let chunk = |delta: Value| Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta}]}).to_string());
+        for delta in [
+            json!({"role": "assistant", "content": "a \"word\"\n"}),
+            json!({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}),
+            json!({"odd": [1, 2.5, {"a": null}]}),
+        ] {
+            let mut answer = Answer::limited(4000);
+            let error = loop {
+                if let Err(error) = answer.take(&chunk(delta.clone())) {
+                    break error;
+                }
+            };
+            assert_eq!((error.code(), error.to_string().contains("max_message_bytes")), ("answer_too_large", true));
+            answer.finish_reason = Some("length".to_owned());
+            let message = answer.message().unwrap();
+            assert!((3500..=4100).contains(&message.as_str().len()), "{} bytes of {delta}", message.as_str().len());
+        }
+        let whole = format!(
+            r#"{{"choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}}}}]}}"#,
+            "x".repeat(5000)
+        );
+        let mut answer = Answer::limited(4000);
+        assert_eq!(answer.take(&Piece::Whole(whole)).unwrap_err().code(), "answer_too_large");
+        assert!(answer.message().is_none());
+    }
+
+    #[test]
+    fn errors_and_garbage_are_told() {
+        let mut answer = Answer::default();
+        assert!(answer.take(&Piece::Chunk("nonsense".into())).is_err());
+        assert!(
+            answer
+                .take(&Piece::Chunk(r#"{"error":{"message":"overloaded"}}"#.into()))
+                .unwrap_err()
+                .to_string()
+                .contains("overloaded")
+        );
+        assert!(answer.take(&Piece::Whole("{}".into())).is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! How tool calls that a person has reviewed are shown to a model.
+//!
+//! The log keeps the call as the model wrote it. The prompt shows the arguments that were used, and the reviewer's notes before the
+//! result, so that the model can go on from what was really done. Refusals are results of their own, which have the notes already.
+
+use crate::types::entry::{Decision, ReviewDecided};
+use crate::types::message::{Message, Role};
+use crate::rules::session::{Review, Said};
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+
+/// These messages as a model is shown them. Costs what the reviews and the messages around them have.
+pub(crate) fn with_decisions<'a>(messages: &[&'a Said], reviews: &[Review]) -> Vec<Cow<'a, Message>> {
+    let mut shown: Vec<Cow<'a, Message>> = messages.iter().map(|m| Cow::Borrowed(&m.message)).collect();
+    // The newest first: a note is put before what is there, so that the oldest comes first in the end.
+    let mut corrected = Vec::new();
+    for review in reviews.iter().rev() {
+        let (Some(call), Some((_, decided))) = (&review.opened.call, &review.decided) else { continue };
+        let Some(at) = calling(messages, review, call) else { continue };
+        if let Some(arguments) = corrected_arguments(decided)
+            && !corrected.contains(&(at, call))
+        {
+            corrected.push((at, call));
+            if let Some(message) = with_arguments(&shown[at], call, arguments) {
+                shown[at] = Cow::Owned(message);
+            }
+        }
+        if let Some(note) = note(review, decided)
+            && let Some(result) = answering(messages, at, call)
+            && let Some(message) = with_note(&shown[result], &note)
+        {
+            shown[result] = Cow::Owned(message);
+        }
+    }
+    shown
+}
+
+/// Where the call is that a review is about: the newest with this id before the review, by the same run. Models use ids again, and what a
+/// review is about may have been rewound.
+fn calling(messages: &[&Said], review: &Review, call: &str) -> Option<usize> {
+    let end = messages.partition_point(|m| m.seq < review.seq);
+    let answers = (0..end).rev().filter(|i| messages[*i].message.role() == Role::Assistant);
+    let same_run = |i: &usize| review.opened.run.is_none() || messages[*i].run == review.opened.run;
+    answers.take_while(same_run).find(|i| messages[*i].message.call_ids().iter().any(|id| id == call))
+}
+
+/// Where the result of a call is.
+fn answering(messages: &[&Said], at: usize, call: &str) -> Option<usize> {
+    let calls_again = |i: &usize| messages[*i].message.call_ids().iter().any(|id| id == call);
+    let until_next = (at + 1..messages.len()).take_while(|i| !calls_again(i));
+    until_next.into_iter().find(|i| messages[*i].message.answers().is_some_and(|id| id == call))
+}
+
+fn corrected_arguments(decided: &ReviewDecided) -> Option<&Map<String, Value>> {
+    let corrected = decided.decision == Decision::Corrected;
+    decided.arguments.as_ref().filter(|_| corrected)?.as_object()
+}
+
+/// What a model is told of a decision besides the result.
+fn note(review: &Review, decided: &ReviewDecided) -> Option<String> {
+    let what = match (review.opened.lost, decided.decision) {
+        (_, Decision::Corrected) => "a reviewer changed the arguments",
+        (false, Decision::Approved) => "a reviewer approved this call",
+        (true, Decision::Rejected) => "a reviewer found that this call had not been made",
+        // Their results tell it, with the notes.
+        (true, Decision::Approved) | (false, Decision::Rejected) => return None,
+    };
+    match &decided.notes {
+        Some(notes) => Some(format!("[{what}: {notes}]")),
+        None => (decided.decision == Decision::Corrected).then(|| format!("[{what}]")),
+    }
+}
+
+/// An answer with other arguments for one of its calls.
+fn with_arguments(message: &Message, call: &str, arguments: &Map<String, Value>) -> Option<Message> {
+    let mut value = changeable(message)?;
+    let place = message.call_ids().iter().position(|id| id == call)?;
+    let calls = value.get_mut("tool_calls")?.as_array_mut()?;
+    let function = calls.get_mut(place)?.get_mut("function")?.as_object_mut()?;
+    function.insert("arguments".to_owned(), json!(Value::Object(arguments.clone()).to_string()));
+    Message::from_value(&value).ok()
+}
+
+/// A result with a note before its content.
+fn with_note(message: &Message, note: &str) -> Option<Message> {
+    let mut value = changeable(message)?;
+    let content = value.get_mut("content")?;
+    match content {
+        Value::String(text) => *text = format!("{note}\n{text}"),
+        Value::Array(parts) => parts.insert(0, json!({"type": "text", "text": note})),
+        _ => *content = json!(note),
+    }
+    Message::from_value(&value).ok()
+}
+
+/// A message as JSON. Not one whose media are stored apart: they are put back by their place in its text.
+fn changeable(message: &Message) -> Option<Value> {
+    message.cuts().is_empty().then(|| message.to_value())
+}

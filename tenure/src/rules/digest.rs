@@ -1,0 +1,60 @@
+//! How much has been said: kept up message by message, without reading what came before.
+
+use crate::types::head::{MAX_MARK_CALLS, Mark, VisibleHash};
+use crate::types::message::meaning::Meaning;
+use crate::types::message::{Message, Role};
+use std::borrow::Cow;
+
+/// A session is not found by longer ids: they are in its head.
+const MAX_CALL_BYTES: usize = 256;
+
+impl Mark {
+    /// What has been said, and this too.
+    pub fn advance(&mut self, message: &Message) {
+        let role = message.role();
+        self.messages += 1;
+        if role == Role::User && self.last != Some(Role::User) {
+            self.turns += 1;
+        }
+        if !role.instructs() {
+            self.last = Some(role);
+        }
+        match role {
+            Role::User => self.calls.clear(),
+            Role::Assistant => {
+                let calls = message.call_ids().into_iter().filter(|id| id.len() <= MAX_CALL_BYTES);
+                self.calls.extend(calls.map(Cow::into_owned));
+            }
+            _ => {}
+        }
+        let over = self.calls.len().saturating_sub(MAX_MARK_CALLS);
+        self.calls.drain(..over);
+        if message.is_visible() {
+            self.visible += 1;
+            let meaning = message.meaning();
+            self.hash = self.hash.then(role, &meaning);
+            match role {
+                Role::User => self.question = Some(VisibleHash::default().then(role, &meaning)),
+                _ => self.exchange = self.question.map(|question| question.then(role, &meaning)),
+            }
+        }
+    }
+}
+
+impl VisibleHash {
+    /// The hash of what this one stands for, and one more message.
+    pub(crate) fn then(&self, role: Role, meaning: &Meaning) -> Self {
+        let mut hash = blake3::Hasher::new();
+        hash.update(&self.0).update(&[role as u8]);
+        if !meaning.text.is_empty() {
+            // Its length first, so that a text can not be taken for a text and something else.
+            hash.update(&(meaning.text.len() as u64).to_le_bytes()).update(meaning.text.as_bytes());
+        }
+        for part in &meaning.other {
+            hash.update(&part.0);
+        }
+        let mut first = [0; 16];
+        first.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+        Self(first)
+    }
+}

@@ -1,0 +1,625 @@
+//! Reconciliation: what to store and what to show when a client sends messages to a session that has some already.
+//!
+//! Clients send the whole history, only what is new, a sliding window, the local list of a tool loop, an edited turn, or a
+//! turn again. One rule serves all of them: **the last assistant message of a request tells what its sender has seen**. It is
+//! the *anchor*; what follows it is new. The rows of the table in `docs/clients.md` are the branches of [`Rows::decide`].
+//!
+//! An inference about the client's intent costs at most the last answer, and what is rewound stays readable in the log.
+
+mod align;
+mod full;
+mod index;
+mod overlay;
+
+use crate::types::entry::{Outcome, Post};
+use crate::rules::prompt::lead;
+use crate::types::id::Seq;
+use crate::types::message::{Message, Role};
+use crate::review::decide::notice_answer;
+use crate::rules::session::{Said, Session};
+use align::Alignment;
+use index::{Stored, keys};
+pub use overlay::Overlay;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// How to read the messages of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HistoryMode {
+    /// Infer it from the messages.
+    #[default]
+    Auto,
+    /// They are the whole history: what is stored and differs is rewound.
+    Full,
+    /// As `Auto`, but nothing is ever rewound.
+    Append,
+}
+
+/// The messages of a request, and what is known about it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Incoming<'a> {
+    /// The messages, system messages included.
+    pub messages: &'a [Message],
+    /// How to read them.
+    pub history: HistoryMode,
+    /// The client's SDK says that it sends this request again.
+    pub is_retry: bool,
+    /// The session was busy when the request arrived: its sender has not seen the turns that ended since.
+    pub has_waited: bool,
+}
+
+/// What to do with a request's messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// So many stored messages stay; the others are rewound.
+    pub keep: usize,
+    /// The new messages, in order.
+    pub append: Vec<NewMessage>,
+    /// So many of them, the first, are the system prompt.
+    pub prompt: usize,
+    /// How many incoming messages are stored already.
+    pub matched: usize,
+    /// How many stored messages the request leaves out after the first that it repeats.
+    pub spliced: usize,
+    /// How many stored messages are rewound, system messages apart.
+    pub rewound: usize,
+    /// How many incoming messages are shown to the model and not stored.
+    pub ephemeral: usize,
+    /// Tool results that answer no known call. They are dropped.
+    pub orphans: Vec<String>,
+    /// What the model is shown in place of stored messages.
+    pub overlay: Overlay,
+}
+
+/// A message that a plan appends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewMessage {
+    /// A system message that replaces the one the conversation began with.
+    pub lead: bool,
+    /// The assistant message that a user message follows in the request.
+    pub replies_to: Option<ReplyTo>,
+    /// The message.
+    pub message: Message,
+}
+
+/// The assistant message that a user message follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyTo {
+    /// A stored one, by its record.
+    Stored(Seq),
+    /// One that is appended with it, by its place among the new messages.
+    New(usize),
+}
+
+impl Plan {
+    fn keeping(stored: &[Said], keep: usize) -> Self {
+        Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
+    }
+
+    /// The new messages as they are written to the log, the first of them at record `first`.
+    pub fn posts(&self, first: Seq) -> Vec<Post> {
+        let seq = |reply: ReplyTo| match reply {
+            ReplyTo::Stored(seq) => seq,
+            ReplyTo::New(i) => first + i as Seq,
+        };
+        let post =
+            |m: &NewMessage| Post { lead: m.lead, replies_to: m.replies_to.map(seq), ..Post::from(m.message.clone()) };
+        self.append.iter().map(post).collect()
+    }
+
+    /// How many new messages there are, the system prompt apart.
+    pub fn appended(&self) -> usize {
+        self.append.len() - self.prompt
+    }
+}
+
+/// How many messages are not part of the system prompt.
+fn count(messages: &[Said]) -> usize {
+    messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
+}
+
+/// Compares a session with the messages of a request.
+pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
+    let messages = with_answers_for_notices(session, incoming.messages);
+    let split = messages.iter().take_while(|m| m.role().instructs()).count();
+    let (system, rest) = messages.split_at(split);
+    let stored = &session.messages[..];
+    let spoken = stored.iter().any(|m| !m.message.role().instructs());
+    let (may_edit, is_retry) = (!incoming.has_waited, incoming.is_retry);
+    let rows = Rows { session, stored: &Stored::new(stored), rest, may_rewind: true, may_edit, is_retry };
+    let plan = match incoming.history {
+        _ if rest.is_empty() || !spoken => rows.append_all(0),
+        // Bare tool results are never a whole history.
+        HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(rows.stored, rest),
+        HistoryMode::Full => rows.decide(),
+        HistoryMode::Auto if !incoming.has_waited || incoming.is_retry => rows.decide(),
+        HistoryMode::Auto | HistoryMode::Append => Rows { may_rewind: false, may_edit: false, ..rows }.decide(),
+    };
+    with_system_prompt(plan, stored, system)
+}
+
+/// Adds a system prompt that differs from the one in force. It takes effect from now on; the turns stay, and no count changes.
+fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Plan {
+    if system.is_empty() {
+        return plan;
+    }
+    let kept = &stored[..plan.keep];
+    let current = &kept[lead(kept)];
+    let same = current.len() == system.len() && current.iter().zip(system).all(|(s, m)| s.message.is_same(m));
+    if same {
+        return plan;
+    }
+    // One that nobody has spoken under yet is replaced, not followed.
+    plan.keep = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
+    let lead = plan.keep > 0;
+    for message in &mut plan.append {
+        if let Some(ReplyTo::New(i)) = &mut message.replies_to {
+            *i += system.len();
+        }
+    }
+    let prompt = system.iter().map(|m| NewMessage { lead, replies_to: None, message: m.clone() });
+    plan.append.splice(0..0, prompt);
+    plan.prompt = system.len();
+    plan
+}
+
+/// A client that sends everything back also sends the notice that it was given while a person had to decide. The message that
+/// the run has said in its place stands for it; without one it is left out.
+fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
+    if session.reviews.is_empty() || !incoming.iter().any(crate::review::decide::is_notice) {
+        return Cow::Borrowed(incoming);
+    }
+    let answers = incoming.iter().filter_map(|message| match crate::review::decide::is_notice(message) {
+        true => notice_answer(session, message).cloned(),
+        false => Some(message.clone()),
+    });
+    Cow::Owned(answers.collect())
+}
+
+/// A question that failed more often under the same words is compared with so many of its copies.
+const MAX_FAILED: usize = 16;
+
+/// The rows of the reconciliation table.
+struct Rows<'a> {
+    session: &'a Session,
+    stored: &'a Stored<'a>,
+    /// The request without its system prompt.
+    rest: &'a [Message],
+    may_rewind: bool,
+    /// More than the last answer to the same question may be rewound.
+    may_edit: bool,
+    is_retry: bool,
+}
+
+impl<'a> Rows<'a> {
+    fn decide(&self) -> Plan {
+        let rest = self.rest;
+        if self.continues_last_answer() {
+            let alignment = Alignment::new(self.stored, rest, rest.len() - 1, self.stored.len() - 1);
+            return self.with_alignment(Plan::keeping(self.stored, self.stored.len()), &alignment);
+        }
+        if self.extends_last_answer()
+            && let Some(plan) = self.clients_version_of_last_answer(rest.len() - 1)
+        {
+            return plan;
+        }
+        // An assistant message at the very end is the beginning of an answer: it belongs to what is new.
+        let before_last = &rest[..rest.len() - 1];
+        let Some(end) = before_last.iter().rposition(|m| m.role() == Role::Assistant) else {
+            return self.without_anchor();
+        };
+        let after = end + 1;
+        if let Some(plan) = self.retry(after) {
+            return plan;
+        }
+        let located = align::locate(self.stored, rest, end);
+        if let Some(plan) = located.and_then(|filler| self.after_filler(end, filler)) {
+            return plan;
+        }
+        let alignment = located.map(|l| Alignment::new(self.stored, rest, end, l.position));
+        if let (Some(located), Some(alignment)) = (located, &alignment) {
+            if rest[after..].iter().all(|m| m.role() == Role::Tool) {
+                return self.with_alignment(self.tool_results(after, Some(alignment)), alignment);
+            }
+            return self.after_anchor(after, located, alignment);
+        }
+        if let Some(plan) = self.clients_version_of_last_answer(end) {
+            return plan;
+        }
+        // The last assistant message that is stored is the anchor, and everything after it is new.
+        let earlier = rest[..end].iter().enumerate().rev().filter(|(_, m)| m.role() == Role::Assistant);
+        for (end, _) in earlier {
+            if let Some(located) = align::locate_anywhere(self.stored, rest, end) {
+                let alignment = Alignment::new(self.stored, rest, end, located.position);
+                return self.after_anchor(end + 1, located, &alignment);
+            }
+        }
+        self.append_all(0)
+    }
+
+    /// Whether the request ends with the last answer, to have it continued.
+    fn continues_last_answer(&self) -> bool {
+        let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
+        let ours_asked = self.stored.iter().rev().map(|m| &m.message).find(|m| m.role() == Role::User);
+        let theirs_asked = self.rest.iter().rev().find(|m| m.role() == Role::User);
+        theirs.role() == Role::Assistant
+            && ours.message.is_same(theirs)
+            && match (ours_asked, theirs_asked) {
+                (Some(ours), Some(theirs)) => ours.is_same(theirs),
+                _ => false,
+            }
+    }
+
+    /// Whether the request ends with the last answer and more text: some clients write the results of tools into it.
+    fn extends_last_answer(&self) -> bool {
+        let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
+        if theirs.role() != Role::Assistant || !ours.message.is_visible() || ours.message.role() != Role::Assistant {
+            return false;
+        }
+        let (ours, theirs) = (ours.message.meaning().text, theirs.meaning().text);
+        !ours.is_empty() && theirs.len() > ours.len() && theirs.starts_with(&ours)
+    }
+
+    /// Some clients put the same question and answer, which no model has given, before each new question. What they have seen is
+    /// told by the answer before that, if it is in the last turn.
+    fn after_filler(&self, end: usize, filler: align::Located) -> Option<Plan> {
+        let turn = last_turn(self.stored);
+        if self.stored[filler.position].run.is_some() || filler.position >= turn {
+            return None;
+        }
+        let seen = self.rest[..end].iter().rposition(|m| m.role() == Role::Assistant)?;
+        let located = align::locate(self.stored, self.rest, seen).filter(|l| l.position >= turn)?;
+        let alignment = Alignment::new(self.stored, self.rest, seen, located.position);
+        let between = &self.rest[seen + 1..=end];
+        // Where they say something new, they are new.
+        if !between.iter().all(|m| !self.stored.same_as(m, self.stored.len()).is_empty()) {
+            return Some(self.after_anchor(seen + 1, located, &alignment));
+        }
+        let plan = self.after_anchor(end + 1, located, &alignment);
+        Some(Plan { matched: plan.matched + between.len(), ..plan })
+    }
+
+    /// Row 1: the new messages are, or begin with, the user messages that the session ends with, still unanswered. Older
+    /// questions without an answer may stand before them.
+    fn retry(&self, after: usize) -> Option<Plan> {
+        self.retry_from(after).or_else(|| match self.failed_questions(after, self.stored.len()) {
+            0 => None,
+            older => self.retry_from(after + older),
+        })
+    }
+
+    fn retry_from(&self, after: usize) -> Option<Plan> {
+        let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
+        let (new, reminders) = self.spoken(after);
+        let question = last_question(self.stored)?;
+        let (end, is_broken) = self.end_of_unanswered();
+        if question.end > end || (is_broken && !self.may_rewind) {
+            return None;
+        }
+        let sent = |range: Range<usize>| {
+            let stored = self.stored[range].iter();
+            stored.zip(&new).all(|(s, m)| s.run.is_none() && s.message.is_same(m))
+        };
+        let aligned = |plan, first| {
+            let alignment = Alignment::new(self.stored, self.rest, after, first);
+            let plan = self.with_alignment(plan, &alignment);
+            Plan { matched: plan.matched + reminders, ..plan }
+        };
+        // All of the new messages, which may end with the beginning of an answer.
+        let exact = new.len() <= end && new.first().is_some_and(|m| m.role() == Role::User);
+        if exact && sent(end - new.len()..end) {
+            let plan = Plan { matched: new.len() - 1, ..Plan::keeping(self.stored, end) };
+            return Some(aligned(plan, end - new.len()));
+        }
+        // The question that failed, and more user messages.
+        let is_answered = self.stored.last().is_some_and(|m| m.message.role() == Role::Assistant);
+        if is_answered || new.iter().any(|m| m.role() != Role::User) {
+            return None;
+        }
+        let repeats = |start: &usize| question.end - start < new.len() && sent(*start..question.end);
+        let first = question.clone().find(repeats)?;
+        let repeated = question.end - first;
+        let mut plan = Plan { matched: repeated - 1, ..Plan::keeping(self.stored, self.stored.len()) };
+        let reply = self.stored[first].replies_to.map(ReplyTo::Stored);
+        let new = new[repeated..].iter();
+        plan.append = new.map(|m| NewMessage { lead: false, replies_to: reply, message: (*m).clone() }).collect();
+        Some(aligned(plan, first))
+    }
+
+    /// The new messages without system messages, and how many of those there are.
+    fn spoken(&self, after: usize) -> (Vec<&'a Message>, usize) {
+        let new = &self.rest[after..];
+        let spoken: Vec<&Message> = new.iter().filter(|m| !m.role().instructs()).collect();
+        let others = new.len() - spoken.len();
+        (spoken, others)
+    }
+
+    /// Where the messages end that have no answer, or only the beginning of one whose run failed or was cancelled; and whether
+    /// there is such a beginning. Changes of the system prompt since do not count.
+    fn end_of_unanswered(&self) -> (usize, bool) {
+        let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != Outcome::Completed));
+        let produced = |m: &Said| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
+        let tail = self.stored.iter().rev().take_while(|m| m.lead || produced(m));
+        let (tail, partial) = tail.fold((0, false), |(n, partial), m| (n + 1, partial || produced(m)));
+        (self.stored.len() - tail, partial)
+    }
+
+    /// Row 2: results of tools answer their calls, wherever those are. If all were known, the turn is repeated from there.
+    fn tool_results(&self, after: usize, alignment: Option<&Alignment>) -> Plan {
+        let results = self.admit(after, alignment);
+        let mut plan = Plan::keeping(self.stored, self.stored.len());
+        let repeated = results.new.is_empty() && results.orphans.is_empty();
+        if let (true, true, Some(last)) = (repeated, self.may_rewind, results.last_known) {
+            let results = self.stored[last..].iter().take_while(|m| m.message.role() == Role::Tool).count();
+            if last >= last_turn(self.stored) {
+                plan = Plan::keeping(self.stored, last + results);
+            }
+        }
+        results.add_to(&mut plan);
+        plan
+    }
+
+    /// Row 3: the request has no assistant message. It is appended, unless it asks for the only answer, or sends a request again.
+    fn without_anchor(&self) -> Plan {
+        if let Some(plan) = self.retry(0) {
+            return plan;
+        }
+        if self.rest.iter().all(|m| m.role() == Role::Tool) {
+            return self.tool_results(0, None);
+        }
+        let question = last_question(self.stored);
+        let new = self.spoken(0).0;
+        let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == new.len();
+        match question {
+            Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, &new) => {
+                Plan { matched: self.rest.len(), ..Plan::keeping(self.stored, q.end) }
+            }
+            _ => {
+                let repeated = self.failed_questions(0, self.stored.len());
+                let plan = self.append_all(repeated);
+                Plan { matched: plan.matched + repeated, ..plan }
+            }
+        }
+    }
+
+    /// Whether the stored messages of a range end with these.
+    fn ends_with(&self, range: &Range<usize>, messages: &[&Message]) -> bool {
+        let stored = &self.stored[range.clone()];
+        let first = stored.len().checked_sub(messages.len());
+        let same = |first: usize| stored[first..].iter().zip(messages).all(|(s, m)| s.message.is_same(m));
+        !messages.is_empty() && first.is_some_and(same)
+    }
+
+    /// Rows 4, 5, 6 and 8: the anchor is stored.
+    fn after_anchor(&self, after: usize, anchor: align::Located, alignment: &Alignment) -> Plan {
+        if anchor.position < last_turn(self.stored) && self.may_rewind {
+            if let Some(plan) = self.regenerate(after, anchor.position) {
+                return self.with_alignment(plan, alignment);
+            }
+            if let Some(keep) = self.edited_question(anchor).filter(|_| self.may_edit) {
+                return self.append_after(keep, after, alignment);
+            }
+        }
+        self.append_after(self.stored.len(), after, alignment)
+    }
+
+    /// Keeps so many stored messages, and appends what is new.
+    fn append_after(&self, keep: usize, after: usize, alignment: &Alignment) -> Plan {
+        let repeated = self.failed_questions(after, keep);
+        let mut plan = Plan { matched: repeated, ..Plan::keeping(self.stored, keep) };
+        self.admit_before(after + repeated, Some(alignment), keep).add_to(&mut plan);
+        self.with_alignment(plan, alignment)
+    }
+
+    /// How many of the new messages, the first, are stored questions that were never answered: a client that keeps a failed
+    /// question in its list sends it again with the next one.
+    fn failed_questions(&self, after: usize, keep: usize) -> usize {
+        let new = &self.rest[after..];
+        let is_user = |m: &Said| m.message.role() == Role::User;
+        let mut spoken = self.stored[..keep].iter().filter(|m| !m.message.role().instructs()).peekable();
+        let mut failed: HashMap<_, Vec<&Message>> = HashMap::new();
+        if new.len() > 1 && new[0].role() == Role::User {
+            while let Some(said) = spoken.next() {
+                let unanswered = spoken.peek().is_none_or(|next| is_user(next));
+                if is_user(said) && unanswered {
+                    for key in keys(&said.message) {
+                        failed.entry(key).or_default().push(&said.message);
+                    }
+                }
+            }
+        }
+        let more = &new[..new.len().saturating_sub(1)];
+        let has_failed = |m: &Message| {
+            let same = keys(m).into_iter().filter_map(|key| failed.get(&key)).flatten();
+            m.role() == Role::User && same.take(MAX_FAILED).any(|f| f.is_same(m))
+        };
+        more.iter().take_while(|m| has_failed(m)).count()
+    }
+
+    /// Row 5: the last question again, as an answer to the anchor.
+    fn regenerate(&self, after: usize, anchor: usize) -> Option<Plan> {
+        let question = last_question(self.stored)?;
+        let (new, reminders) = self.spoken(after);
+        let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().instructs());
+        let replies = self.stored[question.start].replies_to == Some(self.stored[anchor].seq);
+        let same = (follows || replies) && self.ends_with(&question, &new);
+        same.then(|| Plan { matched: new.len() + reminders, ..Plan::keeping(self.stored, question.end) })
+    }
+
+    /// Row 6: where the user message is that the new ones replace. Another one was sent in reply to the same answer, by a client
+    /// that sends lists; whatever followed it was said in reply to it.
+    fn edited_question(&self, anchor: align::Located) -> Option<usize> {
+        let answer = &self.stored[anchor.position];
+        if anchor.is_tie || !anchor.question_agrees || answer.run.is_none() {
+            return None;
+        }
+        let replies = |m: &Said| m.replies_to == Some(answer.seq);
+        let sibling = self.stored.iter().rposition(replies)?;
+        let since = self.stored[sibling].seq;
+        let descends = |m: &Said| m.message.role() != Role::User || m.replies_to.is_some_and(|seq| seq > since);
+        // Consecutive user messages of one request belong together.
+        let together = |m: &&Said| replies(m) || m.message.role().instructs();
+        let rest = self.stored[sibling..].iter().skip_while(together);
+        let start = sibling - self.stored[..sibling].iter().rev().take_while(|m| replies(m)).count();
+        rest.clone().all(descends).then_some(start)
+    }
+
+    /// Row 7: the anchor is not stored, but its question is the last one. It is the client's version of the last answer.
+    fn clients_version_of_last_answer(&self, end: usize) -> Option<Plan> {
+        let asked = self.rest[..end].iter().rposition(|m| m.role() == Role::User)?;
+        let question = last_question(self.stored)?.end - 1;
+        if !self.stored[question].message.is_same(&self.rest[asked]) {
+            return None;
+        }
+        let mut alignment = Alignment::new(self.stored, self.rest, asked, question);
+        // What the client has of the last turn too.
+        let mut position = question + 1;
+        let mut new = asked + 1;
+        while new < end {
+            let found = (position..self.stored.len()).find(|p| self.stored[*p].message.is_same(&self.rest[new]));
+            let Some(found) = found else { break };
+            alignment.pair(new, found);
+            (position, new) = (found + 1, new + 1);
+        }
+        let ours = self.stored.last().filter(|m| m.message.role() == Role::Assistant);
+        let keep = self.stored.len() - usize::from(ours.is_some() && position < self.stored.len());
+        if !self.may_edit {
+            // Ours stays; the model is shown theirs.
+            let mut plan = Plan::keeping(self.stored, self.stored.len());
+            self.admit(end + 1, Some(&alignment)).add_to(&mut plan);
+            alignment.leave_out(end - new);
+            match ours.is_some() {
+                true => alignment.replace(end, self.stored.len() - 1),
+                false => alignment.leave_out(1),
+            }
+            return Some(self.with_alignment(plan, &alignment));
+        }
+        let mut plan = Plan::keeping(self.stored, keep);
+        self.admit_before(new, Some(&alignment), keep).add_to(&mut plan);
+        Some(self.with_alignment(plan, &alignment))
+    }
+
+    /// Rows 3 and 9: everything from here on is new.
+    fn append_all(&self, after: usize) -> Plan {
+        let mut plan = Plan::keeping(self.stored, self.stored.len());
+        self.admit(after, None).add_to(&mut plan);
+        plan
+    }
+
+    /// Adds what the comparison of the older messages tells.
+    fn with_alignment(&self, mut plan: Plan, alignment: &Alignment) -> Plan {
+        let shown = alignment.overlay(self.stored, self.rest, plan.keep);
+        plan.matched += shown.matched;
+        plan.ephemeral += shown.ephemeral;
+        let inside = count(&self.stored[shown.first.min(plan.keep)..plan.keep]);
+        plan.spliced = inside.saturating_sub(plan.matched + shown.overlay.replaced());
+        plan.overlay.merge(shown.overlay);
+        plan
+    }
+
+    fn admit(&self, after: usize, alignment: Option<&Alignment>) -> Admitted {
+        self.admit_before(after, alignment, self.stored.len())
+    }
+
+    /// The messages from a place on that are to be appended after so many stored ones. A tool result needs a call: one that
+    /// is known already is not stored again, and one without a call is dropped.
+    fn admit_before(&self, after: usize, alignment: Option<&Alignment>, keep: usize) -> Admitted {
+        let mut admitted = Admitted::default();
+        let mut reply = alignment.and_then(|a| a.anchor(self.stored, keep)).map(ReplyTo::Stored);
+        let renamed =
+            alignment.map(|a| align::renamed(&self.stored[a.position].message, &self.rest[a.end])).unwrap_or_default();
+        for message in &self.rest[after..] {
+            if message.role() == Role::Tool {
+                self.admit_result(message, &renamed, alignment, keep, &mut admitted);
+                continue;
+            }
+            let replies_to = reply.filter(|_| message.role() == Role::User);
+            if message.role() == Role::Assistant {
+                reply = Some(ReplyTo::New(admitted.new.len()));
+                admitted.calls.extend(message.call_ids().into_iter().map(Cow::into_owned));
+            }
+            admitted.new.push(NewMessage { lead: false, replies_to, message: message.clone() });
+        }
+        admitted
+    }
+
+    fn admit_result(
+        &self,
+        result: &Message,
+        renamed: &HashMap<String, String>,
+        alignment: Option<&Alignment>,
+        keep: usize,
+        admitted: &mut Admitted,
+    ) {
+        let theirs = result.tool_call_id().unwrap_or_default();
+        if admitted.calls.contains(&theirs) {
+            admitted.new.push(NewMessage { lead: false, replies_to: None, message: result.clone() });
+            return;
+        }
+        let id = renamed.get(&theirs).unwrap_or(&theirs);
+        let stored = self.stored;
+        let calls = |p: &usize| stored[*p].message.call_ids().iter().any(|call| call == id);
+        let anchor = alignment.map(|a| a.position).filter(|p| *p < keep && calls(p));
+        let Some(call) = anchor.or_else(|| stored.call_before(id, keep)) else {
+            admitted.orphans.push(theirs);
+            return;
+        };
+        match stored.result_of(id, call).filter(|p| *p < keep) {
+            Some(at) => {
+                admitted.last_known = admitted.last_known.max(Some(at));
+                match stored[at].message.says_the_same(result) {
+                    true => admitted.known += 1,
+                    false => {
+                        admitted.changed += 1;
+                        admitted.overlay.replace(&stored[at], align::as_answer_to(&stored[at].message, result));
+                    }
+                }
+            }
+            None => {
+                let message = if *id == theirs { result.clone() } else { result.answering(id) };
+                admitted.new.push(NewMessage { lead: false, replies_to: None, message });
+            }
+        }
+    }
+}
+
+/// What of the new messages is appended, and what is not.
+#[derive(Default)]
+struct Admitted {
+    new: Vec<NewMessage>,
+    /// The ids of the tool calls among them.
+    calls: HashSet<String>,
+    /// Tool results that are stored already.
+    known: usize,
+    /// The last of them.
+    last_known: Option<usize>,
+    /// Tool results that are stored in other words, and what is shown instead.
+    changed: usize,
+    overlay: Overlay,
+    orphans: Vec<String>,
+}
+
+impl Admitted {
+    fn add_to(self, plan: &mut Plan) {
+        plan.append = self.new;
+        plan.matched += self.known;
+        plan.ephemeral += self.changed;
+        plan.orphans = self.orphans;
+        plan.overlay = self.overlay;
+    }
+}
+
+/// Where the user messages of the last turn are.
+fn last_question(stored: &[Said]) -> Option<Range<usize>> {
+    let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
+    let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
+    Some(start..end)
+}
+
+/// Where the last turn begins.
+fn last_turn(stored: &[Said]) -> usize {
+    last_question(stored).map_or(0, |question| question.start)
+}

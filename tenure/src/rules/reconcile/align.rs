@@ -1,0 +1,294 @@
+//! Where the messages of a request stand in the session: the anchor, and what precedes it.
+
+use super::index::Stored;
+use super::overlay::Overlay;
+use crate::types::message::meaning::{CallMatch, pair_calls};
+use crate::types::message::{Message, Role};
+use crate::rules::session::Said;
+use std::collections::{HashMap, HashSet};
+use std::ops::RangeFrom;
+
+/// So many messages before an anchor are compared to tell candidates apart.
+const CONTEXT: usize = 32;
+
+/// Where the anchor is stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Located {
+    pub position: usize,
+    /// Several places are equally good.
+    pub is_tie: bool,
+    /// The question before it is the same in the request and in the session.
+    pub question_agrees: bool,
+}
+
+/// Finds the stored message that the assistant message at `end` of a request is.
+pub(super) fn locate(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
+    // The common case: it is in the last turn, and so is its question.
+    let recent = best(stored, super::last_turn(stored).., &rest[end]);
+    if let Some(position) = recent.last().filter(|p| question_agrees(stored, **p, rest, end)) {
+        return Some(Located { position: *position, is_tie: false, question_agrees: true });
+    }
+    locate_anywhere(stored, rest, end)
+}
+
+/// The same without the common case: costs the number of equal messages, once the session is indexed.
+pub(super) fn locate_anywhere(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
+    let found = |position, is_tie| {
+        let question_agrees = question_agrees(stored, position, rest, end);
+        Some(Located { position, is_tie, question_agrees })
+    };
+    let candidates = stored.same_as(&rest[end], stored.len());
+    let all = best_of(stored, candidates.into_iter(), &rest[end]);
+    if all.len() <= 1 {
+        return found(*all.first()?, false);
+    }
+    let scores: Vec<usize> = all.iter().map(|p| agreeing_before(stored, *p, rest, end)).collect();
+    let best = scores.iter().copied().max()?;
+    let latest = scores.iter().rposition(|score| *score == best)?;
+    found(all[latest], scores.iter().filter(|score| **score == best).count() > 1)
+}
+
+/// The places in a range of stored messages that are the same as this assistant message.
+fn best(stored: &[Said], range: RangeFrom<usize>, message: &Message) -> Vec<usize> {
+    best_of(stored, range.take_while(|p| *p < stored.len()), message)
+}
+
+/// Those of the places that are the same as this assistant message. Among those with tool calls, only the best kind of agreement
+/// counts: an id that is known is never overruled by equal arguments.
+fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
+    let assistants = places.filter(|p| stored[*p].message.role() == Role::Assistant);
+    if message.call_ids().is_empty() {
+        let meaning = message.meaning();
+        let plain = assistants.filter(|p| stored[*p].message.is_visible());
+        return plain.filter(|p| stored[*p].message.says(&meaning)).collect();
+    }
+    let matches: Vec<(usize, CallMatch)> =
+        assistants.filter_map(|p| Some((p, stored[p].message.call_match(message)?))).collect();
+    let best = matches.iter().map(|(_, kind)| *kind).max();
+    matches.into_iter().filter(|(_, kind)| Some(*kind) == best).map(|(p, _)| p).collect()
+}
+
+fn question_agrees(stored: &[Said], position: usize, rest: &[Message], end: usize) -> bool {
+    let theirs = rest[..end].iter().rev().find(|m| m.role() == Role::User);
+    let ours = stored[..position].iter().rev().find(|m| m.message.role() == Role::User);
+    match (ours, theirs) {
+        (Some(ours), Some(theirs)) => ours.message.is_same(theirs),
+        _ => false,
+    }
+}
+
+/// How many messages directly before a place agree with those before the anchor. Tool messages that the client left out do not
+/// interrupt.
+fn agreeing_before(stored: &[Said], position: usize, rest: &[Message], end: usize) -> usize {
+    let mut ours = stored[..position].iter().rev().filter(|m| !m.message.role().instructs()).peekable();
+    let theirs = rest[..end].iter().rev().filter(|m| !m.role().instructs());
+    let mut agreeing = 0;
+    for message in theirs.take(CONTEXT) {
+        while ours.next_if(|m| m.message.is_tool_turn() && !m.message.is_same(message)).is_some() {}
+        match ours.next_if(|m| m.message.is_same(message)) {
+            Some(_) => agreeing += 1,
+            None => break,
+        }
+    }
+    agreeing
+}
+
+/// Pairs of messages that are the same in a request and in the session, up to an anchor that is one of them.
+pub(super) struct Alignment {
+    /// The anchor's place in the request.
+    pub end: usize,
+    /// Its place in the session.
+    pub position: usize,
+    /// For each message of the request up to the anchor, and what was paired after it, the stored one that it is.
+    pairs: Vec<Option<usize>>,
+    /// Messages after the anchor that stand for stored ones in other words.
+    replaced: Vec<(usize, usize)>,
+    /// Messages after the anchor that are neither stored nor shown.
+    left_out: usize,
+}
+
+impl Alignment {
+    /// Walks back from the anchor. Costs the length of the request, unless messages differ: then the session is indexed once.
+    pub fn new(stored: &Stored<'_>, rest: &[Message], end: usize, position: usize) -> Self {
+        let mut pairs = vec![None; end + 1];
+        pairs[end] = Some(position);
+        // The last stored message that is not paired yet, and the results that are.
+        let mut next = position;
+        // Where the tool messages before that one begin, as far as they were passed over.
+        let mut above_tools = position;
+        let mut results = HashSet::new();
+        for j in (0..end).rev() {
+            let message = &rest[j];
+            if message.role() == Role::Tool {
+                // Results of parallel calls may come in another order.
+                let found = stored.result_before(message, next, &results);
+                results.extend(found);
+                pairs[j] = found;
+                continue;
+            }
+            let mut p = if message.is_tool_turn() { next } else { above_tools.min(next) };
+            while p > 0 && skipped(&stored[p - 1], message) {
+                p -= 1;
+            }
+            if !message.is_tool_turn() {
+                above_tools = p;
+            }
+            let here = p.checked_sub(1).filter(|p| stored[*p].message.is_same(message));
+            let found = here.or_else(|| find_before(stored, next, rest, j));
+            if let Some(found) = found {
+                pairs[j] = Some(found);
+                (next, above_tools) = (found, found);
+            }
+        }
+        let mut alignment = Self { end, position, pairs, replaced: Vec::new(), left_out: 0 };
+        alignment.pair_renamed_results(stored, rest);
+        alignment
+    }
+
+    /// Pairs the results of calls whose ids the client renamed.
+    fn pair_renamed_results(&mut self, stored: &Stored<'_>, rest: &[Message]) {
+        let is_open = |j: &usize| self.pairs[*j].is_none() && rest[*j].role() == Role::Tool;
+        let open: Vec<usize> = (0..self.end).filter(is_open).collect();
+        if open.is_empty() {
+            return;
+        }
+        // Their ids and ours, and where the call is stored.
+        let mut ours: HashMap<String, (String, usize)> = HashMap::new();
+        for (j, position) in self.pairs.iter().enumerate().filter_map(|(j, p)| Some((j, (*p)?))) {
+            let renamed = renamed(&stored[position].message, &rest[j]).into_iter();
+            ours.extend(renamed.map(|(theirs, id)| (theirs, (id, position))));
+        }
+        for j in open {
+            let named = rest[j].tool_call_id().and_then(|id| ours.get(&id));
+            self.pairs[j] = named.and_then(|(id, call)| stored.result_of(id, *call)).filter(|p| *p < self.position);
+        }
+    }
+
+    /// Adds a pair after the anchor.
+    pub fn pair(&mut self, at: usize, position: usize) {
+        self.pairs.resize(at + 1, None);
+        self.pairs[at] = Some(position);
+    }
+
+    /// Has a message after the anchor shown in place of a stored one.
+    pub fn replace(&mut self, at: usize, position: usize) {
+        self.replaced.push((at, position));
+    }
+
+    /// Leaves so many messages after the anchor out.
+    pub fn leave_out(&mut self, messages: usize) {
+        self.left_out += messages;
+    }
+
+    /// The record of the last stored assistant message that the request has before what is new, if it stays.
+    pub fn anchor(&self, stored: &[Said], keep: usize) -> Option<crate::types::id::Seq> {
+        let paired = self.pairs.iter().rev().flatten();
+        let mut kept = paired.filter(|p| **p < keep && stored[**p].message.role() == Role::Assistant);
+        kept.next().map(|p| stored[*p].seq)
+    }
+
+    /// What the model is shown instead of stored messages, of which so many are kept.
+    pub fn overlay(&self, stored: &[Said], rest: &[Message], keep: usize) -> Shown {
+        let mut shown = Shown { ephemeral: self.left_out, ..Shown::default() };
+        for (at, position) in &self.replaced {
+            shown.overlay.replace(&stored[*position], rest[*at].clone());
+            shown.ephemeral += 1;
+        }
+        // Stored messages from here on have been dealt with.
+        let mut upper = self.position;
+        let mut waiting: Vec<&Message> = Vec::new();
+        let mut first = self.position;
+        for (j, pair) in self.pairs.iter().enumerate().rev() {
+            let message = &rest[j];
+            let Some(p) = *pair else {
+                shown.ephemeral += 1;
+                waiting.push(message);
+                continue;
+            };
+            let changed = message.role() == Role::Tool && !stored[p].message.says_the_same(message);
+            match changed && p < keep {
+                true => {
+                    shown.ephemeral += 1;
+                    shown.overlay.replace(&stored[p], as_answer_to(&stored[p].message, message));
+                }
+                false => shown.matched += 1,
+            }
+            first = first.min(p);
+            if j >= self.end || message.role() == Role::Tool {
+                continue;
+            }
+            waiting.reverse();
+            between(&stored[p + 1..upper.max(p + 1)], &stored[upper], &waiting, &mut shown.overlay);
+            waiting.clear();
+            upper = p;
+        }
+        if !waiting.is_empty() {
+            waiting.reverse();
+            shown.overlay.begin_with(&stored[first], waiting.into_iter().cloned().collect());
+        }
+        shown.first = first;
+        shown
+    }
+}
+
+/// What an alignment tells.
+#[derive(Default)]
+pub(super) struct Shown {
+    pub matched: usize,
+    pub ephemeral: usize,
+    /// The first stored message that the request has.
+    pub first: usize,
+    pub overlay: Overlay,
+}
+
+/// Messages that stand between two agreeing ones: each is shown in place of the stored one of the same role, in order; any
+/// others before the next agreeing one.
+fn between(stored: &[Said], next: &Said, theirs: &[&Message], overlay: &mut Overlay) {
+    let mut rest = theirs.iter().peekable();
+    for said in stored {
+        let hidden = said.lead || said.message.is_tool_turn();
+        let replaces = |m: &&&Message| m.role() == said.message.role() && !m.is_tool_turn();
+        if !hidden && let Some(message) = rest.next_if(replaces) {
+            overlay.replace(said, (*message).clone());
+        }
+    }
+    let rest: Vec<Message> = rest.map(|m| (*m).clone()).collect();
+    if !rest.is_empty() {
+        overlay.insert_before(next, rest);
+    }
+}
+
+/// A client's tool result under the id that the stored one has.
+pub(super) fn as_answer_to(stored: &Message, result: &Message) -> Message {
+    match stored.answers() {
+        Some(id) if result.answers().as_deref() != Some(&*id) => result.answering(&id),
+        _ => result.clone(),
+    }
+}
+
+/// The ids of a client's tool calls that are equal to stored ones by name and arguments only, and the stored ids.
+pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, String> {
+    let (ours, theirs) = (stored.tool_calls(), incoming.tool_calls());
+    if theirs.iter().any(|t| ours.iter().any(|o| o.id == t.id)) {
+        return HashMap::new();
+    }
+    let pairs = pair_calls(&ours, &theirs).unwrap_or_default();
+    theirs.into_iter().zip(pairs).map(|(theirs, i)| (theirs.id, ours[i].id.clone())).collect()
+}
+
+/// Whether a stored message is passed over when the request has this one: parts of the system prompt, and tool messages that
+/// the client left out.
+fn skipped(stored: &Said, message: &Message) -> bool {
+    let prompt = stored.lead || (stored.message.role().instructs() && !message.role().instructs());
+    prompt || (stored.message.is_tool_turn() && !stored.message.is_same(message))
+}
+
+/// The place before `next` of the message at `j`: where the message before it agrees as well, or the only one.
+fn find_before(stored: &Stored<'_>, next: usize, rest: &[Message], j: usize) -> Option<usize> {
+    let found = stored.same_as(&rest[j], next);
+    match found[..] {
+        [] => None,
+        [only] => Some(only),
+        _ => found.into_iter().rev().find(|p| agreeing_before(stored, *p, rest, j) > 0),
+    }
+}

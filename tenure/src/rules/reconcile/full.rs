@@ -1,0 +1,90 @@
+//! `history: full`: the request is the whole history.
+//!
+//! Stored and incoming messages are walked through side by side, up to the first difference. Stored tool messages stay where
+//! their neighbours agree: most clients never saw them. Everything else that differs or is missing is rewound.
+
+use super::index::Stored;
+use super::{NewMessage, Plan, ReplyTo};
+use crate::rules::prompt::opening;
+use crate::types::message::{Message, Role};
+use crate::rules::session::Said;
+use std::ops::Range;
+
+pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
+    let opening = opening(stored);
+    let mut turn = turn_around(stored, 0);
+    let mut tools = 0..0;
+    let (mut i, mut j) = (0, 0);
+    // After the last stored message that the request has too.
+    let mut kept = 0;
+    let mut has = vec![false; stored.len()];
+    let keep = loop {
+        let Some(theirs) = rest.get(j) else { break kept };
+        if i >= turn.end && i < stored.len() {
+            turn = turn_around(stored, i);
+        }
+        if !tools.contains(&i) {
+            tools = i..end_of_tools(stored, i);
+        }
+        let find = |mut places: Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
+        // Results may come in another order than ours.
+        if theirs.role() == Role::Tool
+            && let Some(k) = theirs.answers().and_then(|id| stored.result_of(&id, turn.start))
+            && k < tools.end.max(i)
+        {
+            has[k] = true;
+            kept = kept.max(k + 1);
+            j += 1;
+            continue;
+        }
+        let Some(ours) = stored.get(i) else { break i };
+        if i < opening || ours.lead || ours.message.role() == Role::Tool {
+            i += 1;
+        } else if ours.message.is_same(theirs) {
+            has[i] = true;
+            (i, j) = (i + 1, j + 1);
+            kept = kept.max(i);
+        } else if !ours.message.is_tool_turn() {
+            break i;
+        } else if theirs.is_tool_turn() && theirs.role() == Role::Assistant {
+            // A client that runs tools itself sends its calls; ours, which it never saw, come before them.
+            match find(i..turn.end) {
+                Some(k) => i = k,
+                None => break kept.max(opening),
+            }
+        } else {
+            i += 1;
+        }
+    };
+    let spliced = (0..keep).filter(|k| !has[*k] && stored[*k].message.is_tool_turn()).count();
+    let answer = (0..keep).rev().find(|k| has[*k] && stored[*k].message.role() == Role::Assistant);
+    let append = new_messages(answer.map(|k| ReplyTo::Stored(stored[k].seq)), &rest[j..]);
+    Plan { matched: j, spliced, append, ..Plan::keeping(stored, keep) }
+}
+
+fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> {
+    let mut messages = Vec::with_capacity(new.len());
+    for message in new {
+        let replies_to = reply.filter(|_| message.role() == Role::User);
+        if message.role() == Role::Assistant {
+            reply = Some(ReplyTo::New(messages.len()));
+        }
+        messages.push(NewMessage { lead: false, replies_to, message: message.clone() });
+    }
+    messages
+}
+
+/// Where the tool turns that begin at `i` end.
+fn end_of_tools(stored: &[Said], i: usize) -> usize {
+    let others = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
+    others.map_or(stored.len(), |p| i + p)
+}
+
+/// The stored messages of the turn at `i`, from its question to the next one.
+fn turn_around(stored: &[Said], i: usize) -> Range<usize> {
+    let user = |m: &Said| m.message.role() == Role::User;
+    let i = i.min(stored.len());
+    let start = stored[..i].iter().rposition(user).map_or(0, |p| p + 1);
+    let end = stored[i..].iter().position(user).map_or(stored.len(), |p| i + p);
+    start..end
+}

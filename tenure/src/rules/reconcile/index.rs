@@ -1,0 +1,134 @@
+//! The stored messages of a session, and an index of them that is built when it is needed.
+
+use crate::types::message::{Message, Role};
+use crate::rules::session::Said;
+use std::cell::{Cell, OnceCell};
+use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
+
+/// So many equal messages are considered, the latest: texts that are said more often than that tell nothing.
+const MAX_EQUAL: usize = 64;
+
+/// So many messages are looked at before the index is built: most of what a request names is near.
+const NEAR: usize = 64;
+
+/// The stored messages of a session.
+pub(super) struct Stored<'a> {
+    messages: &'a [Said],
+    index: OnceCell<Index>,
+    /// So many look-ups may still go without the index.
+    near: Cell<usize>,
+}
+
+/// Where messages are: by their contents, tool calls by their ids, results by the call that they answer. Places ascend.
+#[derive(Default)]
+struct Index {
+    contents: HashMap<[u8; 32], Vec<usize>>,
+    calls: HashMap<String, Vec<usize>>,
+    results: HashMap<String, Vec<usize>>,
+}
+
+impl Deref for Stored<'_> {
+    type Target = [Said];
+    fn deref(&self) -> &[Said] {
+        self.messages
+    }
+}
+
+impl<'a> Stored<'a> {
+    pub fn new(messages: &'a [Said]) -> Self {
+        Self { messages, index: OnceCell::new(), near: Cell::new(NEAR) }
+    }
+
+    /// Whether to look at the nearest messages one by one: not often, and not once there is an index.
+    fn looks_near(&self) -> bool {
+        let left = self.near.get();
+        self.near.set(left.saturating_sub(1));
+        left > 0 && self.index.get().is_none()
+    }
+
+    fn index(&self) -> &Index {
+        self.index.get_or_init(|| {
+            let mut index = Index::default();
+            for (p, said) in self.messages.iter().enumerate().filter(|(_, m)| !m.lead) {
+                match said.message.answers() {
+                    Some(id) => index.results.entry(id.into_owned()).or_default().push(p),
+                    None => {
+                        for key in keys(&said.message) {
+                            index.contents.entry(key).or_default().push(p);
+                        }
+                        for id in said.message.call_ids() {
+                            index.calls.entry(id.into_owned()).or_default().push(p);
+                        }
+                    }
+                }
+            }
+            index
+        })
+    }
+
+    /// The places before `end` that may have the same message, ascending; the latest, if there are many.
+    pub fn same_as(&self, message: &Message, end: usize) -> Vec<usize> {
+        let index = self.index();
+        let places = keys(message).into_iter().filter_map(|key| index.contents.get(&key));
+        let before = |places: &Vec<usize>| {
+            let upto = places.partition_point(|p| *p < end);
+            places[upto.saturating_sub(MAX_EQUAL)..upto].to_vec()
+        };
+        let mut found: Vec<usize> = places.flat_map(before).collect();
+        found.sort_unstable();
+        found.dedup();
+        found.retain(|p| self.messages[*p].message.is_same(message));
+        found
+    }
+
+    /// The last place of a call before `end`.
+    pub fn call_before(&self, id: &str, end: usize) -> Option<usize> {
+        let calls = |p: &usize| self.messages[*p].message.call_ids().iter().any(|call| call == id);
+        if self.looks_near()
+            && let Some(near) = (end.saturating_sub(NEAR)..end).rev().find(calls)
+        {
+            return Some(near);
+        }
+        let places = self.index().calls.get(id)?;
+        places[..places.partition_point(|p| *p < end)].last().copied()
+    }
+
+    /// The first result of a call that is at this place.
+    pub fn result_of(&self, id: &str, call: usize) -> Option<usize> {
+        let answers = |p: &usize| self.messages[*p].message.answers().as_deref() == Some(id);
+        if self.messages.len() - call <= NEAR && self.looks_near() {
+            return (call..self.messages.len()).find(answers);
+        }
+        let places = self.index().results.get(id)?;
+        places.get(places.partition_point(|p| *p < call)).copied()
+    }
+
+    /// The last stored result before `end` that answers the same call as this one, and is not taken.
+    pub fn result_before(&self, result: &Message, end: usize, taken: &HashSet<usize>) -> Option<usize> {
+        let is_result = |p: &usize| self.messages[*p].message.role() == Role::Tool;
+        let near = (end.saturating_sub(NEAR)..end).rev().take_while(is_result);
+        if let Some(near) = near.filter(|p| !taken.contains(p)).find(|p| self.messages[*p].message.is_same(result)) {
+            return Some(near);
+        }
+        let places = self.index().results.get(&*result.answers()?)?;
+        let before = &places[..places.partition_point(|p| *p < end)];
+        before.iter().rev().take(MAX_EQUAL).find(|p| !taken.contains(p)).copied()
+    }
+}
+
+/// What a message is looked up by: its tool calls, or its role and text.
+pub(super) fn keys(message: &Message) -> Vec<[u8; 32]> {
+    let hash = |parts: &[&[u8]]| {
+        let mut hash = blake3::Hasher::new();
+        for part in parts {
+            hash.update(&(part.len() as u64).to_le_bytes()).update(part);
+        }
+        *hash.finalize().as_bytes()
+    };
+    let calls = if message.role() == Role::Assistant { message.tool_calls() } else { Vec::new() };
+    if calls.is_empty() {
+        return vec![hash(&[&[message.role() as u8], message.meaning().text.as_bytes()])];
+    }
+    calls.iter().flat_map(|c| [hash(&[b"id", c.id.as_bytes()]), hash(&[b"name", c.name.as_bytes()])]).collect()
+}

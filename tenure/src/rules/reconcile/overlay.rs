@@ -1,0 +1,94 @@
+//! What a model is shown in place of stored messages, because the client sent it in other words.
+
+use crate::rules::prompt::shown_with;
+use crate::types::id::Seq;
+use crate::types::media::{Blob, BlobId};
+use crate::types::message::Message;
+use crate::types::policy::Window;
+use crate::rules::session::{Said, Session};
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+/// Differences between what is stored and what a model is shown. They hold for one run and are never stored.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overlay {
+    /// Shown in place of the stored message of this record.
+    replaced: HashMap<Seq, Message>,
+    /// Shown before the stored message of this record.
+    inserted: HashMap<Seq, Vec<Message>>,
+    /// Nothing that is stored before this record is shown.
+    start: Option<Seq>,
+}
+
+impl Overlay {
+    /// Whether the stored messages are shown as they are.
+    pub fn is_empty(&self) -> bool {
+        self.replaced.is_empty() && self.inserted.is_empty() && self.start.is_none()
+    }
+
+    /// In place of how many stored messages others are shown.
+    pub(super) fn replaced(&self) -> usize {
+        self.replaced.len()
+    }
+
+    /// The history of a session as a model may see it, within a window, with what is shown in place of stored messages.
+    pub fn shown(&self, session: &Session, window: &Window) -> Vec<Message> {
+        shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
+    }
+
+    /// Whether everything up to this record is hidden.
+    pub(crate) fn hides(&self, upto: Seq) -> bool {
+        self.start.is_some_and(|start| start > upto)
+    }
+
+    pub(super) fn replace(&mut self, stored: &Said, message: Message) {
+        self.replaced.insert(stored.seq, message);
+    }
+
+    pub(super) fn insert_before(&mut self, stored: &Said, messages: Vec<Message>) {
+        self.inserted.entry(stored.seq).or_default().extend(messages);
+    }
+
+    pub(super) fn begin_with(&mut self, stored: &Said, messages: Vec<Message>) {
+        self.start = Some(stored.seq);
+        self.inserted.entry(stored.seq).or_default().splice(0..0, messages);
+    }
+
+    pub(super) fn merge(&mut self, other: Overlay) {
+        self.replaced.extend(other.replaced);
+        for (seq, messages) in other.inserted {
+            self.inserted.entry(seq).or_default().extend(messages);
+        }
+        self.start = self.start.or(other.start);
+    }
+
+    /// Puts media back into the messages that are not stored: nobody else has them.
+    pub(crate) fn attach(&mut self, blobs: &[Blob]) {
+        let find = |id: &BlobId| blobs.iter().find(|blob| blob.id == *id).map(|blob| blob.bytes.clone());
+        for message in self.replaced.values_mut().chain(self.inserted.values_mut().flatten()) {
+            if let Ok(whole) = message.attach(find) {
+                *message = whole;
+            }
+        }
+    }
+
+    /// The messages to show for these stored ones. System messages of the prompt are always shown.
+    pub(crate) fn apply<'a>(&self, stored: impl Iterator<Item = &'a Said>) -> Vec<Cow<'a, Said>> {
+        let mut shown = Vec::new();
+        for said in stored {
+            let hidden = self.start.is_some_and(|start| said.seq < start);
+            if hidden && !said.message.role().instructs() {
+                continue;
+            }
+            let with = |message: &Message| Said { lead: false, message: message.clone(), ..said.clone() };
+            for message in self.inserted.get(&said.seq).into_iter().flatten() {
+                shown.push(Cow::Owned(with(message)));
+            }
+            shown.push(match self.replaced.get(&said.seq) {
+                Some(message) => Cow::Owned(with(message)),
+                None => Cow::Borrowed(said),
+            });
+        }
+        shown
+    }
+}

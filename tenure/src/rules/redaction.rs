@@ -1,0 +1,482 @@
+//! Redaction: what must not leave the log. Rules are regular expressions; where one matches, a mark stands in place of the text.
+//!
+//! The log keeps what it was given. Transcripts, memories, vectors and what a search shows are redacted before they are written.
+
+use crate::error::{Error, Result, excerpt};
+use crate::types::raw_object::Fields;
+use crate::types::id::check_text;
+use crate::types::message::Message;
+use crate::tenure::Tenure;
+use regex::{Regex, RegexBuilder};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most rules of one redaction (`max_rules`).
+pub const MAX_REDACTION_RULES: usize = 256;
+/// Most bytes that one compiled pattern takes (`max_pattern_bytes`).
+pub const MAX_PATTERN_BYTES: usize = 1 << 20;
+
+/// JSON in a text in JSON in a text: so deep it is looked into. Below that it is a text.
+const MAX_WITHIN: usize = 4;
+
+/// JSON is looked into so many levels deep. Each level is parsed once more, and recursion needs stack: this bounds both. What is nested
+/// deeper is redacted as a text.
+const MAX_DEPTH: usize = 32;
+
+/// One rule, compiled.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "RuleText", into = "RuleText")]
+pub struct RedactionRule {
+    text: RuleText,
+    mark: Arc<str>,
+    regex: Regex,
+}
+
+/// A rule as it is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleText {
+    name: String,
+    pattern: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    replace: Option<String>,
+}
+
+impl RedactionRule {
+    /// A rule by its name and pattern. `replace` is put in place of what matches, as it is; without it, `[redacted: NAME]`.
+    pub fn new(name: &str, pattern: &str, replace: Option<&str>) -> Result<Self> {
+        let (name, pattern, replace) = (name.to_owned(), pattern.to_owned(), replace.map(str::to_owned));
+        RuleText { name, pattern, replace }.try_into()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.text.name
+    }
+}
+
+impl TryFrom<RuleText> for RedactionRule {
+    type Error = Error;
+
+    fn try_from(text: RuleText) -> Result<Self> {
+        let name = &text.name;
+        if let Err(why) = check_text(name) {
+            return Err(Error::invalid(
+                "name",
+                format!("{name} is not a name for a rule: {why}", name = excerpt(name)),
+            ));
+        }
+        let wrong = |why: String| Error::invalid("pattern", format!("the pattern of the rule {name:?} {why}"));
+        let regex = RegexBuilder::new(&text.pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(|e| match e {
+            regex::Error::CompiledTooBig(max) => {
+                wrong(format!("is over the limit `max_pattern_bytes` of {max}, compiled; make it shorter"))
+            }
+            // The last line says what is wrong; those before it draw where.
+            e => {
+                let told = e.to_string();
+                let last = told.lines().last().unwrap_or_default();
+                wrong(format!("can not be read: {}", last.trim_start_matches("error: ")))
+            }
+        })?;
+        if regex.is_match("") {
+            return Err(wrong("matches nothing at all, and so everywhere; make it say what to look for".to_owned()));
+        }
+        let mark = text.replace.clone().unwrap_or_else(|| format!("[redacted: {name}]"));
+        Ok(Self { text, mark: mark.into(), regex })
+    }
+}
+
+impl From<RedactionRule> for RuleText {
+    fn from(rule: RedactionRule) -> Self {
+        rule.text
+    }
+}
+
+impl PartialEq for RedactionRule {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+/// What must not leave the log: rules, compiled once. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<RedactionRule>", into = "Vec<RedactionRule>")]
+pub struct Redaction(Arc<[RedactionRule]>);
+
+impl TryFrom<Vec<RedactionRule>> for Redaction {
+    type Error = Error;
+
+    fn try_from(rules: Vec<RedactionRule>) -> Result<Self> {
+        if rules.len() > MAX_REDACTION_RULES {
+            let (what, max) = (format!("a list of {} rules", rules.len()), MAX_REDACTION_RULES as u64);
+            return Err(Error::TooLarge { what, limit: "max_rules", max });
+        }
+        let mut names = BTreeSet::new();
+        match rules.iter().find(|r| !names.insert(r.name())) {
+            Some(twice) => {
+                Err(Error::invalid("name", format!("{:?} is the name of two rules; marks must tell", twice.name())))
+            }
+            None => Ok(Self(rules.into())),
+        }
+    }
+}
+
+impl From<Redaction> for Vec<RedactionRule> {
+    fn from(redaction: Redaction) -> Self {
+        redaction.0.to_vec()
+    }
+}
+
+impl Redaction {
+    /// Whether there are no rules: everything stays as it is.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A text with marks where rules matched, and the names of those rules. All rules look at the text as it came; matches that overlap become
+    /// one, marked by the rule of the first. Marks that are there already stay.
+    ///
+    /// The work is linear in the length of the text and in the number of matches, and the memory does not grow with the number of matches.
+    pub fn apply<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
+        self.apply_counted(text, &mut 0)
+    }
+
+    /// Redacts a text, and adds the number of matches and marks looked at to `steps`, so that a test can measure the work without a clock.
+    fn apply_counted<'t>(&self, text: &'t str, steps: &mut usize) -> (Cow<'t, str>, Vec<&str>) {
+        // The matches of all rules in the order of their positions: a merge of one ordered iterator for each rule.
+        let mut rules: Vec<_> = self.0.iter().map(|r| r.regex.find_iter(text).filter(|m| !m.is_empty())).collect();
+        let first = rules.iter_mut().enumerate().filter_map(|(i, found)| found.next().map(|m| (m.start(), i, m.end())));
+        let mut next: BinaryHeap<_> = first.map(Reverse).collect();
+        if next.is_empty() {
+            return (Cow::Borrowed(text), Vec::new());
+        }
+        let marks = self.marks(text);
+        *steps += marks.len();
+        let (mut out, mut done, mut applied) = (String::new(), 0, BTreeSet::new());
+        let (mut seen, mut marked_upto) = (0, 0);
+        while let Some(Reverse((start, rule, end))) = next.pop() {
+            *steps += 1;
+            if let Some(following) = rules[rule].next() {
+                next.push(Reverse((following.start(), rule, following.end())));
+            }
+            // The furthest end of the marks that begin at or before this match: the match is inside of a mark if it ends before that.
+            while let Some(mark) = marks.get(seen).filter(|mark| mark.start <= start) {
+                marked_upto = marked_upto.max(mark.end);
+                seen += 1;
+                *steps += 1;
+            }
+            if end <= marked_upto {
+                continue;
+            }
+            // What begins inside of another match, or right where none of the text is left, is under that one's mark.
+            if start >= done {
+                out.push_str(&text[done..start]);
+                out.push_str(&self.0[rule].mark);
+            }
+            done = done.max(end);
+            applied.insert(rule);
+        }
+        if applied.is_empty() {
+            return (Cow::Borrowed(text), Vec::new());
+        }
+        out.push_str(&text[done..]);
+        (Cow::Owned(out), applied.into_iter().map(|rule| self.0[rule].name()).collect())
+    }
+
+    /// Where marks of ours are, by their beginning.
+    fn marks(&self, text: &str) -> Vec<Range<usize>> {
+        let marks = self.0.iter().filter(|r| r.text.replace.is_none()).map(|r| &*r.mark);
+        let mut found: Vec<_> =
+            marks.flat_map(|mark| text.match_indices(mark).map(|(at, m)| at..at + m.len())).collect();
+        found.sort_unstable_by_key(|mark| mark.start);
+        found
+    }
+
+    /// A message with marks where rules matched, and the names of those rules: its texts, the arguments of its calls, and fields that we
+    /// do not know. It stays a message: its fields, roles, ids and media stay as they are. A text that is JSON is looked into, and stays JSON;
+    /// of a message whose media were taken out ([`Message::cuts`]) they stay out.
+    pub fn message(&self, message: &Message) -> (Message, Vec<&str>) {
+        let mut names = BTreeSet::new();
+        let text = match self.is_empty() {
+            true => None,
+            false => self.value(message.as_str(), Part::Message, Depth::default(), &mut names),
+        };
+        let message = match text {
+            Some(text) => Message::trusted(text, Vec::new()),
+            None => message.clone(),
+        };
+        (message, names.into_iter().collect())
+    }
+
+    /// A JSON value as text, if anything in it is redacted.
+    fn value<'a>(&'a self, raw: &str, part: Part, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<String> {
+        let below = Depth { levels: at.levels + 1, ..at };
+        match raw.as_bytes().first()? {
+            // In a text, the rules look at the whole text afterwards.
+            b'{' | b'[' if at.levels >= MAX_DEPTH && part == Part::Within => None,
+            b'{' | b'[' if at.levels >= MAX_DEPTH => self.plain(raw, names),
+            b'{' => {
+                let fields: Fields = serde_json::from_str(raw).ok()?;
+                let mut changed = false;
+                let mut out = String::with_capacity(raw.len());
+                for (name, value) in fields.iter() {
+                    // The names of a message's fields stay; in other people's JSON they may be anything.
+                    let name = match part {
+                        Part::Within => self.text(name, at, names).unwrap_or(Cow::Borrowed(name)),
+                        _ => Cow::Borrowed(name),
+                    };
+                    let part = part.below(&name, value);
+                    let new = part.and_then(|part| self.value(value, part, below, names));
+                    changed |= new.is_some() || matches!(name, Cow::Owned(_));
+                    out.push(if out.is_empty() { '{' } else { ',' });
+                    out.push_str(&Value::from(name).to_string());
+                    out.push(':');
+                    out.push_str(new.as_deref().unwrap_or(value));
+                }
+                changed.then(|| if out.is_empty() { "{}".to_owned() } else { out + "}" })
+            }
+            b'[' => {
+                let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
+                let new: Vec<_> = items.iter().map(|i| self.value(i.get(), part, below, names)).collect();
+                let either = items.iter().zip(&new).map(|(item, new)| new.as_deref().unwrap_or(item.get()));
+                new.iter().any(Option::is_some).then(|| format!("[{}]", either.collect::<Vec<_>>().join(",")))
+            }
+            b'"' => {
+                let text: String = serde_json::from_str(raw).ok()?;
+                self.text(&text, at, names).map(|new| Value::from(new).to_string())
+            }
+            b't' | b'f' | b'n' => None,
+            // A number that must not be seen becomes a text that says so.
+            _ => self.plain(raw, names),
+        }
+    }
+
+    /// JSON that is not looked into, as a JSON string, if anything in it is redacted.
+    fn plain<'a>(&'a self, raw: &str, names: &mut BTreeSet<&'a str>) -> Option<String> {
+        let (new, applied) = self.apply(raw);
+        names.extend(&applied);
+        (!applied.is_empty()).then(|| Value::from(new).to_string())
+    }
+
+    /// A text, if anything in it is redacted: first within the JSON that it may be, where words can be written in other ways.
+    fn text<'a, 't>(&'a self, text: &'t str, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
+        let json = text.trim();
+        let inside = match at.texts < MAX_WITHIN && json.starts_with(['{', '[']) {
+            true => self.value(json, Part::Within, Depth { texts: at.texts + 1, ..at }, names),
+            false => None,
+        };
+        let (new, applied) = self.apply(inside.as_deref().unwrap_or(text));
+        names.extend(&applied);
+        match applied.is_empty() {
+            false => Some(Cow::Owned(new.into_owned())),
+            true => inside.map(Cow::Owned),
+        }
+    }
+}
+
+/// How deep a value is in a message.
+#[derive(Clone, Copy, Debug, Default)]
+struct Depth {
+    /// Objects and lists around it, in all texts together ([`MAX_DEPTH`]).
+    levels: usize,
+    /// JSON texts around it ([`MAX_WITHIN`]).
+    texts: usize,
+}
+
+/// Which part of a message it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Message,
+    Content,
+    Media,
+    Calls,
+    Function,
+    /// A field that we do not know.
+    Other,
+    /// JSON in a text.
+    Within,
+}
+
+impl Part {
+    /// Which part a field is; `None`: it stays as it is.
+    fn below(self, name: &str, value: &str) -> Option<Part> {
+        match (self, name) {
+            (Part::Message, "role" | "tool_call_id")
+            | (Part::Calls, "id" | "type")
+            | (Part::Function, "name")
+            | (Part::Content, "type") => None,
+            (Part::Message, "content") => Some(Part::Content),
+            (Part::Message, "tool_calls") => Some(Part::Calls),
+            (Part::Calls, "function" | "custom") => Some(Part::Function),
+            (Part::Content, "image_url" | "video_url" | "audio_url" | "input_audio" | "file") => {
+                (!is_media(value)).then_some(Part::Media)
+            }
+            (Part::Media, "data" | "file_data" | "url") => (!is_media(value)).then_some(Part::Other),
+            (Part::Within, _) => Some(Part::Within),
+            _ => Some(Part::Other),
+        }
+    }
+}
+
+/// Whether a JSON text holds media, and no words: base64, with or without the beginning of a data URL.
+fn is_media(raw: &str) -> bool {
+    let Some(text) = raw.strip_prefix('"').and_then(|t| t.strip_suffix('"')) else { return false };
+    match text.strip_prefix("data:") {
+        Some(rest) => rest.split_once(";base64,").is_some_and(|(_, data)| is_base64(data)),
+        None => text.len() >= 64 && is_base64(text),
+    }
+}
+
+fn is_base64(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=\\".contains(&b))
+}
+
+impl Tenure {
+    /// What must not leave the log.
+    pub fn redaction(&self) -> &Redaction {
+        &self.options().redaction
+    }
+
+    /// A text as it may leave the log, and the names of the rules that matched: for whoever writes it anywhere else.
+    pub fn redact<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
+        self.redaction().apply(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn rules(rules: &[(&str, &str, Option<&str>)]) -> Redaction {
+        let rules: Vec<_> = rules.iter().map(|(n, p, r)| RedactionRule::new(n, p, *r).unwrap()).collect();
+        rules.try_into().unwrap()
+    }
+
+    fn usual() -> Redaction {
+        rules(&[("email", r"[\w.]+@[\w.]+\w", None), ("card", r"\b(\d[ -]?){15}\d\b", Some("****"))])
+    }
+
+    #[test]
+    fn a_mark_says_where_and_by_which_rule() {
+        let usual = usual();
+        let (text, names) = usual.apply("ann@example.com paid with 4111 1111 1111 1111, bob@x.org did not");
+        assert_eq!(text, "[redacted: email] paid with ****, [redacted: email] did not");
+        assert_eq!(names, ["email", "card"]);
+        let (text, names) = usual.apply("nothing here");
+        assert!(matches!(text, Cow::Borrowed("nothing here")) && names.is_empty());
+    }
+
+    #[test]
+    fn overlapping_matches_leave_nothing_between_them() {
+        let both = rules(&[("b", "cdef", None), ("a", "abcd", None), ("tail", "f+", None)]);
+        let (text, names) = both.apply("xabcdefffx");
+        assert_eq!((text.as_ref(), names), ("x[redacted: a]x", vec!["b", "a", "tail"]));
+        // A rule that matches its own mark finds nothing new in it.
+        let own = rules(&[("email", "email", None)]);
+        let once = own.apply("my email").0.into_owned();
+        assert_eq!((own.apply(&once).0.as_ref(), once.as_str()), ("my [redacted: email]", "my [redacted: email]"));
+    }
+
+    #[test]
+    fn the_work_is_linear_in_the_matches() {
+        let usual = usual();
+        let work = |n: usize| {
+            let text = "ann@example.com and [redacted: email] ".repeat(n);
+            let mut steps = 0;
+            let (redacted, names) = usual.apply_counted(&text, &mut steps);
+            assert_eq!(
+                (redacted.as_ref(), names),
+                (&*"[redacted: email] and [redacted: email] ".repeat(n), vec!["email"])
+            );
+            steps
+        };
+        let (few, many) = (work(100), work(10_000));
+        assert!(few >= 200 && many <= few * 101, "{few} steps for 100 matches and marks, {many} for 10,000");
+    }
+
+    #[test]
+    fn deeply_nested_json_is_redacted_without_looking_into_it() {
+        let usual = usual();
+        for depth in [MAX_DEPTH - 2, 200_000] {
+            let text = format!("{}\"ann@example.com\"{}", "[".repeat(depth), "]".repeat(depth));
+            let (redacted, names) = usual.message(&Message::user(&text));
+            assert_eq!(redacted.text(), text.replace("ann@example.com", "[redacted: email]"), "depth {depth}");
+            assert_eq!(names, ["email"]);
+        }
+        let raw =
+            format!(r#"{{"role":"user","content":"x","deep":{}"ann@example.com"{}}}"#, "[".repeat(99), "]".repeat(99));
+        let (redacted, _) = usual.message(&Message::parse(&raw).unwrap());
+        assert!(!redacted.as_str().contains("ann@example.com"), "{}", redacted.as_str());
+        Message::parse(redacted.as_str()).unwrap();
+    }
+
+    #[test]
+    fn a_message_stays_a_message() {
+        let raw = json!({
+            "role": "assistant", "content": [
+                {"type": "text", "text": "write to ann@example.com"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,4111111111111111"}},
+                {"type": "image_url", "image_url": {"url": "https://x.org/?u=ann@example.com"}},
+            ],
+            "tool_calls": [{"id": "4111111111111111", "type": "function", "function": {
+                "name": "pay", "arguments": "{\"to\":\"ann\\u0040example.com\",\"card\":4111111111111111,\"n\":1.50}"}}],
+            "reasoning": {"of": ["ann@example.com"]},
+        });
+        let message = Message::parse(&raw.to_string()).unwrap();
+        let usual = usual();
+        let (redacted, names) = usual.message(&message);
+        let value = Message::parse(redacted.as_str()).unwrap().to_value();
+        assert_eq!(names, ["card", "email"]);
+        assert_eq!(value["content"][0]["text"], "write to [redacted: email]");
+        assert_eq!(value["content"][1], raw["content"][1], "media are no words");
+        assert_eq!(value["content"][2]["image_url"]["url"], "https://x.org/?u=[redacted: email]");
+        assert_eq!(value["tool_calls"][0]["id"], "4111111111111111", "a result must find its call");
+        let arguments = value["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+        assert_eq!(arguments, r#"{"to":"[redacted: email]","card":"****","n":1.50}"#);
+        assert_eq!(value["reasoning"]["of"][0], "[redacted: email]");
+        assert!(redacted.as_str().starts_with(r#"{"content":["#), "fields stay in their order");
+        let plain = Message::parse(r#"{"role":"user", "content": "a  b", "x": 1.50}"#).unwrap();
+        assert_eq!(usual.message(&plain), (plain, vec![]));
+    }
+
+    #[test]
+    fn json_in_a_text_is_looked_into() {
+        let usual = usual();
+        let result = r#" [{"who":"ann\u0040example.com"}, {"bob@x.org": null}, {}]"#;
+        let (redacted, _) = usual.message(&Message::tool("c1", result));
+        assert_eq!(redacted.text(), r#"[{"who":"[redacted: email]"},{"[redacted: email]":null},{}]"#);
+        let broken = usual.message(&Message::tool("c1", "{ann@example.com")).0;
+        assert_eq!(broken.text(), "{[redacted: email]");
+    }
+
+    #[test]
+    fn a_rule_that_can_not_work_is_refused() {
+        for (name, pattern, want) in [
+            ("a", "(", "unclosed group"),
+            ("a", r"\w{1000}{1000}", "max_pattern_bytes"),
+            ("a", "x*", "everywhere"),
+            ("", "x", "name"),
+            ("a\n", "x", "name"),
+        ] {
+            let error = RedactionRule::new(name, pattern, None).unwrap_err().to_string();
+            assert!(error.contains(want) && !error.contains('\n'), "{pattern}: {error}");
+        }
+        let rule = RedactionRule::new("a", "x", None).unwrap();
+        let twice = Redaction::try_from(vec![rule.clone(), rule.clone()]).unwrap_err();
+        assert!(twice.to_string().contains("two rules"), "{twice}");
+        let many = (0..=MAX_REDACTION_RULES).map(|i| RedactionRule::new(&format!("r{i}"), "x", None).unwrap());
+        assert!(Redaction::try_from(many.collect::<Vec<_>>()).unwrap_err().to_string().contains("max_rules"));
+        let read: Result<Redaction, _> = serde_json::from_value(json!([{"name": "a", "patern": "x"}]));
+        assert!(read.unwrap_err().to_string().contains("patern"));
+        let text = json!([{"name": "a", "pattern": "x", "replace": "y"}]);
+        let read: Redaction = serde_json::from_value(text.clone()).unwrap();
+        assert_eq!(serde_json::to_value(&read).unwrap(), text);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a client hears of a model's answer when tools are called here: all but the calls that are not its business.
+
+use crate::run::model::Piece;
+use crate::run::tools::Tool;
+use serde_json::{Map, Value, json};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Leaves calls of our own tools out of an answer's pieces.
+pub(crate) struct Sift {
+    tools: Arc<[Tool]>,
+    /// The places of our calls in the stream.
+    ours: HashSet<u64>,
+    /// Whether there were calls of others.
+    theirs: bool,
+    /// A chunk for what the answer cost, if the model's server has told it: it is passed on once, at the end of the turn.
+    usage: Option<Value>,
+}
+
+impl Sift {
+    pub fn new(tools: Arc<[Tool]>) -> Self {
+        Self { tools, ours: HashSet::new(), theirs: false, usage: None }
+    }
+
+    /// The chunk for what the answer cost, if that was left out.
+    pub fn usage(self) -> Option<Value> {
+        self.usage
+    }
+
+    /// A piece as the client may hear it; `None`: there is nothing left of it. What the answer cost is left out.
+    pub fn pass(&mut self, piece: Piece) -> Option<Piece> {
+        if self.tools.is_empty() {
+            return Some(piece);
+        }
+        let (text, part) = match &piece {
+            Piece::Chunk(text) => (text, "delta"),
+            Piece::Whole(text) => (text, "message"),
+        };
+        let Ok(mut body) = serde_json::from_str::<Value>(text) else { return Some(piece) };
+        let told = body.as_object_mut().filter(|b| b.get("usage").is_some_and(|u| !u.is_null()));
+        let usage = told.and_then(|b| b.remove("usage"));
+        if let Some(usage) = &usage {
+            let fields = ["id", "created", "model", "system_fingerprint"];
+            let mut chunk: Map<String, Value> =
+                fields.iter().filter_map(|f| Some(((*f).to_owned(), body.get(*f)?.clone()))).collect();
+            chunk.extend([
+                ("object".to_owned(), json!("chat.completion.chunk")),
+                ("choices".to_owned(), json!([])),
+                ("usage".to_owned(), usage.clone()),
+            ]);
+            self.usage = Some(Value::Object(chunk));
+        }
+        let choices = body.get_mut("choices").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+        if choices.is_empty() {
+            return usage.is_none().then_some(piece);
+        }
+        let kept: Vec<Value> = choices.into_iter().filter_map(|c| self.choice(c, part)).collect();
+        if kept.is_empty() {
+            return None;
+        }
+        body["choices"] = Value::Array(kept);
+        Some(if part == "message" { Piece::Whole(body.to_string()) } else { Piece::Chunk(body.to_string()) })
+    }
+
+    fn choice(&mut self, mut choice: Value, part: &str) -> Option<Value> {
+        // Not by index, which would put a `null` where there is nothing.
+        let calls = choice.get_mut(part).and_then(|p| p.get_mut("tool_calls"));
+        if let Some(calls) = calls.and_then(Value::as_array_mut) {
+            for (i, call) in calls.iter().enumerate() {
+                let index = call["index"].as_u64().unwrap_or(i as u64);
+                match call["function"]["name"].as_str() {
+                    Some(name) if self.tools.iter().any(|t| t.name == name) => drop(self.ours.insert(index)),
+                    Some(name) if !name.is_empty() => self.theirs = true,
+                    _ => {}
+                }
+            }
+            let mut at = 0;
+            calls.retain(|call| {
+                let index = call["index"].as_u64().unwrap_or(at);
+                at += 1;
+                !self.ours.contains(&index)
+            });
+            let empty = calls.is_empty();
+            if let (true, Value::Object(part)) = (empty, &mut choice[part]) {
+                part.remove("tool_calls");
+            }
+        }
+        // It is not the end: the tools are called, and the model is asked again.
+        let ours_only = !self.ours.is_empty() && !self.theirs;
+        let finish = choice["finish_reason"].as_str().map(str::to_owned);
+        if ours_only && finish.is_some() {
+            choice["finish_reason"] = Value::Null;
+        }
+        let nothing = |v: &Value| v.is_null() || v.as_str() == Some("");
+        let silent = choice[part].as_object().is_none_or(|o| o.iter().all(|(name, v)| name == "role" || nothing(v)));
+        (!(ours_only && silent)).then_some(choice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(delta: Value, finish: Value) -> Piece {
+        Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).to_string())
+    }
+
+    #[test]
+    fn our_calls_are_left_out_and_the_rest_stays() {
+        let tools: Arc<[Tool]> = Arc::new([Tool { name: "ours".into(), ..Tool::default() }]);
+        let mut sift = Sift::new(tools.clone());
+        assert_eq!(
+            sift.pass(chunk(json!({"content": "I look."}), Value::Null)),
+            Some(chunk(json!({"content": "I look."}), Value::Null))
+        );
+        assert_eq!(
+            sift.pass(chunk(
+                json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "ours", "arguments": ""}}]}),
+                Value::Null
+            )),
+            None
+        );
+        assert_eq!(
+            sift.pass(chunk(json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}), Value::Null)),
+            None
+        );
+        assert_eq!(sift.pass(chunk(json!({}), json!("tool_calls"))), None);
+        let mut sift = Sift::new(tools.clone());
+        let theirs = json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "theirs", "arguments": ""}}]});
+        assert_eq!(sift.pass(chunk(theirs.clone(), Value::Null)), Some(chunk(theirs, Value::Null)));
+        assert_eq!(sift.pass(chunk(json!({}), json!("tool_calls"))), Some(chunk(json!({}), json!("tool_calls"))));
+    }
+
+    #[test]
+    fn without_tools_here_nothing_is_looked_at() {
+        let odd = Piece::Chunk("odd".into());
+        assert_eq!(Sift::new(Arc::default()).pass(odd.clone()), Some(odd));
+    }
+}

@@ -1,0 +1,671 @@
+//! A turn: find the session, make the client's view and ours one, ask the model, keep what it says.
+//!
+//! What the user said is durable before anything that the model says is used: where nothing else has to be looked up, the model is asked
+//! while it is being kept. The answer is durable before the turn is called done. A turn that fails or is stopped keeps what it has and
+//! says so (`run_ended`).
+
+use crate::engine::registry::Assistant;
+use crate::engine::turn_lock::{Entered, OnBusy, Pass};
+use crate::types::entry::{Created, Entry, Outcome, Record};
+use crate::error::{Error, Result, excerpt};
+use crate::run::executors::Replay;
+use crate::types::head::Head;
+use crate::rules::prompt::shown_with;
+use crate::engine::cache::{Draft, Need};
+use crate::types::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
+use crate::engine::idempotency::{Claim, place, same_id, same_run};
+use crate::types::media::Blob;
+use crate::types::message::Message;
+use crate::run::model::{Beside, First};
+use crate::types::policy::{Compact, OnDisconnect, Window};
+use crate::memory::recall::{Recollection, Told, with_block};
+use crate::rules::reconcile::{HistoryMode, Incoming, Overlay, Plan, reconcile};
+use crate::rules::session::{Point, Run, Said, Session};
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// What a request under the id of an expired session does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnExpired {
+    /// It goes on with it.
+    #[default]
+    Restore,
+    /// The old session ends with its hooks and moves to another id, where it can be read and restored until its retention ends. A new
+    /// session starts.
+    Fresh,
+    /// It is refused.
+    Reject,
+}
+
+/// A request for a turn.
+#[derive(Clone, Debug, Default)]
+pub struct Ask {
+    /// The session; if none is named, it is found by content, or begun.
+    pub session: Option<SessionId>,
+    /// What the client sends.
+    pub messages: Vec<Message>,
+    /// How to read it; `None`: as the assistant says, else as `default_history` says.
+    pub history: Option<HistoryMode>,
+    /// How to read it if neither the request nor the assistant says.
+    pub default_history: HistoryMode,
+    /// The client's SDK says that it sends this request again.
+    pub is_retry: bool,
+    /// The assistant that a new session belongs to.
+    pub assistant: Option<String>,
+    /// The model's name, for the session's card.
+    pub model: Option<String>,
+    /// Whether to look for the session by content.
+    pub content_matching: bool,
+    /// What to do if the session is busy.
+    pub on_busy: OnBusy,
+    /// What to do if it has expired.
+    pub on_expired: OnExpired,
+    /// The same key with the same body is answered once, and the same each time.
+    pub idempotency: Option<(String, String)>,
+    /// What its run is started with. One that names its `model` can be taken over by another node.
+    pub detail: Map<String, Value>,
+    /// Is told when the request has to wait because its session is busy.
+    pub queued: Option<Arc<Notify>>,
+}
+
+/// What was made of the messages of a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spliced {
+    /// How many of them were stored already.
+    pub matched: usize,
+    /// How many stored messages the request leaves out after the first that it repeats, such as tool messages.
+    pub spliced: usize,
+    /// How many stored messages were rewound.
+    pub rewound: usize,
+    /// How many of them are new and were stored.
+    pub appended: usize,
+    /// How many of them are shown to the model and not stored.
+    #[serde(default)]
+    pub ephemeral: usize,
+    /// Tool results that answer no call we know of, which were left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orphans: Vec<String>,
+    /// Memories that the model was told of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memories: Vec<Told>,
+}
+
+impl Turn {
+    /// Whose session it is in.
+    pub fn principal(&self) -> &Principal {
+        &self.who
+    }
+
+    /// What becomes of it when its client goes away, if its assistant says.
+    pub fn on_disconnect(&self) -> Option<OnDisconnect> {
+        self.assistant.as_ref().and_then(|a| a.sessions.on_disconnect)
+    }
+
+    /// Who writes a summary after it, if the history is over its budget then.
+    pub fn compact(&self) -> Compact {
+        self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
+    }
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub enum Begun {
+    /// A turn that can be run.
+    Turn(Box<Turn>),
+    /// It was done before, with this response.
+    Before {
+        /// The session.
+        session_id: SessionId,
+        /// The run that answered.
+        run: RunId,
+        /// The response.
+        replay: Box<Replay>,
+    },
+}
+
+/// A turn that has begun: what the user said is kept, and the session is ours until it is done or dropped.
+#[derive(Debug)]
+pub struct Turn {
+    pub(crate) tenure: Tenure,
+    pub(crate) who: Principal,
+    pub(crate) pass: Pass,
+    pub(crate) remember: bool,
+    /// The message that is answered; 0: there is none.
+    pub(crate) asked: Seq,
+    /// The assistant that the session belongs to.
+    pub(crate) assistant: Option<Arc<Assistant>>,
+    /// The model that answers, which becomes the session's once it has.
+    pub(crate) model: Option<String>,
+    /// What the model is shown in place of stored messages.
+    pub(crate) overlay: Overlay,
+    /// The session.
+    pub session_id: SessionId,
+    /// The id of this turn's run.
+    pub run: RunId,
+    /// What was made of the request's messages.
+    pub spliced: Spliced,
+    /// What the model is to be shown first; nothing: the run goes on from where it stands.
+    pub messages: Vec<Message>,
+    /// What the run was started with.
+    pub detail: Map<String, Value>,
+    /// When it was.
+    pub started_at: Timestamp,
+    /// When this node began to work on it.
+    pub(crate) claimed_at: Timestamp,
+    /// What the model is told of what is remembered.
+    pub(crate) recalled: Option<Recollection>,
+    /// It is being asked already.
+    pub(crate) asking: Beside,
+}
+
+/// In the detail of a run: somebody may ask for its answer again.
+pub(crate) const KEYED: &str = "keyed";
+
+/// A session that exists and can not be seen is looked for so many times more: another node may be moving it.
+const MAX_VANISHED: usize = 3;
+
+impl Tenure {
+    /// Begins a turn: finds the session, waits until it is free, and keeps what the client says.
+    pub async fn turn(&self, who: &Principal, ask: Ask) -> Result<Begun> {
+        self.begin_turn(who, ask, None).await
+    }
+
+    /// The same, and asks the model already while what the client says is being kept. Nothing of its answer is used before that is done,
+    /// and if it can not be kept, the model is left alone. In a new session, or where there is an assistant, or media, it is asked afterwards.
+    pub async fn turn_asking(&self, who: &Principal, ask: Ask, first: &First) -> Result<Begun> {
+        self.begin_turn(who, ask, Some(first)).await
+    }
+
+    async fn begin_turn(&self, who: &Principal, ask: Ask, first: Option<&First>) -> Result<Begun> {
+        let (incoming, blobs) = self.detach(&ask.messages)?;
+        // The same key at the same time: the second one waits until it is known what the first one is.
+        let _claiming = match &ask.idempotency {
+            Some((key, _)) => {
+                Some(self.key_gates().enter(&place(who, key)?, OnBusy::Queue, self.limits().max_queue).await?)
+            }
+            None => None,
+        };
+        let claim = self.claimed(who, &ask).await?;
+        // A repeated request waits for its own first try, and never stops it or steps aside.
+        let on_busy = if claim.is_some() { OnBusy::Queue } else { ask.on_busy };
+        let fresh = || ask.idempotency.as_ref().map_or_else(SessionId::generate, |(key, body)| same_id(who, key, body));
+        let mut id = match (&claim, &ask.session) {
+            (Some(claim), _) => claim.session.clone(),
+            (None, Some(id)) => id.clone(),
+            (None, None) if ask.content_matching => self.find(who, &incoming).await?.unwrap_or_else(fresh),
+            (None, None) => fresh(),
+        };
+        // Two nodes that get the same request at once give it the same run.
+        let run = ask.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(who, key, body));
+        let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
+        let mut vanished = 0;
+        while tries <= self.limits().max_retries {
+            let key = who.key(&id);
+            let max = self.limits().max_queue;
+            let pass = match self.gates().enter_telling(&key, on_busy, max, || ask.tell_queued()).await? {
+                Entered::Pass(pass) => pass,
+                Entered::Branch(before) => {
+                    id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
+                    tries += 1;
+                    continue;
+                }
+            };
+            let claim = self.claimed(who, &ask).await?;
+            if let Some(claim) = &claim
+                && let Some(replay) = self.answer_of(who, claim).await?
+            {
+                return Ok(Begun::Before { session_id: id, run, replay });
+            }
+            let opening_at = self.now();
+            let has_waited = pass.has_waited() || !waited.is_zero();
+            let beside = Beside::default();
+            let opening = Opening { ask: &ask, incoming: &incoming, has_waited, run: &run, redo, first, beside };
+            if let (Some((key, body)), None) = (&ask.idempotency, &claim) {
+                self.remember_key(who, key, Claim { body: body.clone(), session: id.clone(), run: run.clone() })
+                    .await?;
+            }
+            let open = async {
+                match self.open_turn(who, &id, &opening, &blobs).await {
+                    Err(Error::NotFound { .. }) => self.open_fresh(who, &id, &opening, &blobs).await,
+                    other => other,
+                }
+            };
+            let opened = match opening.beside.during(open).await {
+                Ok(opened) => opened,
+                // Another node is at it; if with this very request, that is waited for, never stopped or left aside.
+                Err(e @ Error::Busy { .. }) => {
+                    drop(pass);
+                    if matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt) {
+                        ask.tell_queued();
+                    }
+                    let same = self.head(who, &id).await.is_ok_and(|h| h.run.as_ref() == Some(&run));
+                    match on_busy {
+                        OnBusy::Queue => self.wait_for(&key, &mut waited).await?,
+                        _ if same => self.wait_for(&key, &mut waited).await?,
+                        OnBusy::Branch => {
+                            let before = self.head(who, &id).await?.mark.turns.saturating_sub(1);
+                            id = self.fork(who, &id, Point::Turn(before), None).await?.info.session_id;
+                        }
+                        _ => return Err(e),
+                    }
+                    continue;
+                }
+                // Another node has just done it: its answer is there now.
+                Err(Error::Conflict { .. }) if !redo => {
+                    redo = true;
+                    continue;
+                }
+                // Found by content, and deleted since: the request did not name it.
+                Err(Error::Gone { status: "deleted", .. }) if ask.session.is_none() && claim.is_none() => {
+                    id = SessionId::generate();
+                    tries += 1;
+                    continue;
+                }
+                Err(Error::Gone { status, session_id }) => {
+                    match self.reopen(who, &session_id, status, ask.on_expired).await {
+                        // Another node has just moved it.
+                        Ok(()) | Err(Error::NotFound { .. }) => tries += 1,
+                        Err(e) => return Err(e),
+                    }
+                    continue;
+                }
+                // Made by somebody else just now, moved by another node since, or somebody else's: the next look tells.
+                Err(Error::Exists { session_id }) => {
+                    match self.head(who, &session_id).await {
+                        Ok(_) => {}
+                        Err(Error::NotFound { .. }) if vanished < MAX_VANISHED => vanished += 1,
+                        Err(e) => return Err(e),
+                    }
+                    tries += 1;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            let asking = opening.beside;
+            pass.began(opened.before, &run);
+            let started_at = opening_at;
+            let recalled = self.recollect(who, &id, opened.assistant.as_deref(), &opened.messages).await;
+            let assistant = self.assistant_of(who, opened.assistant.or_else(|| ask.assistant.clone())).await?;
+            let block = recalled.as_ref().map(|r| &r.block);
+            let messages = match opened.goes_on {
+                true => Vec::new(),
+                false => with_block(self.prompt(&who.tenant, assistant.as_deref(), opened.messages).await?, block),
+            };
+            let (tenure, who, remember) = (self.clone(), who.clone(), ask.idempotency.is_some());
+            let (asked, mut spliced, detail) = (opened.asked, opened.spliced, ask.detail);
+            let (model, overlay) = (ask.model, opened.overlay);
+            spliced.memories = recalled.as_ref().map(|r| r.told.clone()).unwrap_or_default();
+            let session_id = id;
+            let turn = Turn {
+                tenure,
+                who,
+                pass,
+                remember,
+                asked,
+                assistant,
+                model,
+                overlay,
+                session_id,
+                run,
+                spliced,
+                messages,
+                detail,
+                started_at,
+                claimed_at: started_at,
+                recalled,
+                asking,
+            };
+            return Ok(Begun::Turn(Box::new(turn)));
+        }
+        Err(Error::Conflict { session_id: id, expected: 0 })
+    }
+
+    /// The run that a request with this key and body began, if it did.
+    pub async fn started(&self, who: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
+        let ask = Ask { idempotency: Some((key.to_owned(), body.to_owned())), ..Ask::default() };
+        let Some(claim) = self.claimed(who, &ask).await? else { return Ok(None) };
+        match self.run(who, &claim.session, &claim.run).await {
+            Ok(_) => Ok(Some((claim.session, claim.run))),
+            Err(Error::NotFound { .. } | Error::NoSuchRun { .. } | Error::Gone { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What a model would be shown if this were said. Nothing is kept.
+    pub async fn preview(&self, who: &Principal, ask: &Ask) -> Result<Vec<Message>> {
+        self.detach(&ask.messages)?; // for its limits
+        let session = match &ask.session {
+            Some(id) => match self.load(who, id).await {
+                Ok(session) => Some(session),
+                Err(Error::NotFound { .. }) => None,
+                Err(Error::Gone { status: "expired", .. }) if ask.on_expired == OnExpired::Fresh => None,
+                Err(Error::Gone { status: "expired", .. }) if ask.on_expired == OnExpired::Restore => {
+                    Some(self.load_any(who, id).await?)
+                }
+                Err(e) => return Err(e),
+            },
+            None => None,
+        };
+        let assistant = session.as_ref().and_then(|s| s.assistant.clone()).or_else(|| ask.assistant.clone());
+        let assistant = self.assistant_of(who, assistant).await?;
+        let mut messages: Vec<Message> = instructions(assistant.as_deref()).collect();
+        let Some(session) = session else {
+            messages.extend(ask.messages.iter().cloned());
+            return Ok(messages);
+        };
+        let policy = self.policy(&who.tenant, session.assistant.as_deref());
+        let plan = reconcile(&session, &ask.incoming(&ask.messages, policy.history, false));
+        messages.extend(shown_after(&session, &plan, &policy.window));
+        Ok(messages)
+    }
+
+    pub(crate) async fn assistant_of(&self, who: &Principal, name: Option<String>) -> Result<Option<Arc<Assistant>>> {
+        match name {
+            Some(name) => self.assistant(who, &name).await,
+            None => Ok(None),
+        }
+    }
+
+    /// What a model is shown: its instructions, and what was said, with its media.
+    pub(crate) async fn prompt(
+        &self,
+        tenant: &Tenant,
+        assistant: Option<&Assistant>,
+        said: Vec<Message>,
+    ) -> Result<Vec<Message>> {
+        let mut messages: Vec<Message> = instructions(assistant).collect();
+        messages.reserve(said.len());
+        for message in said {
+            messages.push(match message.cuts().is_empty() {
+                true => message,
+                false => self.attach_message(tenant, &message).await?,
+            });
+        }
+        Ok(messages)
+    }
+
+    /// Waits a little for another node to be done with a session.
+    async fn wait_for(&self, key: &Key, waited: &mut Duration) -> Result<()> {
+        let pause = (*waited / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
+        *waited += pause;
+        if *waited > self.limits().max_wait {
+            return Err(Error::Busy { session_id: key.session.clone() });
+        }
+        let watch = self.watch(key);
+        let _ = tokio::time::timeout(pause, watch.elsewhere()).await;
+        Ok(())
+    }
+
+    /// Restores an expired session, or moves it to another id so that a new one can start. A deleted session stays as it is.
+    async fn reopen(&self, who: &Principal, id: &SessionId, status: &'static str, rule: OnExpired) -> Result<()> {
+        match (status, rule) {
+            ("deleted", _) | (_, OnExpired::Reject) => Err(Error::Gone { session_id: id.clone(), status }),
+            (_, OnExpired::Restore) => self.restore(who, id).await.map(drop),
+            (_, OnExpired::Fresh) => self.archive(who, id).await,
+        }
+    }
+
+    async fn open_turn(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        opening: &Opening<'_>,
+        blobs: &[Blob],
+    ) -> Result<Opened> {
+        self.write(who, id, Need::Session, |state, now| {
+            let session = self.whole_ref(state, id)?;
+            self.check_active(session)?;
+            if opening.is_done(session) {
+                return Err(Error::Conflict { session_id: id.clone(), expected: session.seq });
+            }
+            opening.check_assistant(session)?;
+            let history = self.policy(&session.tenant, session.assistant.as_deref()).history;
+            let plan = opening.plan(session, history, blobs);
+            let mut entries: Vec<Entry> =
+                self.step_in(session, opening.run, opening.ask.on_busy, now)?.into_iter().collect();
+            let mut cut = Vec::new();
+            if plan.keep < session.messages.len() {
+                let (entry, messages) = crate::session::checkpoint::rewound(session, plan.keep);
+                entries.push(entry);
+                cut = messages;
+            }
+            let first = session.seq + 1 + entries.len() as Seq;
+            entries.extend(plan.posts(first).into_iter().map(Entry::Message));
+            let asked = match plan.append.is_empty() {
+                true => session.messages[..plan.keep].last().map_or(0, |m| m.seq),
+                false => session.seq + entries.len() as Seq,
+            };
+            let (goes_on, claim) = (opening.goes_on(session), self.claim(now));
+            entries.push(match session.head().run.as_ref() == Some(opening.run) {
+                true => Entry::RunClaimed { run: opening.run.clone(), claim },
+                false => opening.started(claim),
+            });
+            let asked = if goes_on { 0 } else { asked };
+            let opened = Opened { goes_on, ..self.opened(session, &plan, asked) };
+            opened.check()?;
+            self.ask_beside(who, opening, &opened);
+            let mut draft = Draft::new(entries, opened);
+            let used: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
+            draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
+            draft.cut = cut;
+            Ok(draft)
+        })
+        .await
+    }
+
+    /// Ends the run that is still on, if this turn may: the gate is ours, so it belongs to another node, or to nobody any more.
+    pub(crate) fn step_in(
+        &self,
+        session: &Session,
+        by: &RunId,
+        on_busy: OnBusy,
+        now: Timestamp,
+    ) -> Result<Option<Entry>> {
+        let Some(run) = session.head().run.clone() else { return Ok(None) };
+        let lease = session.head().lease.as_ref().filter(|l| l.node != self.node());
+        let lasting = session.run(&run).is_some_and(|r| r.detail.contains_key("model"));
+        let at_work = lease.is_some_and(|l| match lasting {
+            // Somebody will take it over.
+            true => !self.is_free(l, now.saturating_sub(self.lease()).unwrap_or(now)),
+            false => !self.is_free(l, now),
+        });
+        // The same request at another node: never stopped by itself.
+        let same = run == *by;
+        if at_work && (same || on_busy != OnBusy::Interrupt) {
+            return Err(Error::Busy { session_id: session.info.session_id.clone() });
+        }
+        if same {
+            return Ok(None);
+        }
+        let (outcome, error, code) = match at_work {
+            true => (Outcome::Cancelled, "another request interrupted it", "interrupted"),
+            false => (Outcome::Failed, "the node that worked on it has stopped", "abandoned"),
+        };
+        Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
+    }
+
+    /// The first turn of a session: one commit with all of it.
+    async fn open_fresh(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        opening: &Opening<'_>,
+        blobs: &[Blob],
+    ) -> Result<Opened> {
+        let (key, now) = (who.key(id), self.now());
+        let mut created = Created { user: who.user.clone(), ..Created::default() };
+        created.assistant = opening.ask.assistant.clone();
+        self.check_info(&created)?;
+        let first = Record { seq: 1, at: now, entry: Entry::created(created) };
+        let Some(head) = Head::begin(&key, &first) else { return Err(Error::invalid("session", "not a session")) };
+        let empty = Session::empty(head);
+        let plan = opening.plan(&empty, None, blobs);
+        let asked = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
+        let posts = plan.posts(2).into_iter().map(Entry::Message);
+        let more = (2..).zip(posts.chain([opening.started(self.claim(now))])).map(|(seq, entry)| Record {
+            seq,
+            at: now,
+            entry,
+        });
+        let opened = self.opened(&empty, &plan, asked);
+        opened.check()?;
+        // The model is not asked meanwhile: the id may turn out to be somebody else's.
+        let more: Vec<Record> = more.collect();
+        self.reserve_session(who, more.iter()).await?;
+        self.begin_with(&key, &first, more, blobs.to_vec()).await?;
+        Ok(opened)
+    }
+
+    /// Lets the model be asked while a turn's beginning is being kept, if what it will be shown is known.
+    fn ask_beside(&self, who: &Principal, opening: &Opening<'_>, opened: &Opened) {
+        let Some(first) = opening.first else { return };
+        let assisted = opened.assistant.is_some() || opening.ask.assistant.is_some();
+        let whole = opened.messages.iter().all(|m| m.cuts().is_empty());
+        if !assisted && whole && !opened.goes_on && !self.tells(&who.tenant, None) {
+            opening.beside.set(first.ask(opened.messages.clone()));
+        }
+    }
+
+    fn opened(&self, session: &Session, plan: &Plan, asked: Seq) -> Opened {
+        let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
+        Opened {
+            goes_on: false,
+            before: plan.keep.min(session.messages.len()),
+            asked,
+            assistant: session.assistant.clone(),
+            messages: shown_after(session, plan, &window),
+            overlay: plan.overlay.clone(),
+            spliced: Spliced {
+                matched: plan.matched,
+                spliced: plan.spliced,
+                rewound: plan.rewound,
+                appended: plan.appended(),
+                ephemeral: plan.ephemeral,
+                orphans: plan.orphans.clone(),
+                memories: Vec::new(),
+            },
+        }
+    }
+}
+
+/// What a model is told before anything else.
+fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> {
+    assistant.and_then(|a| a.instructions.as_deref()).map(Message::system).into_iter()
+}
+
+/// What a turn begins with.
+struct Opening<'a> {
+    ask: &'a Ask,
+    incoming: &'a [Message],
+    /// The session was busy when the request arrived.
+    has_waited: bool,
+    run: &'a RunId,
+    /// What was done before is done again: its answer is not there any more.
+    redo: bool,
+    /// Whom to ask meanwhile, and where.
+    first: Option<&'a First>,
+    beside: Beside,
+}
+
+/// A turn whose beginning is kept.
+struct Opened {
+    /// Its run was left behind by another node, and goes on from where it stands.
+    goes_on: bool,
+    before: usize,
+    asked: Seq,
+    assistant: Option<String>,
+    messages: Vec<Message>,
+    overlay: Overlay,
+    spliced: Spliced,
+}
+
+impl Opened {
+    /// A model must be shown something.
+    fn check(&self) -> Result<()> {
+        if self.goes_on || !self.messages.is_empty() {
+            return Ok(());
+        }
+        let ids = self.spliced.orphans.iter().take(3).map(excerpt).collect::<Vec<_>>();
+        let message = format!("there is nothing to answer: no tool call {} is known here", ids.join(", "));
+        Err(Error::invalid("messages", message))
+    }
+}
+
+impl Ask {
+    fn tell_queued(&self) {
+        if let Some(queued) = &self.queued {
+            queued.notify_one();
+        }
+    }
+
+    fn incoming<'a>(&self, messages: &'a [Message], assistant: Option<HistoryMode>, has_waited: bool) -> Incoming<'a> {
+        let history = self.history.or(assistant).unwrap_or(self.default_history);
+        Incoming { messages, history, is_retry: self.is_retry, has_waited }
+    }
+}
+
+impl Opening<'_> {
+    /// A session belongs to one assistant.
+    fn check_assistant(&self, session: &Session) -> Result<()> {
+        match (&self.ask.assistant, &session.assistant) {
+            (Some(asked), own) if own.as_ref() != Some(asked) => Err(Error::OtherAssistant {
+                session_id: session.info.session_id.clone(),
+                asked: asked.clone(),
+                own: own.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether another node has done this very request meanwhile.
+    fn is_done(&self, session: &Session) -> bool {
+        let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == Outcome::Completed);
+        !self.redo && session.runs.last().is_some_and(completed)
+    }
+
+    /// Whether this very request came before, and has not ended or has called tools: what was done until then stays done.
+    fn goes_on(&self, session: &Session) -> bool {
+        let mut same = session.runs.iter().rev().take_while(|r| r.id == *self.run);
+        session.head().run.as_ref() == Some(self.run) || same.any(|r| !r.tools_started.is_empty())
+    }
+
+    fn plan(&self, session: &Session, assistant: Option<HistoryMode>, blobs: &[Blob]) -> Plan {
+        let mut plan = reconcile(session, &self.ask.incoming(self.incoming, assistant, self.has_waited));
+        let stored = &session.messages;
+        let matched = self.incoming.iter().filter(|m| !m.role().instructs()).count();
+        if self.goes_on(session) {
+            return Plan { keep: stored.len(), matched, ..Plan::default() };
+        }
+        if session.runs.last().is_some_and(|r| r.id == *self.run) {
+            // The same request came before. What it said is there, and nobody has said anything since. What was answered before it broke
+            // off is no answer.
+            let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
+            return Plan { keep, rewound: stored.len() - keep, matched, ..Plan::default() };
+        }
+        plan.overlay.attach(blobs);
+        plan
+    }
+
+    fn started(&self, claim: crate::types::entry::Claim) -> Entry {
+        let mut detail = self.ask.detail.clone();
+        if self.ask.idempotency.is_some() {
+            detail.insert(KEYED.to_owned(), Value::Bool(true));
+        }
+        Entry::RunStarted { run: self.run.clone(), claim: Some(claim), detail }
+    }
+}
+
+/// What a model is shown of a session once a plan is carried out.
+fn shown_after(session: &Session, plan: &Plan, window: &Window) -> Vec<Message> {
+    let first = session.seq + 1;
+    let new = (first..).zip(plan.posts(first));
+    let new: Vec<Said> = new.map(|(seq, post)| Said::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
+    let all = session.messages[..plan.keep].iter().chain(&new);
+    shown_with(all, &session.reviews, &session.summaries, window, &plan.overlay)
+}

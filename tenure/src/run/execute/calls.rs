@@ -1,0 +1,205 @@
+//! The tool calls of a run: what the cache has of them, making them concurrently, and what they came to.
+
+use super::insist::Pauses;
+use super::{Work, limit};
+use crate::engine::concurrency::Batch;
+use crate::error::{Error, Result};
+use crate::run::executors::{Heard, Progress, TurnError};
+use crate::memory::tool;
+use crate::types::message::Message;
+use crate::rules::next::{Doing, Job, Step, arguments};
+use crate::run::tools::{Call, Output, ToolError};
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+
+impl<'a> Work<'a> {
+    /// Finds what the cache has of the calls of an answer.
+    pub(super) async fn look_up(&mut self, answer: &Message) -> Result<()> {
+        self.hits.clear();
+        if !self.tools.iter().any(|t| t.cache) {
+            return Ok(());
+        }
+        for call in answer.tool_calls() {
+            let cached = self.tools.iter().any(|t| t.cache && t.name == call.name);
+            let Doing::Call(arguments) = arguments(&call) else { continue };
+            if !cached {
+                continue;
+            }
+            let arguments = Value::Object(arguments);
+            let found = match self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await {
+                // The answer is in hand and not stored yet: without the cache, the tool is called.
+                Err(Error::Unavailable { .. }) => None,
+                found => found?,
+            };
+            if let Some(Value::String(content)) = found.map(|c| c.result) {
+                self.hits.insert(call.id, content);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes calls side by side, and keeps their results in the order of the calls.
+    pub(super) async fn call(&mut self, jobs: Vec<Job>) -> Result<Step, TurnError> {
+        for job in &jobs {
+            let progress = self.progress(job);
+            self.tell(Heard::Tool(progress)).await;
+        }
+        let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
+        let mut batch = Batch::new(makers, self.policy.parallel.max(1));
+        let (mut results, mut kept): (Vec<Option<Made>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
+        let mut trouble: Option<TurnError> = None;
+        while let Some(ready) = batch.next().await {
+            for (i, made) in ready {
+                match made {
+                    Ok(made) => results[i] = Some(made),
+                    // Those under way may have done something: what they say is waited for. No other is begun.
+                    Err(e) => {
+                        batch.begin_no_more();
+                        trouble = trouble.or(Some(e));
+                    }
+                }
+            }
+            if trouble.as_ref().is_some_and(|t| t.code() == "superseded") {
+                break;
+            }
+            let whole = results[kept..].iter().take_while(|r| r.is_some()).count();
+            let said = self.said(&jobs[kept..], &mut results[kept..kept + whole]).await;
+            kept += whole;
+            if kept == jobs.len() {
+                return Ok(self.keep(said, true).await?);
+            }
+            if !said.is_empty() {
+                self.keep(said, false).await?;
+            }
+        }
+        match trouble {
+            Some(trouble) => {
+                let said = self.said(&jobs[kept..], &mut results[kept..]).await;
+                self.keep(said, false).await?;
+                Err(trouble)
+            }
+            None => Ok(self.keep(Vec::new(), true).await?),
+        }
+    }
+
+    /// What calls have come to, as messages. Whoever listens is told.
+    async fn said(&mut self, jobs: &[Job], results: &mut [Option<Made>]) -> Vec<Message> {
+        let mut said = Vec::new();
+        for (job, made) in jobs.iter().zip(results) {
+            if let Some(Made::Said(content)) = made.take() {
+                said.push(Message::tool(&job.call.id, &content));
+                let progress = Progress { content: Some(content), ..self.progress(job) };
+                self.calls.push(progress.clone());
+                self.tell(Heard::Tool(progress)).await;
+            }
+        }
+        said
+    }
+
+    fn progress(&self, job: &Job) -> Progress {
+        let arguments = match &job.doing {
+            Doing::Call(arguments) => Value::Object(arguments.clone()).to_string(),
+            Doing::Say(_) => job.call.arguments.clone(),
+        };
+        Progress {
+            round: self.rounds.max(1),
+            call: job.call.id.clone(),
+            tool: job.call.name.clone(),
+            arguments,
+            content: None,
+            cached: self.hits.contains_key(&job.call.id),
+        }
+    }
+
+    /// One call, to be made. It holds nothing of this run, so that the run can be told of others meanwhile.
+    fn maker(&self, job: &Job) -> impl Future<Output = Result<Made, TurnError>> + use<'a> {
+        let (hands, assistant) = (self.hands, self.assistant.clone());
+        let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
+        let (hit, held) = (self.hits.get(&job.call.id).cloned(), self.held.clone());
+        let (timeout, max) = (self.policy.tool_timeout, self.policy.max_result_bytes);
+        let (tenure, who, id) = (self.tenure.clone(), self.who.clone(), self.session_id.clone());
+        let (session, run) = (self.who.key(&self.session_id), self.run.clone());
+        let Job { call, doing } = job.clone();
+        async move {
+            let arguments = match doing {
+                Doing::Say(content) => return Ok(Made::Said(content)),
+                Doing::Call(arguments) => arguments,
+            };
+            if let Some(content) = hit {
+                return Ok(Made::Said(content));
+            }
+            let Some(assistant) = assistant else { return Ok(Made::Lost) };
+            let ours = call.name == tool::NAME && tenure.memory_tool(&who, &assistant).is_some();
+            let tools = match hands.tools {
+                Some(tools) => Some(tools),
+                None if ours => None,
+                None => return Ok(Made::Lost),
+            };
+            // A node that slept may have lost its run, and another may be making this very call.
+            if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
+                let mut pauses = Pauses::new();
+                let end = loop {
+                    if let Some(end) = pauses.unless_away(tenure.renew(&who, &id, &run).await).await {
+                        break end?;
+                    }
+                };
+                held.until.store(end.as_microsecond(), Ordering::Relaxed);
+            }
+            let call = Call { session, run, id: call.id, tool: call.name, arguments };
+            let make = async {
+                match tools {
+                    Some(tools) if !ours => Ok(tools.call(&assistant, &call).await),
+                    _ => match tenure.call_memory(&who, &id, &call).await {
+                        Err(e @ Error::Unavailable { .. }) => Ok(Err(ToolError::NotCalled(e.to_string()))),
+                        made => made.map(Ok),
+                    },
+                }
+            };
+            let made = match tokio::time::timeout(timeout, make).await {
+                Ok(made) => made?,
+                Err(_) => {
+                    let message = format!("tool {:?} took longer than its `tool_timeout`", call.tool);
+                    return Err(limit("tool_timeout", message));
+                }
+            };
+            let outcome = match &made {
+                Ok(Output { failed: false, .. }) => "answered",
+                Ok(_) => "failed",
+                Err(ToolError::NotCalled(_)) => "not_called",
+                Err(ToolError::Lost(_)) => "lost",
+            };
+            metrics::counter!("tenure_tool_calls_total", "outcome" => outcome).increment(1);
+            match made {
+                Ok(Output { content, .. }) if content.len() > max => {
+                    let message = format!(
+                        "tool {:?} answered {} bytes, over the `max_result_bytes` of {max}",
+                        call.tool,
+                        content.len()
+                    );
+                    Err(limit("result_too_large", message))
+                }
+                Ok(Output { content, failed }) => {
+                    if tool.cache && !failed {
+                        let arguments = Value::Object(call.arguments);
+                        match tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await {
+                            Err(e @ Error::Unavailable { .. }) => {
+                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "a result was not cached");
+                            }
+                            put => put?,
+                        }
+                    }
+                    Ok(Made::Said(content))
+                }
+                Err(ToolError::Lost(_)) if !tool.is_repeatable() => Ok(Made::Lost),
+                Err(e) => Ok(Made::Said(format!("[{e}]"))),
+            }
+        }
+    }
+}
+
+/// What a call came to.
+enum Made {
+    Said(String),
+    /// It may or may not have happened: a person is asked.
+    Lost,
+}

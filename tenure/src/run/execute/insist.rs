@@ -1,0 +1,110 @@
+//! The store away while a run holds what can not be had again: an answer that was paid for, a result of a tool that has done something.
+//! It waits with it in hand. Somebody else may take the run over meanwhile; then the log says so, and what it holds is dropped.
+
+use crate::types::entry::{Entry, Record};
+use crate::error::{Error, Result};
+use crate::engine::cache::{Draft, Need, State};
+use crate::types::id::{Key, Principal, Seq, SessionId};
+use crate::store::Range;
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+use std::time::Duration;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The pauses between two tries.
+pub(super) struct Pauses(Duration);
+
+impl Pauses {
+    pub fn new() -> Self {
+        Self(FIRST_PAUSE)
+    }
+
+    pub async fn next(&mut self) {
+        tokio::time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(LONGEST_PAUSE);
+    }
+
+    /// What a step that may be done twice came to; `None` after a pause, if the store was away.
+    pub async fn unless_away<T>(&mut self, done: Result<T>) -> Option<Result<T>> {
+        match done {
+            Err(Error::Unavailable { .. }) => {
+                self.next().await;
+                None
+            }
+            done => Some(done),
+        }
+    }
+}
+
+/// A commit of which nobody knows whether it happened.
+struct Unknown<R> {
+    base: Seq,
+    at: Timestamp,
+    entries: Vec<Entry>,
+    reply: R,
+}
+
+impl Tenure {
+    /// Like [`Tenure::write`], but waits for a store that is away. Before it tries again it looks whether the commit before was stored
+    /// after all, so that nothing is written twice.
+    pub(super) async fn write_insisting<R: Clone>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        mut step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
+    ) -> Result<R> {
+        let mut pauses = Pauses::new();
+        loop {
+            let mut unknown = None;
+            let written = self.write(who, id, need, |state, now| {
+                let draft = step(state, now)?;
+                let base = state.head().map_or(0, |head| head.seq);
+                let (entries, reply) = (draft.entries.clone(), draft.reply.clone());
+                unknown = Some(Unknown { base, at: now, entries, reply });
+                Ok(draft)
+            });
+            match written.await {
+                Err(Error::Unavailable { why }) => {
+                    tracing::warn!(session_id = %id, error = why, "the store is away; a run waits for it with what it holds");
+                }
+                written => return written,
+            }
+            pauses.next().await;
+            let Some(unknown) = unknown else { continue };
+            let stored = loop {
+                if let Some(stored) = pauses.unless_away(self.has_stored(&who.key(id), &unknown).await).await {
+                    break stored?;
+                }
+            };
+            if stored {
+                self.forget(&who.key(id));
+                return Ok(unknown.reply);
+            }
+        }
+    }
+
+    /// Whether a session's log holds exactly these records: a time and a text at a place are never written twice.
+    async fn has_stored<R>(&self, key: &Key, unknown: &Unknown<R>) -> Result<bool> {
+        let upto = unknown.base + unknown.entries.len() as Seq;
+        if upto == unknown.base {
+            return Ok(false);
+        }
+        let (mut last, mut stored) = (unknown.base, Vec::new());
+        while last < upto {
+            let page = self.store().records(key, &Range { upto, ..Range::after(last) }).await?;
+            let Some(end) = page.last() else { return Ok(false) };
+            last = end.seq;
+            stored.extend(page);
+        }
+        let wanted = (unknown.base + 1..).zip(&unknown.entries);
+        let same = |(stored, (seq, entry)): (&Record, (Seq, &Entry))| {
+            stored.seq == seq
+                && stored.at.as_microsecond() == unknown.at.as_microsecond()
+                && stored.entry.encode() == entry.encode()
+        };
+        Ok(stored.iter().zip(wanted).all(same))
+    }
+}

@@ -1,0 +1,118 @@
+//! The cache of tool results: the same tool with the same parameters is asked once per session and hour.
+
+use crate::error::{Error, Result};
+use crate::types::id::{Principal, SessionId};
+use crate::types::media::{Nulls, canonical};
+use crate::store::{Item, Owner, Shelf};
+use crate::tenure::Tenure;
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+use serde_json::Value;
+
+const CACHE: &str = "cache";
+
+/// A tool result in the cache.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cached {
+    /// The hash of tool and parameters.
+    pub key: String,
+    /// The tool.
+    pub tool: String,
+    /// The parameters.
+    pub parameters: Value,
+    /// The result.
+    pub result: Value,
+    /// When it was put there.
+    pub created_at: Timestamp,
+    /// When its time is over.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// The key of a tool call: a hash over the tool's name and its parameters, however they are spelled.
+pub fn cache_key(tool: &str, parameters: &Value) -> String {
+    let mut hash = blake3::Hasher::new();
+    hash.update(&(tool.len() as u64).to_le_bytes()).update(tool.as_bytes());
+    hash.update(canonical(parameters, Nulls::Keep).as_bytes());
+    hash.finalize().to_hex().to_string()
+}
+
+impl Tenure {
+    /// A result that is still good, and marks it as used.
+    pub async fn cache_get(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        tool: &str,
+        parameters: &Value,
+    ) -> Result<Option<Cached>> {
+        self.know(&who.tenant).await?;
+        let head = self.head(who, id).await?;
+        self.check_live(&head)?;
+        let now = self.now();
+        let key = cache_key(tool, parameters);
+        let item = self.store().get(&shelf(who, id), &key, Some(now)).await?;
+        let item = item.filter(|i| fresh(i, now));
+        let found = if item.is_some() { "hit" } else { "miss" };
+        metrics::counter!("tenure_tool_cache_total", "found" => found).increment(1);
+        item.map(|i| cached(&i, id)).transpose()
+    }
+
+    /// Keeps a result, for as long and as many as the assistant's policy says; the least recently used goes first.
+    pub async fn cache_put(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        tool: &str,
+        parameters: &Value,
+        result: &Value,
+    ) -> Result<()> {
+        self.know(&who.tenant).await?;
+        let head = self.head(who, id).await?;
+        self.check_live(&head)?;
+        let policy = self.policy(&head.tenant, head.assistant.as_deref()).cache;
+        let now = self.now();
+        let value = serde_json::json!([tool, parameters, result]).to_string();
+        let max = self.limits().max_item_bytes;
+        if value.len() > max {
+            let what = format!("the result of tool {tool:?}");
+            return Err(Error::TooLarge { what, limit: "max_item_bytes", max: max as u64 });
+        }
+        if policy.max_entries == 0 {
+            return Ok(());
+        }
+        let ttl = SignedDuration::try_from(policy.ttl).unwrap_or(SignedDuration::MAX);
+        let (key, expires_at) = (cache_key(tool, parameters), now.checked_add(ttl).ok());
+        let item = Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at };
+        self.store().put(&shelf(who, id), &item, Some(policy.max_entries)).await
+    }
+
+    /// All results of a session that are still good.
+    pub async fn cache_entries(&self, who: &Principal, id: &SessionId) -> Result<Vec<Cached>> {
+        self.head(who, id).await?;
+        let now = self.now();
+        let (shelf, mut all, mut after) = (shelf(who, id), Vec::new(), None::<String>);
+        loop {
+            let page = self.store().items(&shelf, after.as_deref(), 1000).await?;
+            let Some(last) = page.last() else { return Ok(all) };
+            after = Some(last.key.clone());
+            for item in page.iter().filter(|i| fresh(i, now)) {
+                all.push(cached(item, id)?);
+            }
+        }
+    }
+}
+
+fn shelf(who: &Principal, id: &SessionId) -> Shelf {
+    Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: CACHE.to_owned() }
+}
+
+fn fresh(item: &Item, now: Timestamp) -> bool {
+    item.expires_at.is_none_or(|t| now < t)
+}
+
+fn cached(item: &Item, id: &SessionId) -> Result<Cached> {
+    let (tool, parameters, result) = serde_json::from_str(&item.value)
+        .map_err(|e| Error::corrupt(format!("cache of session {id}, key {}", item.key), e))?;
+    let (key, created_at, expires_at) = (item.key.clone(), item.created_at, item.expires_at);
+    Ok(Cached { key, tool, parameters, result, created_at, expires_at })
+}

@@ -1,0 +1,144 @@
+//! Appending: messages that are new, all or none, once or under a condition.
+
+use crate::types::entry::{Entry, Post};
+use crate::error::{Error, Result};
+use crate::engine::cache::{Draft, Need};
+use crate::types::id::{Principal, RunId, Seq, SessionId};
+use crate::types::message::Message;
+use crate::store::{Item, Owner, Shelf};
+use crate::tenure::Tenure;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// Messages to add, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Append {
+    /// What was said, in order.
+    pub messages: Vec<Message>,
+    /// The run that produced it.
+    pub run: Option<RunId>,
+    /// Refuse unless the log ends here.
+    pub expect: Option<Seq>,
+    /// The same key with the same messages is done once, and answered the same each time.
+    pub idempotency_key: Option<String>,
+    /// Whether to set an automatic checkpoint after them.
+    pub checkpoint: AutoCheckpoint,
+}
+
+/// Whether an append ends with a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AutoCheckpoint {
+    /// One after an answer that ends a turn.
+    #[default]
+    Turn,
+    /// None.
+    Off,
+}
+
+impl From<Vec<Message>> for Append {
+    fn from(messages: Vec<Message>) -> Self {
+        Self { messages, ..Self::default() }
+    }
+}
+
+/// What an append did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Appended {
+    /// The end of the log after it.
+    pub seq: Seq,
+    /// The position of the first new message.
+    pub position: usize,
+    /// The number of messages after it.
+    pub messages: usize,
+}
+
+/// Whether a request was done before.
+enum Before {
+    /// It was, with this answer.
+    Done(Appended),
+    /// It was not, as long as the log ends here.
+    NotAt(Seq),
+    /// It has no key.
+    NotAsked,
+}
+
+const IDEMPOTENCY: &str = "idempotency";
+/// How long an idempotency key is remembered.
+const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
+
+impl Tenure {
+    /// Adds messages to a session, all or none, durable when it returns.
+    pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<Appended> {
+        let append: Append = append.into();
+        let (stored, blobs) = self.detach(&append.messages)?;
+        let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
+        for _ in 0..=self.limits().max_retries {
+            let seen = match self.done_before(who, id, &append, body.as_deref()).await? {
+                Before::Done(done) => return Ok(done),
+                Before::NotAt(seq) => Some(seq),
+                Before::NotAsked => None,
+            };
+            let written = self.write(who, id, Need::Head, |state, now| {
+                let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+                self.check_active(head)?;
+                // With a key: whoever wrote since we asked may have done this very request. Ask again.
+                if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
+                    return Err(Error::Conflict { session_id: id.clone(), expected });
+                }
+                let post = |m: &Message| Entry::Message(Post { run: append.run.clone(), ..Post::from(m.clone()) });
+                let mut entries: Vec<Entry> = stored.iter().map(post).collect();
+                let position = head.mark.messages;
+                if append.checkpoint == AutoCheckpoint::Turn {
+                    entries.extend(crate::session::checkpoint::automatic(head, &stored, append.run.as_ref()));
+                }
+                let seq = head.seq + entries.len() as Seq;
+                let appended = Appended { seq, position, messages: position + stored.len() };
+                let mut draft = Draft::new(entries, appended.clone());
+                draft.blobs = blobs.clone();
+                if let (Some(key), Some(body)) = (&append.idempotency_key, &body) {
+                    draft.items.push((IDEMPOTENCY.to_owned(), remembered(key, body, &appended, now)));
+                }
+                Ok(draft)
+            });
+            match written.await {
+                Err(Error::Conflict { .. }) if body.is_some() && append.expect.is_none() => {}
+                answer => return answer,
+            }
+        }
+        Err(Error::Conflict { session_id: id.clone(), expected: append.expect.unwrap_or_default() })
+    }
+
+    async fn done_before(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        append: &Append,
+        body: Option<&str>,
+    ) -> Result<Before> {
+        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(Before::NotAsked) };
+        let seq = self.head(who, id).await?.seq;
+        let shelf =
+            Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
+        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(Before::NotAt(seq)) };
+        if item.expires_at.is_some_and(|t| t < self.now()) {
+            return Ok(Before::NotAt(seq));
+        }
+        let (hash, done): (String, Appended) = serde_json::from_str(&item.value)
+            .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
+        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Before::Done(done)) }
+    }
+}
+
+fn body_hash(messages: &[Message]) -> String {
+    let mut hash = blake3::Hasher::new();
+    for message in messages {
+        hash.update(message.as_str().as_bytes()).update(b"\n");
+    }
+    hash.finalize().to_hex().to_string()
+}
+
+fn remembered(key: &str, body: &str, done: &Appended, now: Timestamp) -> Item {
+    let value = serde_json::to_string(&(body, done)).expect("plain data");
+    let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
+    Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
+}

@@ -1,0 +1,192 @@
+//! Moving an expired session to another id, so that a new session can start under the old one (`on_expired: fresh`).
+//!
+//! The archive is a fork at the end of the old session, and the old session is then purged: the fork inherits its records, so nothing is
+//! copied. The steps are, in this order: the hooks of the end, the entry that says that the session has expired, one commit with the fork
+//! and the old session's items, and the purge, which is refused if anything was written since. A crash between any two of them leaves the
+//! old session as it was, and the next request repeats the rest: the id of the archive follows from the old session.
+
+use crate::session::checkpoint::fork_record;
+use crate::types::entry::{Entry, Record};
+use crate::error::{Error, Result};
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, MAX_NAME_BYTES, Principal, SessionId};
+use crate::memory::memories::{MEMORY, TRACES, Trace};
+use crate::memory::recall::RECALLS;
+use crate::rules::session::Place;
+use crate::store::{Commit, Item, Owner, Shelf};
+use crate::session::sweep::Ending;
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+type ArchiveFn = dyn Fn(Head, Head) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+
+/// A callback for sessions that move to another id.
+#[derive(Clone)]
+pub(crate) struct ArchiveHook(Arc<ArchiveFn>);
+
+impl fmt::Debug for ArchiveHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ArchiveHook")
+    }
+}
+
+/// The names of the namespaces of a session that move with it. Idempotency keys do not: they belong to the id. Nor does the cache, which
+/// can be filled again.
+const MOVED: [&str; 3] = [MEMORY, TRACES, RECALLS];
+
+/// How many items are read at once.
+const PAGE: usize = 256;
+
+impl Tenure {
+    /// Calls `hook` with the head of an expired session and its head under the new id, before a new session starts under the old id. It
+    /// is called at least once. If it fails, the request that wanted the new session fails, and the next one calls it again.
+    pub fn on_archive<F, Fut>(&self, hook: F)
+    where
+        F: Fn(Head, Head) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let mut hooks = self.archive_hooks().write().unwrap_or_else(|e| e.into_inner());
+        hooks.push(ArchiveHook(Arc::new(move |old, new| Box::pin(hook(old, new)))));
+    }
+
+    /// Ends an expired session and moves it to another id. If somebody restored it, or moved it first, nothing is done.
+    pub(crate) async fn archive(&self, who: &Principal, id: &SessionId) -> Result<()> {
+        let mut head = match self.head(who, id).await {
+            Err(Error::NotFound { .. }) => return Ok(()),
+            head => head?,
+        };
+        if head.status.is_live() && self.status_of(&head) == Status::Expired {
+            let now = self.now();
+            self.end(head, Ending::Expired, now).await?;
+            head = self.head(who, id).await?;
+        }
+        if head.status != Status::Expired {
+            return Ok(());
+        }
+        let Some(archive) = self.begin_archive(&head).await? else { return Ok(()) };
+        let hooks = self.archive_hooks().read().unwrap_or_else(|e| e.into_inner()).clone();
+        for ArchiveHook(hook) in &hooks {
+            hook(head.clone(), archive.clone())
+                .await
+                .map_err(|e| Error::unavailable(format!("an on_archive hook failed: {e}")))?;
+        }
+        let key = head.key();
+        let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
+        self.forget(&key);
+        self.forget(&archive.key());
+        self.memories().forget(&namespace(&key, MEMORY));
+        match purged {
+            // Somebody wrote to it meanwhile: it goes on, and its archive is a fork like any other.
+            Err(Error::Conflict { .. }) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Commits the fork that is to inherit the records. `None`: the session is gone already.
+    async fn begin_archive(&self, old: &Head) -> Result<Option<Head>> {
+        let at = old.status_at;
+        let end = Place { seq: old.seq, position: old.mark.messages, mark: old.mark.clone() };
+        let mut created = fork_record(old, &old.info.session_id, end, at);
+        if let Entry::Created(created) = &mut created.entry {
+            created.began_at = Some(old.info.created_at);
+        }
+        let reason = Some(format!("a new session started under the id {}", old.info.session_id));
+        let expired = Record { seq: created.seq + 1, at, entry: Entry::Status { to: Status::Expired, reason } };
+        for attempt in 0.. {
+            let session = archive_id(&old.info.session_id, at, attempt)?;
+            let key = Key { tenant: old.tenant.clone(), session };
+            if let Some(found) = self.store().head(&key).await? {
+                // From an earlier attempt that was interrupted, or another session that happens to have this id.
+                if found.info.created_at == old.info.created_at && found.seq > old.seq && found.user == old.user {
+                    return Ok(Some(found));
+                }
+                continue;
+            }
+            let invalid = || Error::invalid("session", "a log must begin with `created`");
+            let mut head = Head::begin(&key, &created).ok_or_else(invalid)?;
+            head.apply(&expired);
+            head.due_at = self.due_at(&head);
+            let mut commit = Commit::new(None, vec![created.clone(), expired.clone()], head.clone());
+            commit.items = self.items_to_move(&old.key(), &key).await?;
+            match self.commit_step(&commit).await {
+                Ok(()) => return Ok(Some(head)),
+                Err(Error::Exists { .. }) => {}
+                Err(Error::NotFound { .. }) => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The items of a session, as they are to be under another id.
+    async fn items_to_move(&self, from: &Key, to: &Key) -> Result<Vec<(String, Item)>> {
+        let mut moved = Vec::new();
+        for name in MOVED {
+            let (namespace, mut after) = (namespace(from, name), None::<String>);
+            loop {
+                let page = self.store().items(&namespace, after.as_deref(), PAGE).await?;
+                let Some(last) = page.last() else { break };
+                after = Some(last.key.clone());
+                for item in page {
+                    let item = if name == TRACES { moved_trace(item, from, to)? } else { item };
+                    moved.push((name.to_owned(), item));
+                }
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// A trace of a memory of the session itself leads to where that memory is now.
+fn moved_trace(item: Item, from: &Key, to: &Key) -> Result<Item> {
+    let owner = |key: &Key| Owner::Session(key.session.clone()).to_string();
+    let corrupt = |e| Error::corrupt(format!("trace {} of session {from}", item.key), e);
+    let mut trace: Trace = serde_json::from_str(&item.value).map_err(corrupt)?;
+    if trace.owner == owner(from) {
+        trace.owner = owner(to);
+    }
+    Ok(Item { value: serde_json::to_string(&trace).expect("plain data"), ..item })
+}
+
+fn namespace(key: &Key, name: &str) -> Shelf {
+    Shelf { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
+}
+
+/// `ID:20260213T101112.123456Z`, after the time at which the session expired. A long id is cut, and told apart by its hash.
+fn archive_id(id: &SessionId, at: Timestamp, attempt: usize) -> Result<SessionId> {
+    let mut end = format!(":{}", at.strftime("%Y%m%dT%H%M%S%.6fZ"));
+    if attempt > 0 {
+        end.push_str(&format!("-{attempt}"));
+    }
+    let id = id.as_str();
+    if id.len() + end.len() <= MAX_NAME_BYTES {
+        return SessionId::new(format!("{id}{end}"));
+    }
+    let hash = &blake3::hash(id.as_bytes()).to_hex()[..16];
+    let mut cut = MAX_NAME_BYTES - end.len() - hash.len() - 1;
+    while !id.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    SessionId::new(format!("{}:{hash}{end}", &id[..cut]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_an_archive_is_valid_and_tells_sessions_apart() {
+        let at: Timestamp = "2026-02-13T10:11:12.123456Z".parse().unwrap();
+        let named = |id: &str, attempt| archive_id(&SessionId::new(id).unwrap(), at, attempt).unwrap().to_string();
+        assert_eq!(named("chat", 0), "chat:20260213T101112.123456Z");
+        assert_eq!(named("chat", 2), "chat:20260213T101112.123456Z-2");
+        let (a, b) = (format!("{}a", "x".repeat(127)), format!("{}b", "x".repeat(127)));
+        assert_eq!(named(&a, 0).len(), MAX_NAME_BYTES);
+        assert_ne!(named(&a, 0), named(&b, 0));
+        assert_ne!(named(&a, 0), named(&a, 1));
+    }
+}

@@ -1,0 +1,141 @@
+//! A session in hand: load it, look at it, change it, save it.
+//!
+//! For work outside of an agent loop. Changes are made in memory and saved in one step; if somebody else wrote meanwhile, saving
+//! is [`Error::Conflict`] and changes nothing.
+
+use crate::session::checkpoint::{fork_record, place};
+use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
+use crate::error::{Error, Result};
+use crate::types::head::Head;
+use crate::types::id::{Key, Label, Principal, SessionId};
+use crate::types::message::Message;
+use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
+use crate::store::Commit;
+use crate::tenure::Tenure;
+use jiff::Timestamp;
+
+impl Session {
+    /// Loads a session.
+    pub async fn load(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Session> {
+        tenure.load(who, id).await
+    }
+
+    /// Saves what was changed since it was loaded, in one step.
+    pub async fn save(&mut self, tenure: &Tenure) -> Result<()> {
+        let Some(first) = self.pending.first().cloned() else { return Ok(()) };
+        let speaks = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
+        match speaks {
+            true => tenure.check_active(self)?,
+            false => tenure.check_live(self)?,
+        }
+        let (mut records, mut blobs) = (Vec::new(), Vec::new());
+        for mut record in self.pending.iter().cloned() {
+            if let Entry::Message(post) = &mut record.entry {
+                let (stored, media) = tenure.detach(std::slice::from_ref(&post.message))?;
+                post.message = stored.into_iter().next().unwrap_or_else(|| post.message.clone());
+                blobs.extend(media);
+            }
+            records.push(record);
+        }
+        if let Entry::Created(mut created) = first.entry {
+            let more = records.split_off(1);
+            if let Some(parent) = &mut created.parent {
+                let key = Key { tenant: self.tenant.clone(), session: parent.session.clone() };
+                let source = tenure.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
+                parent.session = tenure.owner_of(source, parent.seq).await?.info.session_id;
+            }
+            records[0].entry = Entry::Created(created);
+            let head = tenure.begin_with(&self.key(), &records[0], more, blobs).await?;
+            self.set_head(head);
+        } else {
+            let cut = self.cut_off.clone();
+            // The hash is over the records as they are stored: their media were taken out just now.
+            let hash = self.saved.and_then(|end| end.hash);
+            let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
+            let head = Head { log, ..self.head().clone() };
+            let commit = Commit { blobs, cut, ..Commit::new(self.saved, records, head) };
+            tenure.commit_step(&commit).await?;
+            tenure.forget(&self.key());
+            self.set_head(commit.head);
+            if let Some(set) = tenure.watched(first.seq - 1, commit.records.iter().map(|r| &r.entry)) {
+                tenure.checkpointed(self.head(), set).await;
+            }
+        }
+        self.pending.clear();
+        self.cut_off.clear();
+        Ok(())
+    }
+
+    /// Whether there is anything to save.
+    pub fn is_changed(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    fn add(&mut self, entry: Entry, at: Timestamp) {
+        if self.pending.is_empty() {
+            self.saved = Some(self.head().end());
+        }
+        let record = Record { seq: self.seq + 1, at, entry };
+        let cut = self.apply(&record);
+        self.cut_off.extend(cut.into_iter().map(|said| said.message));
+        self.pending.push(record);
+    }
+
+    /// Adds a message at its end.
+    pub fn push(&mut self, message: Message, at: Timestamp) {
+        self.add(Entry::message(message), at);
+    }
+
+    /// Sets a checkpoint at its end.
+    pub fn add_checkpoint(&mut self, label: &str, at: Timestamp) -> Result<Checkpoint> {
+        let label = Label::new(label)?;
+        let (auto, run, step, state) = Default::default();
+        let entry = Checkpointed { label, auto, run, step, state };
+        let made = checkpoint(&entry, self.seq + 1, at, self.messages.len());
+        self.add(Entry::Checkpoint(entry), at);
+        Ok(made)
+    }
+
+    /// Cuts off everything after a checkpoint (or another point). What is cut off stays in the log.
+    pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
+        let place = place(self, &point.into())?;
+        self.add(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), at);
+        Ok(())
+    }
+}
+
+/// A new session that shares the source's history up to a point. Nothing is copied; save it to keep it.
+pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, at: Timestamp) -> Result<Session> {
+    if source.is_changed() {
+        return Err(Error::invalid("source", "save the session before forking it"));
+    }
+    let place = place(source, &point.into())?;
+    let record = fork_record(&source.head_at(place.seq), &source.info.session_id, place.clone(), at);
+    let key = Key { tenant: source.tenant.clone(), session: new };
+    let Some(head) = Head::begin(&key, &record) else {
+        return Err(Error::invalid("source", "not a session"));
+    };
+    let mut fork = Session::empty(head);
+    fork.messages = source.messages[..place.position].to_vec();
+    fork.checkpoints = source.checkpoints.iter().filter(|c| c.seq <= place.seq).cloned().collect();
+    fork.summaries = source.summaries.iter().filter(|s| s.seq <= place.seq).cloned().collect();
+    fork.uncompacted = source.uncompacted;
+    fork.pending.push(record);
+    Ok(fork)
+}
+
+/// Loads a session, goes back to a point, and gives it as it is there. What was cut off is kept; the JSONL store writes it to
+/// `{session_id}.discarded.jsonl` as well.
+pub async fn resume_session(
+    tenure: &Tenure,
+    who: &Principal,
+    id: &SessionId,
+    point: impl Into<Point>,
+) -> Result<Session> {
+    tenure.resume(who, id, point).await
+}
+
+/// The checkpoints of a session, oldest first.
+pub async fn list_checkpoints(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
+    tenure.checkpoints(who, id).await
+}

@@ -1,0 +1,287 @@
+//! Content matching: which session a request without a session id continues.
+//!
+//! Only the principal's own live sessions are considered, and several equally good matches are none: a guess must never show
+//! one conversation to another.
+
+use crate::error::Result;
+use crate::types::head::{Head, Status, VisibleHash};
+use crate::types::id::{Principal, SessionId};
+use crate::types::message::meaning::CallMatch;
+use crate::types::message::{Message, Role};
+use crate::review::decide::noticed;
+use crate::rules::session::Session;
+use crate::store::{Query, Whose};
+use crate::tenure::Tenure;
+
+/// So many sessions are considered for one look-up. With more of them the request says too little.
+const MAX_CANDIDATES: usize = 64;
+
+/// So many beginnings of a request are looked up one by one if many sessions match.
+const MAX_PREFIX_QUERIES: usize = 8;
+
+/// A session is looked up by so many tool calls of a request.
+const MAX_CALLS: usize = 256;
+
+/// So many sessions are read to compare them with a window.
+const MAX_WINDOW_CANDIDATES: usize = 8;
+
+/// A window must have so many messages, or so many characters: a client that sends it is shown messages that it did not send.
+const MIN_WINDOW_MESSAGES: usize = 3;
+const MIN_WINDOW_CHARS: usize = 200;
+
+/// What a request is looked up by.
+#[derive(Debug, Default)]
+struct Keys<'a> {
+    /// The beginnings of the request that have an assistant message, longest first.
+    prefixes: Vec<Prefix>,
+    /// The ids of all tool calls and results.
+    calls: Vec<String>,
+    /// The visible messages up to the last answer, and the hash of that answer with its question.
+    window: Option<(Vec<&'a Message>, VisibleHash)>,
+}
+
+#[derive(Debug)]
+struct Prefix {
+    hash: VisibleHash,
+    /// It has an answer; otherwise only a tool call.
+    is_answered: bool,
+    /// The request goes on with an answer.
+    is_followed_by_an_answer: bool,
+    /// It is as long as a window must be.
+    tells_enough: bool,
+}
+
+impl<'a> Keys<'a> {
+    fn of(messages: &'a [Message]) -> Self {
+        let mut keys = Self::default();
+        let (mut hash, mut question) = (VisibleHash::default(), None);
+        let (mut is_ours, mut is_answered) = (false, false);
+        let (mut visible, mut window) = (Vec::new(), None);
+        let (mut chars, mut answered, mut answers) = (0, 0, Vec::new());
+        for message in messages {
+            let role = message.role();
+            keys.calls.extend(message.call_ids().into_iter().chain(message.answers()).map(|id| id.into_owned()));
+            is_ours |= role == Role::Assistant;
+            if message.is_visible() {
+                let meaning = message.meaning();
+                hash = hash.then(role, &meaning);
+                chars += meaning.text.chars().count();
+                visible.push(message);
+                match role {
+                    Role::User => question = Some(VisibleHash::default().then(role, &meaning)),
+                    _ => {
+                        (is_answered, answered) = (true, answered + 1);
+                        window = question.map(|q: VisibleHash| (visible.len(), q.then(role, &meaning)));
+                    }
+                }
+            }
+            if is_ours && !visible.is_empty() && keys.prefixes.last().is_none_or(|p: &Prefix| p.hash != hash) {
+                let tells_enough = visible.len() >= MIN_WINDOW_MESSAGES || chars >= MIN_WINDOW_CHARS;
+                let is_followed_by_an_answer = false;
+                keys.prefixes.push(Prefix { hash, is_answered, is_followed_by_an_answer, tells_enough });
+                answers.push(answered);
+            }
+        }
+        for (prefix, answers) in keys.prefixes.iter_mut().zip(answers) {
+            prefix.is_followed_by_an_answer = answers < answered;
+        }
+        keys.prefixes.reverse();
+        keys.window = window.map(|(len, exchange)| {
+            visible.truncate(len);
+            (visible, exchange)
+        });
+        keys.calls.sort();
+        keys.calls.dedup();
+        keys
+    }
+
+    /// Whether a session issued one of the request's tool calls in its last turn.
+    fn has_call_of(&self, head: &Head) -> bool {
+        head.mark.calls.iter().any(|id| self.calls.binary_search(id).is_ok())
+    }
+}
+
+impl Tenure {
+    /// The session that these messages continue, found by content, among the principal's own live ones:
+    ///
+    /// 1. the one whose whole visible conversation is the longest beginning of theirs that has an answer or a tool call;
+    ///    equal ones are told apart by the request's tool calls;
+    /// 2. else the one that issued one of the request's tool calls in its last turn;
+    /// 3. else the one that ends with the request's last answer and its question, and has all messages before it in this order,
+    ///    if those are enough to tell.
+    ///
+    /// Several equally good ones are none.
+    pub async fn find(&self, who: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
+        let keys = Keys::of(messages);
+        if keys.prefixes.is_empty() && keys.calls.is_empty() {
+            return Ok(None);
+        }
+        self.know(&who.tenant).await?;
+        // A notice is in no session, but says in which it was given.
+        if let Some(id) = messages.iter().rev().find_map(noticed)
+            && self.is_continued(who, &id, messages).await?
+        {
+            return Ok(Some(id));
+        }
+        if let Some(found) = self.find_by_prefix(who, &keys, messages).await? {
+            return Ok(found);
+        }
+        match self.find_by_call(who, &keys, messages).await? {
+            Some(found) => Ok(found),
+            None => self.find_by_window(who, &keys).await,
+        }
+    }
+
+    /// `None`: no session issued a call of the request. `Some(None)`: several did.
+    async fn find_by_call(
+        &self,
+        who: &Principal,
+        keys: &Keys<'_>,
+        messages: &[Message],
+    ) -> Result<Option<Option<SessionId>>> {
+        let matches: Vec<_> = keys.calls.iter().take(MAX_CALLS).map(|id| VisibleHash::of_call(id)).collect();
+        let mut heads = self.live_matches(who, |query| query.matches = matches).await?;
+        heads.retain(|head| keys.has_call_of(head));
+        if heads.len() > MAX_WINDOW_CANDIDATES {
+            return Ok(Some(None));
+        }
+        // Not every server makes unique ids: the call and its question must agree too, as far as the request has them.
+        let mut found = None;
+        for head in heads {
+            let session = self.fold(head).await?;
+            if issued_calls(&session, messages) && found.replace(session.info.session_id.clone()).is_some() {
+                return Ok(Some(None));
+            }
+        }
+        Ok(found.map(Some))
+    }
+
+    /// `None`: no conversation is a beginning of the request. `Some(None)`: several are.
+    async fn find_by_prefix(
+        &self,
+        who: &Principal,
+        keys: &Keys<'_>,
+        messages: &[Message],
+    ) -> Result<Option<Option<SessionId>>> {
+        let hashes: Vec<_> = keys.prefixes.iter().map(|p| p.hash).collect();
+        if hashes.is_empty() {
+            return Ok(None);
+        }
+        let heads = self.live_matches(who, |query| query.hashes = hashes).await?;
+        let has_media = messages.iter().any(|m| !m.meaning().media.is_empty());
+        for (i, prefix) in keys.prefixes.iter().enumerate() {
+            let mut equal: Vec<Head> = heads.iter().filter(|h| h.mark.hash == prefix.hash).cloned().collect();
+            if heads.len() == MAX_CANDIDATES && i < MAX_PREFIX_QUERIES {
+                // So many that some of this length may be missing.
+                equal = self.live_matches(who, |query| query.hashes = vec![prefix.hash]).await?;
+            }
+            if !prefix.is_answered {
+                equal.retain(|head| keys.has_call_of(head));
+            }
+            if prefix.is_followed_by_an_answer && !prefix.tells_enough {
+                // The client has an answer that this session has not given, and says too little that agrees.
+                equal.clear();
+            }
+            if has_media && !equal.is_empty() {
+                // The hash covers texts only: conversations that differ in their media are told apart here.
+                equal = self.with_same_media(equal, messages).await?;
+            }
+            if equal.len() > 1 {
+                equal.retain(|head| keys.has_call_of(head));
+                return Ok(Some(match &equal[..] {
+                    [head] => Some(head.info.session_id.clone()),
+                    _ => None,
+                }));
+            }
+            if let Some(head) = equal.first() {
+                return Ok(Some(Some(head.info.session_id.clone())));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn with_same_media(&self, heads: Vec<Head>, messages: &[Message]) -> Result<Vec<Head>> {
+        let mut same = Vec::new();
+        for head in heads {
+            let session = self.fold(head.clone()).await?;
+            let visible = messages.iter().filter(|m| m.is_visible());
+            let mut pairs = session.messages.iter().filter(|m| m.message.is_visible()).zip(visible);
+            if pairs.all(|(stored, message)| stored.message.is_same(message)) {
+                same.push(head);
+            }
+        }
+        Ok(same)
+    }
+
+    /// The one session that ends with this window.
+    async fn find_by_window(&self, who: &Principal, keys: &Keys<'_>) -> Result<Option<SessionId>> {
+        let Some((window, exchange)) = &keys.window else { return Ok(None) };
+        let chars: usize = window.iter().map(|m| m.text().chars().count()).sum();
+        if window.len() < MIN_WINDOW_MESSAGES && chars < MIN_WINDOW_CHARS {
+            return Ok(None);
+        }
+        let heads = self.live_matches(who, |query| query.matches = vec![*exchange]).await?;
+        if heads.len() > MAX_WINDOW_CANDIDATES {
+            return Ok(None);
+        }
+        let mut found = None;
+        for head in heads.into_iter().filter(|h| h.mark.exchange == Some(*exchange)) {
+            let session = self.fold(head).await?;
+            if has_in_order(&session, window) && found.replace(session.info.session_id.clone()).is_some() {
+                return Ok(None);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether these messages go on with a session of the principal's own, notices apart.
+    async fn is_continued(&self, who: &Principal, id: &SessionId, messages: &[Message]) -> Result<bool> {
+        let head = self.store().head(&who.key(id)).await?;
+        let Some(head) = head.filter(|h| h.user == who.user && self.status_of(h).is_live()) else { return Ok(false) };
+        let session = self.fold(head).await?;
+        let known = |m: &&Message| m.is_visible() && noticed(m).is_none();
+        let mut before: Vec<&Message> = messages.iter().filter(known).collect();
+        let last = before.iter().rposition(|m| m.role() == Role::Assistant).map_or(0, |i| i + 1);
+        before.truncate(last.max(1));
+        Ok(has_in_order(&session, &before))
+    }
+
+    /// The principal's own live sessions that match, newest first.
+    async fn live_matches(&self, who: &Principal, condition: impl FnOnce(&mut Query)) -> Result<Vec<Head>> {
+        let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), MAX_CANDIDATES);
+        query.status = vec![Status::Active, Status::Paused];
+        condition(&mut query);
+        if query.hashes.is_empty() && query.matches.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut heads = self.store().heads(&query).await?;
+        heads.retain(|head| self.status_of(head).is_live());
+        Ok(heads)
+    }
+}
+
+/// Whether a session has these visible messages in this order.
+fn has_in_order(session: &Session, messages: &[&Message]) -> bool {
+    let mut stored = session.messages.iter().rev().filter(|m| m.message.is_visible());
+    messages.iter().rev().all(|message| stored.any(|m| m.message.is_same(message)))
+}
+
+/// Whether a session issued the request's tool calls: a call with the same id, name and arguments, after the same question, as far
+/// as the request has them.
+fn issued_calls(session: &Session, messages: &[Message]) -> bool {
+    let asked = |before: usize| messages[..before].iter().rev().find(|m| m.role() == Role::User);
+    let mut calls = messages.iter().enumerate().filter(|(_, m)| !m.call_ids().is_empty()).peekable();
+    if calls.peek().is_none() {
+        // Only results: their ids are all there is.
+        return true;
+    }
+    calls.any(|(i, theirs)| {
+        let ours = session.messages.iter().rposition(|m| m.message.call_match(theirs) == Some(CallMatch::Both));
+        let Some(ours) = ours else { return false };
+        let question = session.messages[..ours].iter().rev().find(|m| m.message.role() == Role::User);
+        match (question, asked(i)) {
+            (Some(ours), Some(theirs)) => ours.message.is_same(theirs),
+            _ => true,
+        }
+    })
+}

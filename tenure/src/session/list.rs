@@ -1,0 +1,59 @@
+//! Lists of sessions.
+
+use crate::error::{Error, Result};
+use crate::types::head::{Head, Status};
+use crate::types::id::{Principal, Reach};
+use crate::store::{Cursor, HeadPage, Query, Whose};
+use crate::tenure::Tenure;
+
+/// A page of sessions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Page {
+    /// The sessions, newest first.
+    pub heads: Vec<Head>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<Cursor>,
+}
+
+impl Tenure {
+    /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for. The work is bounded
+    /// (`max_scan`): a page may be short, or empty, and still have a next one.
+    pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
+        self.know(&who.tenant).await?;
+        self.narrow(who, &mut query)?;
+        query.limit += 1;
+        let HeadPage { mut heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
+        if query.offset > 0 && stopped.is_some() {
+            let why = "too many sessions would have to be looked at to leave out so many; leave it out, and page on with `cursor`";
+            return Err(Error::invalid("offset", why));
+        }
+        let more = heads.len() == query.limit;
+        heads.truncate(query.limit - 1);
+        let next = heads.last().filter(|_| more).map(Cursor::of).or(stopped);
+        // Some may have expired since the last sweep.
+        heads.retain(|h| query.status.contains(&self.status_of(h)));
+        Ok(Page { heads, next })
+    }
+
+    /// A query about what somebody may see, and about live sessions unless it asks for others.
+    pub(crate) fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
+        query.whose = match (who.reach, &query.whose) {
+            (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
+            (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user.clone()),
+            (Reach::Tenant, _) => Whose::Tenant(who.tenant.clone()),
+        };
+        if query.status.is_empty() {
+            query.status = vec![Status::Active, Status::Paused];
+        }
+        if query.offset > self.limits().max_offset {
+            let max = self.limits().max_offset;
+            let why = format!("`offset` is over the limit `max_offset` of {max}; page on with `cursor`");
+            return Err(Error::invalid("offset", why));
+        }
+        let (what, max) = (format!("a page of {}", query.limit), self.limits().max_page);
+        match query.limit > max {
+            true => Err(Error::TooLarge { what, limit: "max_page", max: max as u64 }),
+            false => Ok(()),
+        }
+    }
+}

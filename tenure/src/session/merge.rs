@@ -1,0 +1,42 @@
+//! Bringing a session up to date with what a client sends, without a run.
+
+use crate::types::entry::Entry;
+use crate::error::Result;
+use crate::engine::cache::{Draft, Need};
+use crate::types::id::{Principal, Seq, SessionId};
+use crate::types::message::Message;
+use crate::rules::reconcile::{HistoryMode, Incoming, Plan, reconcile};
+use crate::tenure::Tenure;
+
+impl Tenure {
+    /// Reconciles a client's messages with a session: rewinds what the client changed, appends what is new, and says what it did.
+    pub async fn splice(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        messages: &[Message],
+        history: HistoryMode,
+    ) -> Result<Plan> {
+        let (incoming, blobs) = self.detach(messages)?;
+        self.write(who, id, Need::Session, |state, _| {
+            let session = self.whole_ref(state, id)?;
+            self.check_active(session)?;
+            let plan = reconcile(session, &Incoming { messages: &incoming, history, ..Incoming::default() });
+            let mut entries = Vec::new();
+            let mut cut = Vec::new();
+            if plan.keep < session.messages.len() {
+                let (entry, messages) = crate::session::checkpoint::rewound(session, plan.keep);
+                entries.push(entry);
+                cut = messages;
+            }
+            let first = session.seq + 1 + entries.len() as Seq;
+            entries.extend(plan.posts(first).into_iter().map(Entry::Message));
+            let mut draft = Draft::new(entries, plan);
+            let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
+            draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
+            draft.cut = cut;
+            Ok(draft)
+        })
+        .await
+    }
+}

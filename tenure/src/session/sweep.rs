@@ -1,0 +1,278 @@
+//! The end of sessions: expiry, the cap, purging, and erasing a user.
+//!
+//! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded, and trouble with one session
+//! never stops it. Destroying needs a clock that can be trusted: while the wall clock has jumped, nothing is expired or purged.
+
+use crate::types::entry::Entry;
+use crate::error::{Error, Result};
+use crate::types::head::{Head, Status};
+use crate::engine::cache::{Draft, Need};
+use crate::types::id::{Key, Principal, Reach, User};
+use crate::rules::session::Session;
+use crate::store::{Commit, Order, Owner, Query, Whose};
+use crate::tenure::Tenure;
+use jiff::{SignedDuration, Timestamp};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::{fmt, sync::Arc};
+
+/// A wall clock that is off by more is not trusted with destroying anything.
+pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
+
+/// A session whose hook failed is tried again after so long.
+const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
+
+/// So many sessions are ended side by side: a hook that takes its time holds up no more than these.
+const SIDE_BY_SIDE: usize = 16;
+
+/// Why a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It was idle for longer than its time to live.
+    Expired,
+    /// There were too many, and it was idle the longest.
+    Evicted,
+}
+
+type HookFn = dyn Fn(Arc<Session>, Ending) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+
+/// What is called with a session before it goes.
+#[derive(Clone)]
+pub(crate) struct Hook(Arc<HookFn>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
+/// What a pass of the sweep did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Sessions that expired.
+    pub expired: Vec<Key>,
+    /// Sessions that went because there were too many.
+    pub evicted: Vec<Key>,
+    /// Sessions that were destroyed after their retention.
+    pub purged: Vec<Key>,
+    /// Sessions with reviews that nobody decided in time.
+    pub decided: Vec<Key>,
+    /// Cached and other items whose time was over.
+    pub items: usize,
+    /// Sessions that could not be done, and why; the next pass tries again.
+    pub failed: Vec<(Key, String)>,
+    /// Why nothing was expired or purged.
+    pub suspended: Option<String>,
+    /// Whether there is more to do at once.
+    pub more: bool,
+}
+
+/// What became of a session.
+enum End {
+    Expired,
+    Evicted,
+    Purged,
+    Decided,
+}
+
+impl Report {
+    fn note(&mut self, key: Key, done: Result<Option<End>>) {
+        match done {
+            Ok(None) => {}
+            Ok(Some(End::Expired)) => self.expired.push(key),
+            Ok(Some(End::Evicted)) => self.evicted.push(key),
+            Ok(Some(End::Purged)) => self.purged.push(key),
+            Ok(Some(End::Decided)) => self.decided.push(key),
+            Err(e) => self.failed.push((key, e.to_string())),
+        }
+    }
+}
+
+/// Does some steps at once, in this task, and begins the next as soon as one of them is done. They begin in the order in which they come,
+/// and are reported in it.
+async fn side_by_side<T, F: Future<Output = Result<T>>>(
+    steps: impl Iterator<Item = (Key, F)>,
+    mut done: impl FnMut(Key, Result<T>),
+) {
+    let mut steps = steps.enumerate().map(|(place, (key, step))| (place, key, Box::pin(step)));
+    let mut under_way: Vec<(usize, Key, Pin<Box<F>>)> = Vec::new();
+    let mut outcomes = Vec::new();
+    loop {
+        under_way.extend(steps.by_ref().take(SIDE_BY_SIDE - under_way.len()));
+        if under_way.is_empty() {
+            break;
+        }
+        let (at, outcome) = poll_fn(|context| {
+            for (at, (_, _, step)) in under_way.iter_mut().enumerate() {
+                if let Poll::Ready(outcome) = step.as_mut().poll(context) {
+                    return Poll::Ready((at, outcome));
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        let (place, key, _) = under_way.remove(at);
+        outcomes.push((place, key, outcome));
+    }
+    outcomes.sort_by_key(|(place, ..)| *place);
+    outcomes.into_iter().for_each(|(_, key, outcome)| done(key, outcome));
+}
+
+/// Proof of an erasure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Who was erased.
+    pub user: User,
+    /// How many sessions were destroyed.
+    pub sessions: usize,
+    /// When it was done.
+    pub at: Timestamp,
+}
+
+impl Tenure {
+    /// Calls `hook` with each session before it expires or is sent away, at least once. If it fails, the session stays and the
+    /// hook is called again later.
+    pub fn on_expire<F, Fut>(&self, hook: F)
+    where
+        F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let mut hooks = self.hooks().write().unwrap_or_else(|e| e.into_inner());
+        hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
+    }
+
+    /// One bounded pass: expires, sends away what is over the cap, purges what is over its retention.
+    pub async fn sweep(&self) -> Result<Report> {
+        let mut report = Report::default();
+        let drift = self.clock().drift();
+        if drift.abs() > MAX_CLOCK_JUMP {
+            let why = format!("the clock has jumped by {drift:#}; restart the process once it is right");
+            tracing::warn!(%drift, "the clock has jumped: nothing is expired or purged");
+            report.suspended = Some(why);
+            return Ok(report);
+        }
+        let (now, max) = (self.now(), self.limits().max_sweep);
+        let mut due = Query::new(Whose::Everyone, max);
+        (due.due_before, due.order) = (Some(now), Order::Due);
+        let heads = self.store().heads(&due).await?;
+        report.more = heads.len() == max;
+        let due = heads.into_iter().map(|head| (head.key(), self.end_due(head, now)));
+        side_by_side(due, |key, done| report.note(key, done)).await;
+        if self.max_sessions() > 0 {
+            let heads = self.over_the_cap(max).await?;
+            report.more |= heads.len() == max;
+            let tried = heads.len();
+            let over = heads.into_iter().map(|head| (head.key(), self.end(head, Ending::Evicted, now)));
+            side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(End::Evicted)))).await;
+            match report.evicted.is_empty() {
+                true => self.stuck().fetch_add(tried, Ordering::Relaxed),
+                false => self.stuck().swap(0, Ordering::Relaxed),
+            };
+        }
+        report.items = self.store().expire(now, max).await?;
+        report.more |= report.items == max;
+        Ok(report)
+    }
+
+    /// Those that are too many, the longest idle first, at most so many. Where none of them could go, the next pass begins after them, so that
+    /// hooks that fail do not hold up others for ever.
+    async fn over_the_cap(&self, max: usize) -> Result<Vec<Head>> {
+        let counted = self.store().count().await?;
+        let live: u64 = counted.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
+        let over = usize::try_from(live).unwrap_or(usize::MAX).saturating_sub(self.max_sessions());
+        let from = self.stuck().load(Ordering::Relaxed);
+        let from = if from < over { from } else { 0 };
+        self.stuck().store(from, Ordering::Relaxed);
+        if over == 0 {
+            return Ok(Vec::new());
+        }
+        let mut oldest = Query::new(Whose::Everyone, (over - from).min(max));
+        oldest.offset = from;
+        (oldest.status, oldest.order) = (vec![Status::Active, Status::Paused], Order::Oldest);
+        self.store().heads(&oldest).await
+    }
+
+    async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<End>> {
+        let key = head.key();
+        self.know(&key.tenant).await?;
+        match self.due_at(&head) {
+            // It was active since its card was marked.
+            due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
+            _ if head.status == Status::Paused => match self.decide_for(&head).await? {
+                0 => self.look_again(&head, None).await.map(|()| None),
+                _ => Ok(Some(End::Decided)),
+            },
+            _ if head.status.is_live() => Ok(self.end(head, Ending::Expired, now).await?.then_some(End::Expired)),
+            _ => {
+                let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
+                self.forget(&key);
+                match purged {
+                    Ok(()) => Ok(Some(End::Purged)),
+                    // Restored meanwhile.
+                    Err(Error::Conflict { .. }) => Ok(None),
+                    Err(e) => Err(e),
+                }
+            }
+        }
+    }
+
+    /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
+    pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
+        let hooks = self.hooks().read().unwrap_or_else(|e| e.into_inner()).clone();
+        if !hooks.is_empty() {
+            let session = Arc::new(self.attach(self.fold(head.clone()).await?).await?);
+            for Hook(hook) in &hooks {
+                if let Err(e) = hook(session.clone(), why).await {
+                    self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
+                    return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
+                }
+            }
+        }
+        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant, quota: None };
+        let id = head.info.session_id.clone();
+        let ended = self.write(&who, &id, Need::Head, |state, _| {
+            let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if current.active_at != head.active_at || !current.status.is_live() {
+                return Ok(Draft::new(Vec::new(), false));
+            }
+            let reason = (why == Ending::Evicted).then(|| "over max_sessions".to_owned());
+            Ok(Draft::new(vec![Entry::Status { to: Status::Expired, reason }], true))
+        });
+        ended.await
+    }
+
+    /// Notes on the card when the sweep should come back. Losing a race here is harmless.
+    async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
+        let head = Head { due_at, ..head.clone() };
+        self.forget(&head.key());
+        match self.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
+            Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Erases a user: every session, memory and index entry. Forks that belong to somebody else keep what they
+    /// share. Only the user or an administrator of the tenant may.
+    pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
+        if who.reach != Reach::Tenant && who.user != *user {
+            return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
+        }
+        let mut sessions = 0;
+        loop {
+            let page = self.store().heads(&Query::new(Whose::User(who.tenant.clone(), user.clone()), 256)).await?;
+            if page.is_empty() {
+                break;
+            }
+            for head in page {
+                self.retract(&head.key(), None).await?;
+                self.purge_key(&head.key()).await?;
+                sessions += 1;
+            }
+        }
+        self.retract_user(&who.tenant, user).await?;
+        self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
+        Ok(Receipt { user: user.clone(), sessions, at: self.now() })
+    }
+}

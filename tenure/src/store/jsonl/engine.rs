@@ -1,0 +1,403 @@
+//! The files, and what is known of them: the part of the store that waits for the disk.
+
+use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
+use crate::store::jsonl::codec::{Batch, Sealed};
+use crate::store::jsonl::paths::{self, Place};
+use crate::store::jsonl::recover::{Contents, End, replay};
+use crate::types::entry::Record;
+use crate::error::{Error, Result};
+use crate::types::head::Head;
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::media::{Blob, BlobId};
+use crate::types::message::Message;
+use crate::private_files;
+use crate::store::mem_index::Index;
+use crate::store::{Commit, Direction, Item, MAX_PAGE_BYTES, Range, Shelf};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A file with more lines about items that are gone than this, and than about items that are there, is written anew.
+const MAX_DEAD: usize = 1_000;
+
+/// The files, and what is known of them. Its methods wait for the disk: they are called from threads that may.
+pub(super) struct Disk {
+    pub root: PathBuf,
+    /// A std mutex: never held while anything waits for the disk.
+    state: Mutex<State>,
+    /// For names of temporary files.
+    counter: AtomicU64,
+    _lock: File,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub index: Index,
+    pub logs: HashMap<Place, Log>,
+    /// Files that can not be read, and why.
+    pub damaged: HashMap<Place, Damage>,
+    /// Files that may have half a commit at their end, which could not be taken back.
+    pub broken: HashSet<Place>,
+    /// Directories that are sure to be there after a crash.
+    pub dirs: HashSet<PathBuf>,
+}
+
+/// A file of lines.
+#[derive(Default)]
+pub(super) struct Log {
+    /// The first record; 0 if it has none.
+    first: Seq,
+    /// Where each record begins.
+    offsets: Vec<u64>,
+    /// Where the last commit ends.
+    len: u64,
+    /// How many lines are about items.
+    pub item_lines: usize,
+    /// Whether its name is sure to be there after a crash. Not known of a file that was found.
+    lasting: bool,
+}
+
+pub(super) struct Damage {
+    pub at: String,
+    pub why: String,
+}
+
+impl Disk {
+    pub fn new(root: PathBuf, lock: File, state: State) -> Self {
+        Self { root, state: Mutex::new(state), counter: AtomicU64::new(0), _lock: lock }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the state")
+    }
+
+    pub fn commit(&self, place: &Place, commit: &Commit) -> Result<()> {
+        let (stored, card, new_blobs) = {
+            let state = self.state();
+            state.intact(place)?;
+            state.index.check(commit)?;
+            let tenant = &place.tenant;
+            let new_blobs: Vec<_> = commit.blobs.iter().filter(|b| !state.index.uses_blob(tenant, b.id)).collect();
+            (state.index.head(&commit.head.key()).cloned(), state.index.card(commit), new_blobs)
+        };
+        self.write_blobs(&place.tenant, &new_blobs)?;
+        let mut batch = Batch::default();
+        commit.items.iter().for_each(|(shelf, item)| batch.item(shelf, item));
+        commit.records.iter().for_each(|r| batch.record(r.seq, r.at, &r.entry.encode()));
+        let implied = follow(stored, &card.key(), &commit.records);
+        let head = (implied.as_ref() != Some(&card)).then_some(&card);
+        let blobs: BTreeSet<_> = commit.blobs.iter().map(|b| b.id).collect();
+        if !batch.is_empty() || head.is_some() || !blobs.is_empty() {
+            let sealed = batch.seal(head, &blobs.into_iter().collect::<Vec<_>>());
+            self.add(place, &sealed, |state| state.index.apply(commit))?;
+        }
+        self.tidy(place);
+        if !commit.cut.is_empty() {
+            let path = paths::discarded_file(&self.root, &card.key());
+            let blob = |id: &BlobId| self.blob(&card.tenant, *id).ok().flatten();
+            let whole = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
+            let cut: Vec<Message> = commit.cut.iter().map(whole).collect();
+            if let Err(error) = append_copy(&path, cut.iter().map(|m| m.as_str())) {
+                tracing::warn!(path = %path.display(), %error, "discarded messages are only in the log, not in their file");
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a commit to the file of a place. When it is on the disk, `then` changes the rest of the state with it.
+    pub fn add(&self, place: &Place, sealed: &Sealed, then: impl FnOnce(&mut State)) -> Result<()> {
+        let (path, dir) = (place.file(&self.root), place.dir(&self.root));
+        let (len, lasting) = {
+            let state = self.state();
+            if state.broken.contains(place) {
+                let why = format!("{}: an earlier write could not be taken back; reopen the store", path.display());
+                return Err(Error::unavailable(why));
+            }
+            state.logs.get(place).map_or((0, false), |log| (log.len, log.lasting))
+        };
+        if len == 0 {
+            self.make_dir(&dir)?;
+        }
+        let added = append(&path, len, &sealed.bytes, (!lasting).then_some(&dir));
+        let mut state = self.state();
+        match added {
+            Ok(()) => {}
+            Err(Left::Nothing(error)) => return Err(failed(&path, &error)),
+            Err(Left::Half(error)) => {
+                state.broken.insert(place.clone());
+                return Err(Error::unavailable(format!("{}: {error}; reopen the store", path.display())));
+            }
+        }
+        let log = state.logs.entry(place.clone()).or_default();
+        log.first = if len == 0 { sealed.first } else { log.first };
+        log.offsets.extend(sealed.offsets.iter().map(|offset| len + offset));
+        log.len = len + sealed.bytes.len() as u64;
+        log.item_lines += sealed.items;
+        log.lasting = true;
+        then(&mut state);
+        Ok(())
+    }
+
+    pub fn records(&self, place: &Place, range: &Range) -> Result<Vec<Record>> {
+        let spans = {
+            let state = self.state();
+            state.intact(place)?;
+            state.logs.get(place).map(|log| log.spans(range)).unwrap_or_default()
+        };
+        if spans.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut records = read_records(&place.file(&self.root), &spans)?;
+        if range.order == Direction::Backward {
+            records.reverse();
+        }
+        Ok(records)
+    }
+
+    pub fn put(&self, place: &Place, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+        let mut batch = Batch::default();
+        let gone = {
+            let state = self.state();
+            state.intact(place)?;
+            state.index.check_shelf(shelf)?;
+            if !state.logs.contains_key(place) {
+                batch.owner(&place.owner);
+            }
+            state.index.crowded_out(shelf, &item.key, keep)
+        };
+        gone.iter().for_each(|key| batch.gone(&shelf.name, key));
+        batch.item(&shelf.name, item);
+        let then = |state: &mut State| {
+            for key in &gone {
+                state.index.remove_item(shelf, key);
+            }
+            state.index.put(shelf, item.clone());
+        };
+        self.add(place, &batch.seal(None, &[]), then)?;
+        self.tidy(place);
+        Ok(())
+    }
+
+    /// Removes the items of one place that are (still) there and meet the condition; how many.
+    pub fn remove(
+        &self,
+        place: &Place,
+        mut items: Vec<(Shelf, String)>,
+        when: impl Fn(&Item) -> bool,
+    ) -> Result<usize> {
+        {
+            let state = self.state();
+            state.intact(place)?;
+            items.retain(|(shelf, key)| state.index.item(shelf, key).is_some_and(&when));
+        }
+        if items.is_empty() {
+            return Ok(0);
+        }
+        let mut batch = Batch::default();
+        items.iter().for_each(|(shelf, key)| batch.gone(&shelf.name, key));
+        let then = |state: &mut State| {
+            for (shelf, key) in &items {
+                state.index.remove_item(shelf, key);
+            }
+        };
+        self.add(place, &batch.seal(None, &[]), then)?;
+        self.tidy(place);
+        Ok(items.len())
+    }
+
+    pub fn blob(&self, tenant: &Tenant, id: BlobId) -> Result<Option<Arc<[u8]>>> {
+        if !self.state().index.uses_blob(tenant, id) {
+            return Ok(None);
+        }
+        let path = paths::blob_file(&self.root, tenant, id);
+        match fs::read(&path) {
+            Ok(bytes) if BlobId::of(&bytes) == id => Ok(Some(bytes.into())),
+            Ok(_) => Err(Error::corrupt(path.display(), "its bytes are not those that its name says")),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed(&path, &e)),
+        }
+    }
+
+    /// Writes blobs that no commit has yet. If the commit fails, nobody uses them, and they go when the store is opened next.
+    fn write_blobs(&self, tenant: &Tenant, blobs: &[&Blob]) -> Result<()> {
+        if blobs.is_empty() {
+            return Ok(());
+        }
+        let dir = paths::blobs_dir(&self.root, tenant);
+        self.make_dir(&dir)?;
+        for blob in blobs {
+            let path = paths::blob_file(&self.root, tenant, blob.id);
+            // Two commits may write the same blob at once, each to a name of its own.
+            let number = self.counter.fetch_add(1, Ordering::Relaxed);
+            let temporary = dir.join(format!("{}.{number}{}", blob.id, paths::TEMPORARY));
+            write_whole(&temporary, &path, &blob.bytes).map_err(|e| failed(&path, &e))?;
+        }
+        sync_dir(&dir).map_err(|e| failed(&dir, &e))
+    }
+
+    /// Makes a directory of the store, and sure that it lasts.
+    fn make_dir(&self, dir: &Path) -> Result<()> {
+        let Some(parent) = dir.parent().filter(|_| dir != self.root && !self.state().dirs.contains(dir)) else {
+            return Ok(());
+        };
+        self.make_dir(parent)?;
+        let made = match private_files::create_dir(dir) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        };
+        made.and_then(|()| sync_dir(parent)).map_err(|e| failed(dir, &e))?;
+        self.state().dirs.insert(dir.to_owned());
+        Ok(())
+    }
+
+    /// Writes a file anew if most of it is about items that are gone. It can wait if that fails.
+    fn tidy(&self, place: &Place) {
+        let (dead, live) = self.state().dead_and_live(place);
+        if dead > MAX_DEAD
+            && dead > live
+            && let Err(error) = self.rewrite(place)
+        {
+            tracing::warn!(path = %place.file(&self.root).display(), %error, "removed items still take space in their file");
+        }
+    }
+
+    /// Writes a file anew, with its records and the items that are there.
+    pub fn rewrite(&self, place: &Place) -> Result<()> {
+        let part = self.state().part(&self.root, place, Seq::MAX);
+        let items = self.state().items(place);
+        match (part, place.key()) {
+            (Some(part), Some(key)) => {
+                let head = self.state().index.head(&key).cloned();
+                self.replace(place, &[part], head.as_ref(), &items, |_| {})
+            }
+            (Some(_), None) if items.is_empty() => self.clear(place),
+            (Some(_), None) => self.replace(place, &[], None, &items, |_| {}),
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// Puts a file of records, items and a card in the place of another. `then` changes the rest of the state with it.
+    pub fn replace(
+        &self,
+        place: &Place,
+        parts: &[Part],
+        head: Option<&Head>,
+        items: &[(String, Arc<Item>)],
+        then: impl FnOnce(&mut State),
+    ) -> Result<()> {
+        let (path, dir) = (place.file(&self.root), place.dir(&self.root));
+        let mut temporary = path.clone().into_os_string();
+        temporary.push(paths::TEMPORARY);
+        let temporary = PathBuf::from(temporary);
+        let mut last = Batch::default();
+        if place.key().is_none() {
+            last.owner(&place.owner);
+        }
+        items.iter().for_each(|(shelf, item)| last.item(shelf, item));
+        let written = compose(&temporary, parts, &last.seal(head, &[]).bytes).and_then(|()| {
+            // What was written is read before anything depends on it.
+            match replay(&temporary, place).map_err(|e| failed(&temporary, &e))? {
+                (contents, End::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => Ok(contents),
+                _ => Err(Error::corrupt(path.display(), "it could not be written anew without a change")),
+            }
+        });
+        let contents =
+            match written.and_then(|c| fs::rename(&temporary, &path).map(|()| c).map_err(|e| failed(&path, &e))) {
+                Ok(contents) => contents,
+                Err(error) => {
+                    drop(fs::remove_file(&temporary));
+                    return Err(error);
+                }
+            };
+        {
+            let mut state = self.state();
+            state.logs.insert(place.clone(), Log::found(contents));
+            state.broken.remove(place);
+            then(&mut state);
+        }
+        sync_dir(&dir).map_err(|e| failed(&dir, &e))
+    }
+}
+
+impl State {
+    /// Fails if the file of a place is damaged.
+    pub fn intact(&self, place: &Place) -> Result<()> {
+        match self.damaged.get(place) {
+            Some(damage) => Err(Error::corrupt(&damage.at, &damage.why)),
+            None => Ok(()),
+        }
+    }
+
+    /// The items of a place, with the names of their shelves.
+    pub fn items(&self, place: &Place) -> Vec<(String, Arc<Item>)> {
+        let shelves = self.index.shelves(&place.tenant, &place.owner);
+        shelves.flat_map(|(shelf, items)| items.values().map(|i| (shelf.name.clone(), i.clone()))).collect()
+    }
+
+    /// How many lines of a file are about items that are gone, and how many items are there.
+    fn dead_and_live(&self, place: &Place) -> (usize, usize) {
+        let live = self.index.shelves(&place.tenant, &place.owner).map(|(_, items)| items.len()).sum();
+        let lines = self.logs.get(place).map_or(0, |log| log.item_lines);
+        (lines.saturating_sub(live), live)
+    }
+
+    pub fn with_dead_lines(&self) -> Vec<Place> {
+        self.logs.keys().filter(|place| self.has_dead_lines(place)).cloned().collect()
+    }
+
+    pub fn has_dead_lines(&self, place: &Place) -> bool {
+        self.dead_and_live(place).0 > 0
+    }
+
+    /// The records of a place up to one.
+    pub fn part(&self, root: &Path, place: &Place, upto: Seq) -> Option<Part> {
+        self.logs.get(place).map(|log| Part { path: place.file(root), len: log.len, upto })
+    }
+}
+
+impl Log {
+    pub fn found(contents: Contents) -> Self {
+        let Contents { first, offsets, len, item_lines, .. } = contents;
+        Self { first, offsets, len, item_lines, lasting: false }
+    }
+
+    /// Where the records of a page are.
+    fn spans(&self, range: &Range) -> Vec<Span> {
+        let index = |seq: Seq| usize::try_from(seq).unwrap_or(usize::MAX).min(self.offsets.len());
+        let from = index((range.after.saturating_add(1)).saturating_sub(self.first));
+        let to = index(range.upto.saturating_add(1).saturating_sub(self.first)).max(from);
+        let span = |i: usize| Span {
+            seq: self.first + i as u64,
+            start: self.offsets[i],
+            end: self.offsets.get(i + 1).copied().unwrap_or(self.len),
+        };
+        let mut bytes = 0;
+        let fits = |span: &Span| {
+            let first = bytes == 0;
+            bytes += span.end - span.start;
+            first || bytes <= MAX_PAGE_BYTES as u64
+        };
+        match range.order {
+            Direction::Forward => (from..to).map(span).take(range.limit).take_while(fits).collect(),
+            Direction::Backward => {
+                let mut spans: Vec<_> = (from..to).rev().map(span).take(range.limit).take_while(fits).collect();
+                spans.reverse();
+                spans
+            }
+        }
+    }
+}
+
+/// The card that follows from the one before and some records.
+fn follow(stored: Option<Head>, key: &Key, records: &[Record]) -> Option<Head> {
+    let (mut head, rest) = match (stored, records) {
+        (Some(head), all) => (head, all),
+        (None, [first, rest @ ..]) => (Head::begin(key, first)?, rest),
+        (None, []) => return None,
+    };
+    rest.iter().for_each(|record| head.apply(record));
+    Some(head)
+}

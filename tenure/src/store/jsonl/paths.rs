@@ -1,0 +1,224 @@
+//! Where things are: the names of files and directories. Nothing a client can choose leads out of its tenant's directory.
+
+use crate::types::id::{Key, SessionId, Tenant};
+use crate::types::media::BlobId;
+use crate::store::{Owner, Shelf};
+use std::path::{Path, PathBuf};
+
+/// The file with the number of the format.
+pub(super) const FORMAT_FILE: &str = "format";
+/// The file that is locked while the store is open.
+pub(super) const LOCK_FILE: &str = "lock";
+/// The end of a name that is not in use yet; what is left of it after a crash is removed.
+pub(super) const TEMPORARY: &str = ".tmp";
+
+const LINES: &str = ".jsonl";
+const DISCARDED: &str = ".discarded";
+/// Longer names are cut and get a hash; file systems take up to 255 bytes.
+const MAX_NAME: usize = 200;
+
+/// What a file of lines belongs to: a session, or the shelves of somebody else.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub tenant: Tenant,
+    pub owner: Owner,
+}
+
+/// A file in a tenant's directory, by its name.
+pub(super) enum Named {
+    Session(SessionId),
+    Discarded(SessionId),
+    Temporary,
+    Foreign,
+}
+
+impl Place {
+    pub fn session(key: &Key) -> Self {
+        Self { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()) }
+    }
+
+    pub fn of(shelf: &Shelf) -> Self {
+        Self { tenant: shelf.tenant.clone(), owner: shelf.owner.clone() }
+    }
+
+    /// Its session, if it is one's.
+    pub fn key(&self) -> Option<Key> {
+        match &self.owner {
+            Owner::Session(id) => Some(Key { tenant: self.tenant.clone(), session: id.clone() }),
+            _ => None,
+        }
+    }
+
+    /// Its directory.
+    pub fn dir(&self, root: &Path) -> PathBuf {
+        match &self.owner {
+            Owner::Session(_) => tenant_dir(root, &self.tenant),
+            _ => shelves_dir(root, &self.tenant),
+        }
+    }
+
+    /// Its file.
+    pub fn file(&self, root: &Path) -> PathBuf {
+        let name = match &self.owner {
+            Owner::Session(id) => session_name(id),
+            other => owner_name(other),
+        };
+        self.dir(root).join(name + LINES)
+    }
+}
+
+pub(super) fn tenant_dir(root: &Path, tenant: &Tenant) -> PathBuf {
+    let name = tenant.as_str();
+    match name {
+        // These names are taken; a tenant may have them all the same.
+        FORMAT_FILE | LOCK_FILE | "format.tmp" => root.join(format!("%{:02X}{}", name.as_bytes()[0], &name[1..])),
+        _ => root.join(name),
+    }
+}
+
+pub(super) fn shelves_dir(root: &Path, tenant: &Tenant) -> PathBuf {
+    tenant_dir(root, tenant).join("shelves")
+}
+
+pub(super) fn blobs_dir(root: &Path, tenant: &Tenant) -> PathBuf {
+    tenant_dir(root, tenant).join("blobs")
+}
+
+pub(super) fn blob_file(root: &Path, tenant: &Tenant, id: BlobId) -> PathBuf {
+    blobs_dir(root, tenant).join(id.to_string())
+}
+
+/// The file with the messages that rewinds cut off, for people.
+pub(super) fn discarded_file(root: &Path, key: &Key) -> PathBuf {
+    tenant_dir(root, &key.tenant).join(session_name(&key.session) + DISCARDED + LINES)
+}
+
+/// The tenant of a directory.
+pub(super) fn parse_tenant(root: &Path, name: &str) -> Option<Tenant> {
+    let tenant = Tenant::new(unescape(name)?).ok()?;
+    (tenant_dir(root, &tenant) == root.join(name)).then_some(tenant)
+}
+
+/// What a file in a tenant's directory is.
+pub(super) fn parse_file(name: &str) -> Named {
+    if name.ends_with(TEMPORARY) {
+        return Named::Temporary;
+    }
+    let session = |name: &str| SessionId::new(unescape(name)?).ok().filter(|id| session_name(id) == name);
+    let Some(stem) = name.strip_suffix(LINES) else { return Named::Foreign };
+    match stem.strip_suffix(DISCARDED) {
+        Some(stem) => session(stem).map_or(Named::Foreign, Named::Discarded),
+        None => session(stem).map_or(Named::Foreign, Named::Session),
+    }
+}
+
+/// The owner of a shelf file, from its name; a long name does not tell.
+pub(super) fn parse_shelf_file(name: &str) -> Option<Owner> {
+    let name = name.strip_suffix(LINES)?;
+    parse_owner(&unescape(name)?).filter(|owner| owner_name(owner) == name)
+}
+
+/// The owner of a shelf file, from its first line.
+pub(super) fn parse_owner(text: &str) -> Option<Owner> {
+    match text.split_once('/') {
+        Some(("user", name)) => Some(Owner::User(name.try_into().ok()?)),
+        Some(("group", name)) => Some(Owner::Group(name.to_owned())),
+        None if text == "tenant" => Some(Owner::Tenant),
+        _ => None,
+    }
+}
+
+/// A session's id as a file name. Only an end that would make it look like another session's discarded messages is escaped.
+fn session_name(id: &SessionId) -> String {
+    match id.as_str().strip_suffix(DISCARDED) {
+        Some(start) => format!("{start}%2E{}", &DISCARDED[1..]),
+        None => id.to_string(),
+    }
+}
+
+/// An owner as a file name: everything but letters, digits, `_` and `-` is escaped.
+fn owner_name(owner: &Owner) -> String {
+    let owner = owner.to_string();
+    let mut name = String::new();
+    for byte in owner.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => name.push(byte.into()),
+            other => name.push_str(&format!("%{other:02X}")),
+        }
+    }
+    if name.len() > MAX_NAME {
+        name.truncate(MAX_NAME - 65);
+        name.push_str(&format!("~{}", blake3::hash(owner.as_bytes()).to_hex()));
+    }
+    name
+}
+
+fn unescape(name: &str) -> Option<String> {
+    let mut parts = name.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_sessions_are_found_again_and_never_shared() {
+        let root = Path::new("/r");
+        let tenant = Tenant::default();
+        let mut files = std::collections::BTreeSet::new();
+        for id in [
+            "a",
+            "a.discarded",
+            "a.discarded.discarded",
+            "a.jsonl",
+            "a.tmp",
+            "discarded",
+            "a:b",
+            "blobs",
+            "x.discarded.jsonl",
+        ] {
+            let key = Key { tenant: tenant.clone(), session: SessionId::new(id).unwrap() };
+            let (file, discarded) = (Place::session(&key).file(root), discarded_file(root, &key));
+            let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+            assert!(matches!(parse_file(&name(&file)), Named::Session(found) if found == key.session), "{id}");
+            assert!(matches!(parse_file(&name(&discarded)), Named::Discarded(found) if found == key.session), "{id}");
+            assert!(files.insert(file) && files.insert(discarded), "{id} shares a file");
+        }
+    }
+
+    #[test]
+    fn a_tenant_may_have_any_name() {
+        let root = Path::new("/r");
+        for name in ["default", "lock", "format", "format.tmp", "a..b", "lock.tmp"] {
+            let tenant = Tenant::new(name).unwrap();
+            let dir = tenant_dir(root, &tenant);
+            assert!(![root.join(FORMAT_FILE), root.join(LOCK_FILE)].contains(&dir));
+            assert_eq!(dir.parent(), Some(root));
+            assert_eq!(parse_tenant(root, dir.file_name().unwrap().to_str().unwrap()), Some(tenant));
+        }
+        assert_eq!(parse_tenant(root, "lost+found"), None);
+        assert_eq!(parse_tenant(root, "%2e%2e"), None);
+    }
+
+    #[test]
+    fn owners_stay_in_their_directory() {
+        let root = Path::new("/r");
+        let place = |owner| Place { tenant: Tenant::default(), owner };
+        let file = |owner| place(owner).file(root).to_str().unwrap().to_owned();
+        assert_eq!(file(Owner::Tenant), "/r/default/shelves/tenant.jsonl");
+        assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/shelves/user%2F%2E%2E%2F%C3%A9.jsonl");
+        let long = |end: &str| file(Owner::Group("é".repeat(500) + end));
+        assert_ne!(long("a"), long("b"));
+        assert!(long("a").len() < 255);
+        for owner in [Owner::Tenant, Owner::User("a/b".try_into().unwrap()), Owner::Group("g/../h".into())] {
+            assert_eq!(parse_owner(&owner.to_string()), Some(owner));
+        }
+        assert_eq!(parse_owner("session/a"), None);
+    }
+}

@@ -1,0 +1,627 @@
+//! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
+
+use crate::rules::text::Words;
+use super::{Commit, Cursor, HeadPage, Hit, Item, Order, Owner, Query, Shelf, Whose};
+use crate::error::{Error, Result};
+use crate::types::head::{Head, Status, VisibleHash};
+use crate::types::id::{Key, Seq, SessionId, Tenant, User};
+use crate::types::media::BlobId;
+use jiff::Timestamp;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Index cards, items and uses of blobs, with what is needed to find them.
+#[derive(Default)]
+pub(super) struct Index {
+    heads: BTreeMap<Key, Head>,
+    newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
+    /// The same for whole tenants.
+    newest_of_all: HashMap<Tenant, BTreeSet<(Timestamp, SessionId)>>,
+    labels: HashMap<(Tenant, String), BTreeSet<SessionId>>,
+    threads: HashMap<(Tenant, String), BTreeSet<SessionId>>,
+    hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
+    matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
+    children: HashMap<Key, BTreeSet<SessionId>>,
+    shelves: BTreeMap<Shelf, Rack>,
+    /// The blobs of each session, with the first record that uses them.
+    uses: HashMap<Key, BTreeMap<BlobId, Seq>>,
+    /// How many sessions use a blob.
+    counts: HashMap<(Tenant, BlobId), usize>,
+}
+
+/// What becomes of the forks of a session that is purged: their new cards.
+#[derive(Debug, PartialEq)]
+pub(super) struct Estate {
+    /// The fork that takes the session's records up to a point, and its place.
+    pub heir: Option<(Head, Seq)>,
+    /// The forks that only lean on another session now.
+    pub others: Vec<Head>,
+}
+
+impl Index {
+    pub fn head(&self, key: &Key) -> Option<&Head> {
+        self.heads.get(key)
+    }
+
+    /// How many cards there are in each state.
+    pub fn count(&self) -> Vec<(Status, u64)> {
+        let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
+        let mut counts = states.map(|status| (status, 0));
+        for head in self.heads.values() {
+            counts.iter_mut().filter(|(status, _)| *status == head.status).for_each(|(_, n)| *n += 1);
+        }
+        counts.to_vec()
+    }
+
+    /// Whether a step may be taken.
+    pub fn check(&self, commit: &Commit) -> Result<()> {
+        commit.check()?;
+        let key = commit.head.key();
+        let missing = |session_id: SessionId| Error::NotFound { session_id };
+        match (commit.base, self.heads.get(&key)) {
+            (None, Some(_)) => return Err(Error::Exists { session_id: key.session }),
+            (Some(_), None) => return Err(missing(key.session)),
+            (Some(end), Some(head)) if head.end() != end || head.info.created_at != commit.head.info.created_at => {
+                return Err(Error::Conflict { session_id: key.session, expected: end.seq });
+            }
+            _ => {}
+        }
+        if commit.base.is_none()
+            && let Some(parent) = &commit.head.parent
+        {
+            let at = Key { tenant: key.tenant, session: parent.session.clone() };
+            if self.heads.get(&at).is_none_or(|p| p.seq < parent.seq) {
+                return Err(missing(at.session));
+            }
+        }
+        Ok(())
+    }
+
+    /// The card after a step. Where the log begins and what it leans on stay as they are: a purge may have changed that since
+    /// the writer loaded the session, without moving its end.
+    pub fn card(&self, commit: &Commit) -> Head {
+        match (commit.base, self.heads.get(&commit.head.key())) {
+            (Some(_), Some(h)) => Head { first: h.first, parent: h.parent.clone(), ..commit.head.clone() },
+            _ => commit.head.clone(),
+        }
+    }
+
+    /// Takes in what a step changes besides the log.
+    pub fn apply(&mut self, commit: &Commit) {
+        let key = commit.head.key();
+        self.set(self.card(commit));
+        for (name, item) in &commit.items {
+            let owner = Owner::Session(key.session.clone());
+            self.put(&Shelf { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
+        }
+        self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
+    }
+
+    /// Puts a card in, in place of the one with the same key.
+    pub fn set(&mut self, head: Head) {
+        let key = head.key();
+        self.unlink(&key);
+        let (tenant, id) = (&key.tenant, &key.session);
+        let place = (head.active_at, id.clone());
+        self.newest_of_all.entry(tenant.clone()).or_default().insert(place.clone());
+        self.newest.entry((tenant.clone(), head.user.clone())).or_default().insert(place);
+        for label in head.labels() {
+            self.labels.entry((tenant.clone(), label)).or_default().insert(id.clone());
+        }
+        if let Some(thread) = &head.thread {
+            self.threads.entry((tenant.clone(), thread.clone())).or_default().insert(id.clone());
+        }
+        self.hashes.entry((tenant.clone(), head.mark.hash)).or_default().insert(id.clone());
+        for key in head.mark.match_keys() {
+            self.matches.entry((tenant.clone(), key)).or_default().insert(id.clone());
+        }
+        if let Some(parent) = parent_key(&head) {
+            self.children.entry(parent).or_default().insert(id.clone());
+        }
+        self.heads.insert(key, head);
+    }
+
+    /// Takes a session out, with its items and its uses of blobs. Gives back the blobs that nobody uses any more.
+    pub fn remove(&mut self, key: &Key) -> Vec<BlobId> {
+        self.unlink(key);
+        self.heads.remove(key);
+        self.clear(&key.tenant, &Owner::Session(key.session.clone()));
+        let uses = self.uses.remove(key).unwrap_or_default();
+        uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()
+    }
+
+    fn unlink(&mut self, key: &Key) {
+        let Some(head) = self.heads.get(key) else { return };
+        let (tenant, id) = (&key.tenant, &key.session);
+        take(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
+        take(&mut self.newest_of_all, tenant, &(head.active_at, id.clone()));
+        for label in head.labels() {
+            take(&mut self.labels, &(tenant.clone(), label), id);
+        }
+        if let Some(thread) = &head.thread {
+            take(&mut self.threads, &(tenant.clone(), thread.clone()), id);
+        }
+        take(&mut self.hashes, &(tenant.clone(), head.mark.hash), id);
+        for key in head.mark.match_keys() {
+            take(&mut self.matches, &(tenant.clone(), key), id);
+        }
+        if let Some(parent) = parent_key(head) {
+            take(&mut self.children, &parent, id);
+        }
+    }
+
+    /// The cards that match, in the query's order.
+    pub fn heads(&self, query: &Query) -> Vec<Head> {
+        let after = |head: &&Head| match (&query.cursor, query.order) {
+            (Some(c), Order::Newest) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
+            _ => true,
+        };
+        let page = |found: &mut dyn Iterator<Item = &Head>| -> Vec<Head> {
+            found.filter(after).filter(|h| query.matches(h)).skip(query.offset).take(query.limit).cloned().collect()
+        };
+        let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
+        if let (Whose::User(tenant, user), Order::Newest, false) = (&query.whose, query.order, by_content) {
+            let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
+            return page(&mut ids.filter_map(|(_, id)| self.at(tenant, id)));
+        }
+        let mut found = self.candidates(query);
+        match query.order {
+            Order::Newest => found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
+            Order::Oldest => found.sort_by_key(|h| (h.active_at, &h.info.session_id, &h.tenant)),
+            Order::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
+        }
+        page(&mut found.into_iter())
+    }
+
+    /// The newest cards that match, found by looking at no more than `max_scan`.
+    pub fn page(&self, query: &Query, max_scan: usize) -> HeadPage {
+        let query = &Query { order: Order::Newest, ..query.clone() };
+        let (tenant, places) = match &query.whose {
+            Whose::User(tenant, user) => (tenant, self.newest.get(&(tenant.clone(), user.clone()))),
+            Whose::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
+            Whose::Everyone => return HeadPage { heads: self.heads(query), stopped: None },
+        };
+        let is_indexed = !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some();
+        if is_indexed {
+            return HeadPage { heads: self.heads(query), stopped: None };
+        }
+        let (none, none_active) = (BTreeSet::new(), BTreeSet::new());
+        let labels = query.labels().into_iter().map(|label| self.labels.get(&(tenant.clone(), label)));
+        let threads = query.thread.iter().map(|thread| self.threads.get(&(tenant.clone(), thread.clone())));
+        let fewest = labels.chain(threads).map(|ids| ids.unwrap_or(&none)).min_by_key(|ids| ids.len());
+        let after = |head: &&Head| match &query.cursor {
+            Some(c) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
+            None => true,
+        };
+        if let Some(ids) = fewest.filter(|ids| ids.len() <= max_scan) {
+            let mut found: Vec<&Head> = ids.iter().filter_map(|id| self.at(tenant, id)).filter(after).collect();
+            found.retain(|head| query.matches(head));
+            found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id)));
+            let heads = found.into_iter().skip(query.offset).take(query.limit).cloned().collect();
+            return HeadPage { heads, stopped: None };
+        }
+        let upto = query.cursor.as_ref().map(|c| (c.active_at, c.session.clone()));
+        let upto = upto.map_or(Bound::Unbounded, Bound::Excluded);
+        let places = places.unwrap_or(&none_active).range((Bound::Unbounded, upto)).rev();
+        let (mut page, mut skipped) = (HeadPage::default(), 0);
+        for (looked_at, head) in (1..).zip(places.filter_map(|(_, id)| self.at(tenant, id))) {
+            if page.heads.len() >= query.limit {
+                return page;
+            }
+            if query.matches(head) {
+                skipped += 1;
+                if skipped > query.offset {
+                    page.heads.push(head.clone());
+                }
+            }
+            if looked_at == max_scan && page.heads.len() < query.limit {
+                page.stopped = Some(Cursor::of(head));
+                return page;
+            }
+        }
+        page
+    }
+
+    /// The cards that may match: few, if there is an index for what is asked.
+    fn candidates(&self, query: &Query) -> Vec<&Head> {
+        let tenant = match &query.whose {
+            Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant,
+            Whose::Everyone => return self.heads.values().collect(),
+        };
+        for (wanted, index) in [(&query.hashes, &self.hashes), (&query.matches, &self.matches)] {
+            if !wanted.is_empty() {
+                let ids = wanted.iter().filter_map(|hash| index.get(&(tenant.clone(), *hash))).flatten();
+                let ids: BTreeSet<_> = ids.collect();
+                return ids.into_iter().filter_map(|id| self.at(tenant, id)).collect();
+            }
+        }
+        if let Some(parent) = &query.parent {
+            let parent = Key { tenant: tenant.clone(), session: parent.clone() };
+            let ids = self.children.get(&parent).into_iter().flatten();
+            return ids.filter_map(|id| self.at(tenant, id)).collect();
+        }
+        // No id comes before this one.
+        let first = Key { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
+        self.heads.range(first..).map(|(_, head)| head).take_while(|h| h.tenant == *tenant).collect()
+    }
+
+    fn at(&self, tenant: &Tenant, session: &SessionId) -> Option<&Head> {
+        self.heads.get(&Key { tenant: tenant.clone(), session: session.clone() })
+    }
+
+    /// Checks that a session still began at this time and still ends at this record, if it exists.
+    pub fn check_at(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+        match (self.heads.get(key), expected) {
+            (Some(head), Some((created_at, seq))) if (head.info.created_at, head.seq) != (created_at, seq) => {
+                Err(Error::Conflict { session_id: key.session.clone(), expected: seq })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What becomes of the forks of a session if it goes. The fork that left it last takes the records that the forks need and
+    /// stands in its place, the others lean on that one. If all of them left before the session's own records begin, they
+    /// lean on its parent.
+    pub fn estate(&self, key: &Key) -> Estate {
+        let ids = self.children.get(key).into_iter().flatten();
+        let mut forks: Vec<Head> = ids.filter_map(|id| self.at(&key.tenant, id)).cloned().collect();
+        let left_at = |h: &Head| h.parent.as_ref().map_or(0, |p| p.seq);
+        forks.sort_by_key(left_at);
+        let (Some(gone), Some(last)) = (self.heads.get(key), forks.last()) else {
+            return Estate { heir: None, others: Vec::new() };
+        };
+        let upto = left_at(last);
+        let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
+        let heir = heir.map(|h| (Head { first: gone.first, parent: gone.parent.clone(), ..h }, upto));
+        let stand_in = match (&heir, &gone.parent) {
+            (Some((heir, _)), _) => Some(&heir.info.session_id),
+            (None, Some(parent)) => Some(&parent.session),
+            (None, None) => None,
+        };
+        for fork in &mut forks {
+            if let (Some(parent), Some(session)) = (&mut fork.parent, stand_in) {
+                parent.session = session.clone();
+            }
+        }
+        Estate { heir, others: forks }
+    }
+
+    /// Counts blobs as used by a session from a record on.
+    pub fn use_blobs(&mut self, key: &Key, blobs: impl IntoIterator<Item = BlobId>, from: Seq) {
+        for blob in blobs {
+            let used = self.uses.entry(key.clone()).or_default();
+            let first = used.entry(blob).or_insert_with(|| {
+                *self.counts.entry((key.tenant.clone(), blob)).or_default() += 1;
+                from
+            });
+            *first = from.min(*first);
+        }
+    }
+
+    /// Gives an heir the uses of blobs that go with the records up to a point.
+    pub fn inherit_blobs(&mut self, from: &Key, heir: &Key, upto: Seq) {
+        for (blob, first) in self.uses.get(from).cloned().unwrap_or_default() {
+            if first <= upto {
+                self.use_blobs(heir, [blob], first);
+            }
+        }
+    }
+
+    /// Whether any session of a tenant uses a blob.
+    pub fn uses_blob(&self, tenant: &Tenant, blob: BlobId) -> bool {
+        self.counts.contains_key(&(tenant.clone(), blob))
+    }
+
+    fn release(&mut self, tenant: &Tenant, blob: BlobId) -> bool {
+        let at = (tenant.clone(), blob);
+        let left = self.counts.get(&at).map_or(0, |n| n - 1);
+        match left {
+            0 => self.counts.remove(&at),
+            n => self.counts.insert(at, n),
+        };
+        left == 0
+    }
+
+    /// Whether a shelf can take anything: a session's only if the session exists.
+    pub fn check_shelf(&self, shelf: &Shelf) -> Result<()> {
+        match &shelf.owner {
+            Owner::Session(id) if self.at(&shelf.tenant, id).is_none() => {
+                Err(Error::NotFound { session_id: id.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn put(&mut self, shelf: &Shelf, item: Item) {
+        self.shelves.entry(shelf.clone()).or_default().put(item);
+    }
+
+    /// Items of a shelf that have any word of a text, best first.
+    pub fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Vec<Hit> {
+        let Some(rack) = self.shelves.get(shelf) else { return Vec::new() };
+        let hit = |(key, score)| Some(Hit { item: Item::clone(rack.items.get(key)?), score });
+        rack.words.search(text, limit).into_iter().filter_map(hit).collect()
+    }
+
+    /// The keys that must go if an item is put on a shelf of at most `keep`: the least recently used, never the new one.
+    pub fn crowded_out(&self, shelf: &Shelf, key: &str, keep: Option<usize>) -> Vec<String> {
+        let (Some(keep), Some(rack)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
+        if rack.items.len() < keep {
+            return Vec::new();
+        }
+        let mut old: Vec<_> = rack.items.values().filter(|i| i.key != key).collect();
+        let surplus = (old.len() + 1).saturating_sub(keep.max(1));
+        old.sort_by_key(|i| (i.used_at, &i.key));
+        old.into_iter().take(surplus).map(|i| i.key.clone()).collect()
+    }
+
+    /// An item, marked as used if a time is given.
+    pub fn get(&mut self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Option<Item> {
+        let item = self.shelves.get_mut(shelf)?.items.get_mut(key)?;
+        if let Some(at) = used {
+            let item = Arc::make_mut(item);
+            item.used_at = at;
+            item.uses += 1;
+        }
+        Some(Item::clone(item))
+    }
+
+    /// The items of a shelf by key, after a key.
+    pub fn items(&self, shelf: &Shelf, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.shelves
+            .get(shelf)
+            .into_iter()
+            .flat_map(move |s| s.items.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
+    }
+
+    pub fn item(&self, shelf: &Shelf, key: &str) -> Option<&Item> {
+        Some(self.shelves.get(shelf)?.items.get(key)?.as_ref())
+    }
+
+    pub fn remove_item(&mut self, shelf: &Shelf, key: &str) -> bool {
+        let Some(rack) = self.shelves.get_mut(shelf) else { return false };
+        let was_there = rack.remove(key);
+        if rack.items.is_empty() {
+            self.shelves.remove(shelf);
+        }
+        was_there
+    }
+
+    /// Items whose time is over, with their shelves.
+    pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Shelf, String)> {
+        let all = self.shelves.iter().flat_map(|(shelf, rack)| rack.items.values().map(move |i| (shelf, i)));
+        let over = all.filter(|(_, i)| i.expires_at.is_some_and(|t| t <= now));
+        over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
+    }
+
+    /// The shelves of an owner.
+    pub fn shelves(
+        &self,
+        tenant: &Tenant,
+        owner: &Owner,
+    ) -> impl Iterator<Item = (&Shelf, &BTreeMap<String, Arc<Item>>)> {
+        let first = Shelf { tenant: tenant.clone(), owner: owner.clone(), name: String::new() };
+        let (tenant, owner) = (first.tenant.clone(), first.owner.clone());
+        let ours = self.shelves.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner);
+        ours.map(|(shelf, rack)| (shelf, &rack.items))
+    }
+
+    /// Removes all shelves of an owner.
+    pub fn clear(&mut self, tenant: &Tenant, owner: &Owner) {
+        let shelves: Vec<_> = self.shelves(tenant, owner).map(|(shelf, _)| shelf.clone()).collect();
+        for shelf in shelves {
+            self.shelves.remove(&shelf);
+        }
+    }
+}
+
+/// What is on a shelf, and the words of it.
+#[derive(Debug, Default)]
+struct Rack {
+    items: BTreeMap<String, Arc<Item>>,
+    words: Words,
+}
+
+impl Rack {
+    fn put(&mut self, item: Item) {
+        self.remove(&item.key);
+        if let Some(text) = &item.text {
+            self.words.put(&item.key, text);
+        }
+        self.items.insert(item.key.clone(), Arc::new(item));
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        let Some(item) = self.items.remove(key) else { return false };
+        if let Some(text) = &item.text {
+            self.words.take(key, text);
+        }
+        true
+    }
+}
+
+fn parent_key(head: &Head) -> Option<Key> {
+    head.parent.as_ref().map(|p| Key { tenant: head.tenant.clone(), session: p.session.clone() })
+}
+
+/// Takes a value out of a map of sets, and the set with it when that was its last.
+fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key: &K, value: &V) {
+    if let Some(set) = map.get_mut(key) {
+        set.remove(value);
+        if set.is_empty() {
+            map.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::entry::{Created, Entry, Parent, Record};
+    use crate::types::head::{Lease, Mark, Status};
+    use serde_json::json;
+
+    fn at(seconds: usize) -> Timestamp {
+        Timestamp::from_second(seconds as i64).unwrap()
+    }
+
+    fn key(tenant: &str, session: &str) -> Key {
+        Key { tenant: tenant.try_into().unwrap(), session: session.try_into().unwrap() }
+    }
+
+    fn head(tenant: &str, session: &str) -> Head {
+        let record = Record { seq: 1, at: at(0), entry: Entry::created(Created::default()) };
+        Head::begin(&key(tenant, session), &record).unwrap()
+    }
+
+    fn fork(session: &str, parent: &str, seq: Seq) -> Head {
+        let parent = Parent { session: parent.try_into().unwrap(), seq, mark: Mark::default() };
+        Head { first: seq + 1, seq: seq + 10, parent: Some(parent), ..head("t", session) }
+    }
+
+    /// Cards that differ in everything that can be asked for, with many ties.
+    fn many() -> Vec<Head> {
+        let one = |i: usize| {
+            let mut head = head(["t", "u"][i % 2], &format!("s{}", i / 2));
+            head.user = ["ada", "bob", "eve"][i % 3].try_into().unwrap();
+            (head.active_at, head.info.created_at) = (at(i % 7), at(i % 5));
+            head.assistant = i.is_multiple_of(4).then(|| "helper".to_owned());
+            head.thread = i.is_multiple_of(9).then(|| "thread".to_owned());
+            head.status = [Status::Active, Status::Paused, Status::Deleted][i % 5 % 3];
+            head.due_at = (!i.is_multiple_of(3)).then(|| at(i % 11));
+            head.mark.hash = VisibleHash([(i % 6) as u8; 16]);
+            head.info.title = i.is_multiple_of(2).then(|| format!("Große Reise {}", i % 3));
+            head.info.tags = if i % 4 == 1 { vec!["x".into(), "y".into()] } else { vec!["x".into()] };
+            head.info.metadata.insert("n".into(), json!(i % 3));
+            let run = "r".try_into().unwrap();
+            head.lease = i.is_multiple_of(8).then(|| Lease { run, node: "n".into(), until: at(i % 16) });
+            let parent = Parent { session: "s0".try_into().unwrap(), seq: 1, mark: Mark::default() };
+            head.parent = (i % 10 == 3).then_some(parent);
+            head
+        };
+        (0..120).map(one).collect()
+    }
+
+    fn queries() -> Vec<Query> {
+        let whose = [
+            Whose::User("t".try_into().unwrap(), "ada".try_into().unwrap()),
+            Whose::Tenant("u".try_into().unwrap()),
+            Whose::Tenant("nobody".try_into().unwrap()),
+            Whose::Everyone,
+        ];
+        let about = |whose: Whose| {
+            let all = Query::new(whose, usize::MAX);
+            let (hash, other) = (VisibleHash([2; 16]), VisibleHash([4; 16]));
+            [
+                all.clone(),
+                Query { assistant: Some("helper".into()), status: vec![Status::Active, Status::Paused], ..all.clone() },
+                Query { thread: Some("thread".into()), created_after: Some(at(1)), ..all.clone() },
+                Query { created_before: Some(at(3)), tags: vec!["x".into(), "y".into()], ..all.clone() },
+                Query { metadata: vec![("n".into(), json!(2))], title: Some("GROSSE".into()), ..all.clone() },
+                Query { title: Some("große".into()), ..all.clone() },
+                Query { hashes: vec![hash, other, hash], ..all.clone() },
+                Query { parent: Some("s0".try_into().unwrap()), ..all.clone() },
+                Query { lease_before: Some(at(9)), ..all.clone() },
+                Query { order: Order::Oldest, status: vec![Status::Active, Status::Paused], ..all.clone() },
+                Query { due_before: Some(at(6)), order: Order::Due, ..all },
+            ]
+        };
+        whose.into_iter().flat_map(about).collect()
+    }
+
+    #[test]
+    fn answers_agree_with_what_a_query_says_it_matches() {
+        let (mut index, heads) = (Index::default(), many());
+        // Put in twice, first with other contents: what was there before must not be found.
+        for (old, new) in heads.iter().zip(heads.iter().rev()) {
+            index.set(Head { tenant: old.tenant.clone(), info: old.info.clone(), ..new.clone() });
+        }
+        heads.iter().for_each(|h| index.set(h.clone()));
+        index.set(head("t", "gone"));
+        index.remove(&key("t", "gone"));
+        for query in queries() {
+            let mut want: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
+            let got = index.heads(&query);
+            match query.order {
+                Order::Newest => {
+                    want.sort_by_key(|h| Reverse((h.active_at, h.info.session_id.clone(), h.tenant.clone())))
+                }
+                Order::Oldest => want.sort_by_key(|h| (h.active_at, h.info.session_id.clone(), h.tenant.clone())),
+                Order::Due => want.sort_by_key(|h| (h.due_at, h.tenant.clone(), h.info.session_id.clone())),
+            }
+            assert_eq!(got, want, "{query:?}");
+
+            let part = index.heads(&Query { offset: 2, limit: 3, ..query.clone() });
+            assert_eq!(part, want.iter().skip(2).take(3).cloned().collect::<Vec<_>>());
+            if query.order == Order::Newest && query.whose != Whose::Everyone {
+                let (mut pages, mut cursor) = (Vec::new(), None);
+                loop {
+                    let page = index.heads(&Query { cursor, limit: 4, ..query.clone() });
+                    cursor = page.last().map(Cursor::of);
+                    pages.extend(page);
+                    if cursor.is_none() {
+                        break;
+                    }
+                }
+                assert_eq!(pages, want, "{query:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_fork_that_left_last_stands_in_for_what_is_purged() {
+        let mut index = Index::default();
+        let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, mark: Mark::default() };
+        let gone = Head { first: 5, seq: 20, parent: Some(grandparent.clone()), ..head("t", "gone") };
+        index.set(gone.clone());
+        assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![] });
+
+        // Before its own records began: these never needed it.
+        let early = fork("early", "gone", 2);
+        index.set(early.clone());
+        index.set(fork("elsewhere", "g", 2));
+        assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![fork("early", "g", 2)] });
+
+        for (name, seq) in [("late", 9), ("middle", 7)] {
+            index.set(fork(name, "gone", seq));
+        }
+        let heir = Head { first: 5, parent: Some(grandparent), ..fork("late", "gone", 9) };
+        let others = vec![fork("early", "late", 2), fork("middle", "late", 7)];
+        assert_eq!(index.estate(&gone.key()), Estate { heir: Some((heir, 9)), others });
+    }
+
+    #[test]
+    fn blobs_are_free_when_the_last_session_goes() {
+        let mut index = Index::default();
+        let (a, b, one, two) = (key("t", "a"), key("t", "b"), BlobId([1; 32]), BlobId([2; 32]));
+        index.use_blobs(&a, [one, two], 5);
+        index.use_blobs(&a, [one], 3);
+        index.use_blobs(&key("u", "a"), [one], 1);
+        index.inherit_blobs(&a, &b, 4);
+        assert_eq!(index.remove(&a), [two]);
+        assert!(index.uses_blob(&b.tenant, one) && !index.uses_blob(&b.tenant, two));
+        assert_eq!(index.remove(&b), [one]);
+        assert!(index.uses_blob(&"u".try_into().unwrap(), one));
+    }
+
+    #[test]
+    fn a_crowded_shelf_loses_what_was_used_least_recently() {
+        let mut index = Index::default();
+        let shelf = Shelf { tenant: Tenant::default(), owner: Owner::Tenant, name: "cache".into() };
+        for (key, used) in [("a", 3), ("b", 1), ("c", 2), ("d", 1)] {
+            let (created_at, used_at) = (at(0), at(used));
+            let (key, value) = (key.to_owned(), "1".to_owned());
+            index.put(&shelf, Item { key, value, text: None, created_at, used_at, uses: 0, expires_at: None });
+        }
+        assert_eq!(index.crowded_out(&shelf, "new", None), Vec::<String>::new());
+        assert_eq!(index.crowded_out(&shelf, "new", Some(5)), Vec::<String>::new());
+        assert_eq!(index.crowded_out(&shelf, "new", Some(3)), ["b", "d"]);
+        assert_eq!(index.crowded_out(&shelf, "b", Some(3)), ["d"]);
+        assert_eq!(index.crowded_out(&shelf, "new", Some(0)), ["b", "d", "c", "a"]);
+        assert_eq!(index.get(&shelf, "b", Some(at(9))).map(|i| (i.used_at, i.uses)), Some((at(9), 1)));
+        assert_eq!(index.crowded_out(&shelf, "new", Some(3)), ["d", "c"]);
+    }
+}

@@ -1,0 +1,183 @@
+//! Telling other nodes that a session has changed, with `NOTIFY`. Only a hint to look: nothing is lost with one that gets lost.
+//!
+//! A notification is sent after the commit that it tells of, by itself: within it, it would make all commits of the database wait
+//! for each other. What is to be told while one is on its way goes with the next.
+
+use super::hosts::Hosts;
+use crate::store::postgres::connection::{Fail, Link};
+use super::url::{Prepare, Settings};
+use crate::types::id::{Key, SessionId, Tenant};
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::broadcast;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+use tokio_postgres::types::Type;
+use tokio_postgres::{AsyncMessage, Client, Connection};
+
+/// All stores of a database share it; each finds its own by the schema.
+const CHANNEL: &str = "tenure";
+/// Between two notifications; what is to be told meanwhile is gathered.
+const PAUSE: Duration = Duration::from_millis(10);
+/// After a connection was lost.
+const RECONNECT: Duration = Duration::from_secs(1);
+/// How long the server may take to begin to listen.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// So many are kept for whoever is slow to take them.
+const QUEUE: usize = 4096;
+
+pub(super) struct Bell {
+    hosts: Arc<Hosts>,
+    schema: Option<String>,
+    prepare: Prepare,
+    /// Who tells: what we say ourselves is no news.
+    name: String,
+    heard: broadcast::Sender<Option<Key>>,
+    listener: Mutex<Option<AbortHandle>>,
+    untold: Arc<Mutex<Untold>>,
+}
+
+#[derive(Default)]
+struct Untold {
+    keys: HashSet<Key>,
+    /// Whether somebody is telling.
+    telling: bool,
+}
+
+impl Bell {
+    pub fn new(settings: &Settings, hosts: Arc<Hosts>) -> Self {
+        let (schema, prepare) = (settings.schema.clone(), settings.prepare);
+        let (name, heard) = (uuid::Uuid::now_v7().simple().to_string(), broadcast::channel(QUEUE).0);
+        Self { hosts, schema, prepare, name, heard, listener: Mutex::default(), untold: Arc::default() }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
+    pub fn tell(&self, link: &Arc<Link>, key: &Key) {
+        let mut untold = lock(&self.untold);
+        untold.keys.insert(key.clone());
+        if !std::mem::replace(&mut untold.telling, true) {
+            let (link, untold, from) = (link.clone(), self.untold.clone(), self.from());
+            tokio::spawn(async move { tell_all(&link, &untold, &from).await });
+        }
+    }
+
+    /// Connects when it is first asked for. A pooler that gives each transaction another connection has none to listen on.
+    #[expect(clippy::disallowed_methods, reason = "it ends with the store")]
+    pub fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+        if self.prepare == Prepare::Never {
+            return None;
+        }
+        let mut listener = lock(&self.listener);
+        if listener.is_none() {
+            let (hosts, heard, from) = (self.hosts.clone(), self.heard.clone(), self.from());
+            *listener = Some(tokio::spawn(async move { listen(&hosts, &heard, &from).await }).abort_handle());
+        }
+        Some(self.heard.subscribe())
+    }
+
+    fn from(&self) -> [String; 2] {
+        [self.schema.clone().unwrap_or_default(), self.name.clone()]
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        if let Some(listener) = lock(&self.listener).take() {
+            listener.abort();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String; 2]) {
+    // Nobody waits for it to be durable.
+    let sql = "SELECT pg_notify($1, told), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS told";
+    loop {
+        let keys = {
+            let mut untold = lock(untold);
+            if untold.keys.is_empty() {
+                untold.telling = false;
+                return;
+            }
+            std::mem::take(&mut untold.keys)
+        };
+        let told = keys.iter().map(|key| serde_json::json!([schema, name, key.tenant, key.session]).to_string());
+        let told: Vec<String> = told.collect();
+        if let Err(e) = link.once(sql, &[(&CHANNEL, Type::TEXT), (&told, Type::TEXT_ARRAY)]).await {
+            tracing::debug!(error = ?e, "other nodes were not told of a change; they look after a while");
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Listens for ever. When another host becomes the primary, the connection to the one before is given up: it may stay silent for ever.
+async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<Key>>, from: &[String; 2]) {
+    loop {
+        let ended = match hosts.connect().await {
+            Ok((client, connection)) => {
+                let since = hosts.generation();
+                tokio::select! {
+                    ended = take_in(&client, connection, heard, from) => ended,
+                    () = hosts.changed(since) => Err(Fail::Lost("another host has become the primary".to_owned())),
+                }
+            }
+            Err(fail) => Err(fail),
+        };
+        if let Err(e) = ended {
+            tracing::debug!(error = ?e, "not listening to other nodes; trying again");
+        }
+        sleep(RECONNECT).await;
+    }
+}
+
+/// Listens on a connection until it ends.
+async fn take_in<S, T>(
+    client: &Client,
+    mut connection: Connection<S, T>,
+    heard: &broadcast::Sender<Option<Key>>,
+    from: &[String; 2],
+) -> Result<(), Fail>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let sql = format!("LISTEN {CHANNEL}");
+    let asked = client.batch_execute(&sql);
+    let silent = sleep(LISTEN_TIMEOUT);
+    tokio::pin!(asked, silent);
+    let mut listening = false;
+    loop {
+        tokio::select! {
+            () = &mut silent, if !listening => return Err(Fail::Lost("no answer to LISTEN".to_owned())),
+            done = &mut asked, if !listening => {
+                done?;
+                listening = true;
+                // What was told before is gone. That nobody hears it here is no fault.
+                let _ = heard.send(None);
+            }
+            message = poll_fn(|cx| connection.poll_message(cx)) => match message {
+                None => return Ok(()),
+                Some(Ok(AsyncMessage::Notification(note))) => {
+                    if let Some(key) = news(note.payload(), from) {
+                        let _ = heard.send(Some(key));
+                    }
+                }
+                Some(Ok(_)) => {}
+                Some(Err(e)) => return Err(e.into()),
+            },
+        }
+    }
+}
+
+/// What somebody else says of our schema. What is not understood was not meant for us.
+fn news(payload: &str, [schema, name]: &[String; 2]) -> Option<Key> {
+    let [theirs, who, tenant, session]: [String; 4] = serde_json::from_str(payload).ok()?;
+    let told = theirs == *schema && who != *name;
+    told.then(|| Some(Key { tenant: Tenant::new(tenant).ok()?, session: SessionId::new(session).ok()? }))?
+}

@@ -1,0 +1,288 @@
+//! Index cards: finding and reading them.
+
+use super::Done;
+use crate::store::sqlite::database::File;
+use crate::error::{Error, Result};
+use crate::types::head::{Head, Status};
+use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::store::{Glance, HeadPage, Order, Query, Whose};
+use jiff::Timestamp;
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};
+use std::fmt::Display;
+
+/// A card as it is stored.
+pub(super) fn encode(head: &Head) -> String {
+    head.to_json()
+}
+
+/// A card as it was stored.
+pub(super) fn decode(file: &File, tenant: impl Display, session: impl Display, card: &str) -> Result<Head> {
+    serde_json::from_str(card).map_err(|e| Error::corrupt(format!("{file}, head of session {tenant}/{session}"), e))
+}
+
+pub(super) fn head(conn: &Connection, file: &File, key: &Key) -> Done<Option<Head>> {
+    match glance(conn, file, key, "")? {
+        Glance::Now(head) => Ok(head.map(|head| *head)),
+        Glance::Same => Ok(None),
+    }
+}
+
+/// The card, unless it is the same text as the one that is known.
+pub(super) fn glance(conn: &Connection, file: &File, key: &Key, known: &str) -> Done<Glance> {
+    let mut find = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
+    let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
+    let Some(row) = rows.next()? else { return Ok(Glance::Now(None)) };
+    let card = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
+    if card == known && !known.is_empty() {
+        return Ok(Glance::Same);
+    }
+    Ok(Glance::Now(Some(Box::new(decode(file, &key.tenant, &key.session, card)?))))
+}
+
+/// Where a log ends.
+pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> Done<Option<Seq>> {
+    let mut find = conn.prepare_cached("SELECT seq FROM head WHERE tenant = ?1 AND session = ?2")?;
+    let seq = find.query_row([tenant.as_str(), session.as_str()], |r| r.get::<_, i64>(0));
+    Ok(seq.optional()?.map(|seq| seq as Seq))
+}
+
+/// A query without a bound of its own looks for sessions by a label or thread that is on at most so many.
+const MAX_NARROW: usize = 10_000;
+
+pub(super) fn heads(conn: &Connection, file: &File, query: &Query) -> Done<Vec<Head>> {
+    let narrow = Narrow::choose(conn, query, MAX_NARROW)?;
+    matching(conn, file, query, narrow.as_ref())
+}
+
+/// The newest that match, found by looking at no more than `max_scan` heads.
+pub(super) fn page(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
+    // One moment for both statements.
+    let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
+    match Narrow::choose(conn, query, max_scan)? {
+        narrow if narrow.is_some() || Select::is_indexed(query) => {
+            Ok(HeadPage { heads: matching(conn, file, query, narrow.as_ref())?, stopped: None })
+        }
+        _ => scan(conn, file, query, max_scan),
+    }
+}
+
+/// Looks at heads one after the other, in the order of their activity.
+fn scan(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
+    let Select { sql, params } = Select::scan(query, max_scan);
+    let mut find = conn.prepare_cached(&sql)?;
+    let mut rows = find.query(params_from_iter(params))?;
+    let (mut heads, mut looked_at, mut skipped, mut last) = (Vec::new(), 0, 0, None);
+    while heads.len() < query.limit {
+        let Some(row) = rows.next()? else { break };
+        looked_at += 1;
+        let text = |i| row.get_ref(i).and_then(|v| v.as_str_or_null().map_err(rusqlite::Error::from));
+        if looked_at == max_scan {
+            last = Some((row.get::<_, i64>(3)?, text(1)?.unwrap_or_default().to_owned()));
+        }
+        let Some(card) = text(2)? else { continue };
+        skipped += 1;
+        if skipped > query.offset {
+            heads.push(decode(file, text(0)?.unwrap_or_default(), text(1)?.unwrap_or_default(), card)?);
+        }
+    }
+    let stopped = match last.filter(|_| heads.len() < query.limit) {
+        Some((at, session)) => Some(format!("{at}~{session}").parse()?),
+        None => None,
+    };
+    Ok(HeadPage { heads, stopped })
+}
+
+/// A condition that few heads meet, which are looked up by it.
+pub(super) enum Narrow {
+    Label(String),
+    Thread,
+}
+
+impl Narrow {
+    /// The condition that the fewest heads meet, if those are not more than `most`.
+    pub fn choose(conn: &Connection, query: &Query, most: usize) -> Done<Option<Self>> {
+        let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
+        if Select::is_indexed(query) {
+            return Ok(None);
+        }
+        let at_most = i64::try_from(most).unwrap_or(i64::MAX);
+        let (mut best, mut fewest) = (None, at_most.saturating_add(1));
+        let mut count = |sql: &str, value: &str, narrow: Self| -> Done<()> {
+            let n: i64 = conn.prepare_cached(sql)?.query_row(params![tenant.as_str(), value, fewest], |r| r.get(0))?;
+            if n < fewest {
+                (best, fewest) = (Some(narrow), n);
+            }
+            Ok(())
+        };
+        if let Some(thread) = &query.thread {
+            let sql = "SELECT count(*) FROM (SELECT 1 FROM head WHERE tenant = ?1 AND thread = ?2 LIMIT ?3)";
+            count(sql, thread, Self::Thread)?;
+        }
+        for label in query.labels().into_iter().take(MAX_PROBES) {
+            let sql = "SELECT count(*) FROM (SELECT 1 FROM head_label WHERE tenant = ?1 AND label = ?2 LIMIT ?3)";
+            count(sql, &label.clone(), Self::Label(label))?;
+        }
+        Ok(best)
+    }
+}
+
+fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narrow>) -> Done<Vec<Head>> {
+    let Select { sql, params } = Select::new(query, narrow);
+    let mut find = conn.prepare_cached(&sql)?;
+    let mut rows = find.query(params_from_iter(params))?;
+    let mut heads = Vec::new();
+    while let Some(row) = rows.next()? {
+        let text = |i| row.get_ref(i).and_then(|v| v.as_str().map_err(rusqlite::Error::from));
+        heads.push(decode(file, text(0)?, text(1)?, text(2)?)?);
+    }
+    Ok(heads)
+}
+
+/// How many sessions there are in each state. Most are active: they are what is left of all.
+pub(super) fn count(conn: &Connection) -> Done<Vec<(Status, u64)>> {
+    let sql = "SELECT status, count(*) FROM head WHERE status <> 'active' GROUP BY status";
+    let mut find = conn.prepare_cached(sql)?;
+    let rows = find.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?)))?;
+    let others = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    let all: i64 = conn.prepare_cached("SELECT count(*) FROM head")?.query_row([], |r| r.get(0))?;
+    Ok(Status::counts(all, &others))
+}
+
+/// A query in SQL, put together from the fragments below; every value is a parameter.
+pub(super) struct Select {
+    pub sql: String,
+    pub params: Vec<Value>,
+}
+
+/// So many labels of a query are counted to find the one that is on the fewest sessions.
+const MAX_PROBES: usize = 16;
+
+impl Select {
+    pub fn new(query: &Query, narrow: Option<&Narrow>) -> Self {
+        let mut select = Self { sql: "SELECT tenant, session, card FROM head".to_owned(), params: Vec::new() };
+        select.choose_index(query, narrow);
+        select.sql.push_str(" WHERE true");
+        select.scope(query);
+        select.filters(query);
+        if let (Some(Narrow::Label(label)), Whose::User(tenant, _) | Whose::Tenant(tenant)) = (narrow, &query.whose) {
+            select.and("id IN (SELECT head_id FROM head_label WHERE tenant = ?", tenant.to_string());
+            select.and("label = ?)", label.clone());
+        }
+        select.sql.push_str(match query.order {
+            Order::Newest => " ORDER BY active_at DESC, session DESC, tenant DESC",
+            Order::Oldest => " ORDER BY active_at, session, tenant",
+            Order::Due => " ORDER BY due_at, tenant, session",
+        });
+        select.sql.push_str(" LIMIT ? OFFSET ?");
+        for n in [query.limit, query.offset] {
+            select.params.push(i64::try_from(n).unwrap_or(i64::MAX).into());
+        }
+        select
+    }
+
+    /// The heads in the order of their activity, at most `max_scan`: those that match with their card, the others without.
+    pub fn scan(query: &Query, max_scan: usize) -> Self {
+        let mut select = Self { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), params: Vec::new() };
+        select.filters(query);
+        select.sql.push_str(" THEN card END, active_at FROM head WHERE true");
+        select.scope(query);
+        select.sql.push_str(" ORDER BY active_at DESC, session DESC, tenant DESC LIMIT ?");
+        select.params.push(i64::try_from(max_scan).unwrap_or(i64::MAX).into());
+        select
+    }
+
+    /// Whether the query names what few sessions have, whatever its other conditions are.
+    fn is_indexed(query: &Query) -> bool {
+        !query.matches.is_empty() || !query.hashes.is_empty() || query.parent.is_some()
+    }
+
+    /// Without statistics the planner may prefer an index in the right order to one that finds the few rows that match.
+    fn choose_index(&mut self, query: &Query, narrow: Option<&Narrow>) {
+        let index = match query.whose {
+            Whose::Everyone => return,
+            // The few rows that match are looked up by their number.
+            _ if !query.matches.is_empty() => " NOT INDEXED",
+            _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
+            _ if query.parent.is_some() => " INDEXED BY head_parent",
+            _ => match narrow {
+                Some(Narrow::Label(_)) => " NOT INDEXED",
+                Some(Narrow::Thread) => " INDEXED BY head_thread",
+                None => return,
+            },
+        };
+        self.sql.push_str(index);
+    }
+
+    /// Whose heads, and from where on: what the indexes on activity serve.
+    fn scope(&mut self, query: &Query) {
+        match &query.whose {
+            Whose::User(tenant, user) => {
+                self.and("tenant = ?", tenant.to_string());
+                self.and("user = ?", user.to_string());
+            }
+            Whose::Tenant(tenant) => self.and("tenant = ?", tenant.to_string()),
+            Whose::Everyone => {}
+        }
+        if let (Some(cursor), Order::Newest) = (&query.cursor, query.order) {
+            self.and("(active_at, session) < (?, ", cursor.active_at.as_microsecond());
+            self.sql.push_str("?)");
+            self.params.push(cursor.session.to_string().into());
+        }
+    }
+
+    fn filters(&mut self, query: &Query) {
+        self.and_if("assistant = ?", query.assistant.clone());
+        self.and_if("thread = ?", query.thread.clone());
+        self.and_if("parent = ?", query.parent.as_ref().map(|p| p.to_string()));
+        self.and_if("created_at >= ?", query.created_after.map(micros));
+        self.and_if("created_at < ?", query.created_before.map(micros));
+        self.and_if("due_at < ?", query.due_before.map(micros));
+        self.and_if("lease_until < ?", query.lease_before.map(micros));
+        self.and_if("instr(title, ?) > 0", query.folded_title().filter(|t| !t.is_empty()));
+        self.and_any("status IN (SELECT value FROM json_each(?))", query.status.iter().map(|s| s.as_str().into()));
+        self.and_any("hash IN (SELECT unhex(value) FROM json_each(?))", query.hashes.iter().map(|h| h.to_string()));
+        if !query.matches.is_empty() {
+            let keys = "SELECT unhex(value) FROM json_each(?)";
+            let values = serde_json::Value::from(query.matches.iter().map(|h| h.to_string()).collect::<Vec<_>>());
+            let tenant = match &query.whose {
+                Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant.to_string(),
+                Whose::Everyone => String::new(),
+            };
+            self.and("id IN (SELECT head_id FROM head_match WHERE tenant = ?", tenant);
+            self.sql.push_str(&format!(" AND key IN ({keys}))"));
+            self.params.push(values.to_string().into());
+        }
+        // Of the labels that are wanted, none is missing.
+        let has = "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = want.value AND head_id = head.id";
+        let missing = format!("SELECT 1 FROM json_each(?) want WHERE NOT EXISTS ({has})");
+        self.and_any(&format!("NOT EXISTS ({missing})"), query.labels().into_iter());
+    }
+
+    fn and(&mut self, condition: &str, value: impl Into<Value>) {
+        self.sql.push_str(" AND ");
+        self.sql.push_str(condition);
+        self.params.push(value.into());
+    }
+
+    fn and_if(&mut self, condition: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.and(condition, value);
+        }
+    }
+
+    /// A condition on a JSON list, unless that is empty.
+    fn and_any(&mut self, condition: &str, values: impl Iterator<Item = String>) {
+        let values: Vec<_> = values.collect();
+        if !values.is_empty() {
+            self.and(condition, serde_json::Value::from(values).to_string());
+        }
+    }
+}
+
+/// The first whole microsecond that is not before a bound.
+fn micros(bound: Timestamp) -> i64 {
+    let micros = bound.as_microsecond();
+    let below = Timestamp::from_microsecond(micros).is_ok_and(|t| t < bound);
+    if below { micros + 1 } else { micros }
+}

@@ -1,0 +1,234 @@
+//! Equality of messages: what a message means, apart from how it is written.
+//!
+//! Clients rarely send a message back byte for byte. They turn a string into text parts, strip or collapse white space, drop
+//! the reasoning block and the media, reformat JSON, and rename tool calls. Such a copy is still the same message.
+
+use super::{Message, PartShape, Role, Shape, ToolCall};
+use crate::types::media::{self, BlobId, Nulls};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+/// What two messages without tool calls are compared by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Meaning {
+    /// The normalized text.
+    pub text: String,
+    /// Content parts that are neither text nor media, by the hash of their canonical JSON.
+    pub other: Vec<BlobId>,
+    /// Media, by the hash of their bytes.
+    pub media: Vec<BlobId>,
+}
+
+/// How well the tool calls of two assistant messages agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum CallMatch {
+    /// Only names and arguments: the client renamed the ids.
+    Content,
+    /// An id, but not all names and arguments.
+    Id,
+    /// Ids, names and arguments.
+    Both,
+}
+
+impl Message {
+    /// What the message says, apart from how it is written.
+    pub(crate) fn meaning(&self) -> Meaning {
+        let mut meaning = Meaning::default();
+        let Ok(shape) = Shape::read(&self.raw) else { return meaning };
+        let mut texts: Vec<Cow<'_, str>> = Vec::new();
+        let mut cuts = self.cuts().iter();
+        for part in shape.parts().unwrap_or_default() {
+            match part {
+                PartShape::Text(text) => texts.push(text),
+                PartShape::Other(raw) => meaning.other.push(media::canonical_hash(raw)),
+                PartShape::Media(data) => {
+                    meaning.media.push(media::content_id(&data, || cuts.next().map(|c| c.id)));
+                }
+            }
+        }
+        if texts.iter().all(|t| t.is_empty())
+            && let Some(refusal) = shape.refusal.and_then(|r| serde_json::from_str::<String>(r.get()).ok())
+        {
+            texts.push(refusal.into());
+        }
+        meaning.text = match &texts[..] {
+            [text] => normalize(self.role(), text),
+            texts => normalize(self.role(), &texts.join("\n")),
+        };
+        meaning
+    }
+
+    /// Whether `incoming` is the same message as this stored one: role and meaning are equal. Results of tools are matched by
+    /// the call that they answer, tool calls by their ids, or by names and arguments if the client renamed the ids. A copy
+    /// without its media is the same message.
+    pub fn is_same(&self, incoming: &Message) -> bool {
+        if self.raw == incoming.raw && self.cuts == incoming.cuts {
+            return true;
+        }
+        if self.role() != incoming.role() {
+            return false;
+        }
+        if self.role() == Role::Tool {
+            return self.answers() == incoming.answers();
+        }
+        if self.may_call() || incoming.may_call() {
+            let (ours, theirs) = (self.tool_calls(), incoming.tool_calls());
+            if !ours.is_empty() || !theirs.is_empty() {
+                return match_calls(&ours, &theirs).is_some();
+            }
+        }
+        self.says_the_same(incoming)
+    }
+
+    /// Whether the contents are equal, whatever the roles and ids are.
+    pub(crate) fn says_the_same(&self, incoming: &Message) -> bool {
+        (self.raw == incoming.raw && self.cuts == incoming.cuts) || self.says(&incoming.meaning())
+    }
+
+    /// Whether this stored message says that.
+    pub(crate) fn says(&self, theirs: &Meaning) -> bool {
+        let ours = self.meaning();
+        let media = theirs.media.is_empty() || ours.media == theirs.media;
+        ours.text == theirs.text && ours.other == theirs.other && media
+    }
+
+    /// How well the tool calls of this stored message and an incoming one agree; `None` if either has none, or they differ.
+    pub(crate) fn call_match(&self, incoming: &Message) -> Option<CallMatch> {
+        match_calls(&self.tool_calls(), &incoming.tool_calls())
+    }
+}
+
+/// Compares tool calls. One common id, with the same name, is enough: ids are unique, and some clients split or merge parallel
+/// calls. Without a common id, all names and arguments must be equal, in any order.
+pub(crate) fn match_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<CallMatch> {
+    if ours.is_empty() || theirs.is_empty() {
+        return None;
+    }
+    let named: HashSet<(&str, &str)> = ours.iter().map(|o| (o.id.as_str(), o.name.as_str())).collect();
+    let by_id = theirs.iter().any(|t| named.contains(&(t.id.as_str(), t.name.as_str())));
+    let by_content = pair_calls(ours, theirs).is_some();
+    match (by_id, by_content) {
+        (true, true) => Some(CallMatch::Both),
+        (true, false) => Some(CallMatch::Id),
+        (false, true) => Some(CallMatch::Content),
+        (false, false) => None,
+    }
+}
+
+/// For each of their calls, the place of ours with the same name and arguments; `None` unless each has one of its own.
+pub(crate) fn pair_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Vec<usize>> {
+    if ours.len() != theirs.len() {
+        return None;
+    }
+    // Both in the same order: equal contents are then at equal places.
+    let sorted = |calls: &[ToolCall]| -> Vec<(String, String, usize)> {
+        let content = calls.iter().enumerate().map(|(i, c)| (c.name.clone(), canonical_text(&c.arguments), i));
+        let mut content: Vec<_> = content.collect();
+        content.sort();
+        content
+    };
+    let mut pairs = vec![0; theirs.len()];
+    for (ours, theirs) in sorted(ours).into_iter().zip(sorted(theirs)) {
+        if (&ours.0, &ours.1) != (&theirs.0, &theirs.1) {
+            return None;
+        }
+        pairs[theirs.2] = ours.2;
+    }
+    Some(pairs)
+}
+
+/// Text that is compared: without a leading reasoning block, runs of white space as one space, JSON objects by value.
+pub(crate) fn normalize(role: Role, text: &str) -> String {
+    let mut text = text.trim();
+    if role == Role::Assistant
+        && let Some((_, rest)) = text.strip_prefix("<think>").and_then(|t| t.split_once("</think>"))
+    {
+        text = rest.trim_start();
+    }
+    canonical_text(text)
+}
+
+/// Longer texts are not read as JSON: that takes many times their memory.
+const MAX_JSON_BYTES: usize = 64 << 10;
+
+/// A JSON object in canonical form; any other text with white space collapsed.
+fn canonical_text(text: &str) -> String {
+    let text = text.trim();
+    if text.len() <= MAX_JSON_BYTES
+        && text.starts_with('{')
+        && text.ends_with('}')
+        && let Ok(value @ Value::Object(_)) = serde_json::from_str(text)
+    {
+        return media::canonical(&value, Nulls::Keep);
+    }
+    let mut collapsed = String::with_capacity(text.len());
+    for word in text.split_whitespace() {
+        if !collapsed.is_empty() {
+            collapsed.push(' ');
+        }
+        collapsed.push_str(word);
+    }
+    collapsed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn message(value: serde_json::Value) -> Message {
+        Message::from_value(&value).unwrap()
+    }
+
+    fn calls(calls: &[(&str, &str, &str)]) -> Message {
+        let calls: Vec<_> = calls
+            .iter()
+            .map(|(id, name, arguments)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+            .collect();
+        message(json!({"role": "assistant", "content": null, "tool_calls": calls}))
+    }
+
+    #[test]
+    fn a_copy_that_is_written_differently_is_the_same_message() {
+        let stored = Message::assistant("  Answer with *spaces*  \n\n- x\n");
+        for copy in [
+            json!({"role": "assistant", "content": "Answer with *spaces* - x"}),
+            json!({"role": "assistant", "content": [{"type": "text", "text": "Answer with *spaces*"}, {"type": "text", "text": "- x"}]}),
+            json!({"role": "assistant", "content": "<think>hm</think>\nAnswer with *spaces* - x", "refusal": null, "x": 1}),
+        ] {
+            assert!(stored.is_same(&message(copy.clone())), "{copy}");
+        }
+        assert!(!stored.is_same(&Message::assistant("Answer with spaces - x")));
+        assert!(!stored.is_same(&Message::user("Answer with *spaces* - x")));
+        let json = Message::assistant(r#"{"name": "a", "n": 1}"#);
+        assert!(json.is_same(&Message::assistant(r#"{"n":1,"name":"a"}"#)));
+        assert!(!json.is_same(&Message::assistant(r#"{"n":2,"name":"a"}"#)));
+        // A user may well write about the reasoning block.
+        assert!(!Message::user("<think>x</think> y").is_same(&Message::user("y")));
+    }
+
+    #[test]
+    fn refusals_with_different_words_differ() {
+        let refusal = |text: &str| message(json!({"role": "assistant", "content": null, "refusal": text}));
+        assert!(refusal("no").is_same(&refusal("no ")));
+        assert!(!refusal("no").is_same(&refusal("never")));
+    }
+
+    #[test]
+    fn calls_agree_by_id_or_by_content() {
+        let stored = calls(&[("a", "f", r#"{"q": 1}"#), ("b", "g", "{}")]);
+        let cases = [
+            (calls(&[("b", "g", "{}"), ("a", "f", r#"{"q":1}"#)]), Some(CallMatch::Both)),
+            (calls(&[("a", "f", r#"{"q":2}"#)]), Some(CallMatch::Id)),
+            (calls(&[("x", "f", r#"{"q":1}"#), ("y", "g", "{}")]), Some(CallMatch::Content)),
+            (calls(&[("x", "f", r#"{"q":1}"#)]), None),
+            (calls(&[("a", "h", r#"{"q":1}"#)]), None),
+        ];
+        for (incoming, expected) in cases {
+            assert_eq!(stored.call_match(&incoming), expected, "{incoming:?}");
+            assert_eq!(stored.is_same(&incoming), expected.is_some(), "{incoming:?}");
+        }
+        assert!(!stored.is_same(&Message::assistant("x")));
+    }
+}

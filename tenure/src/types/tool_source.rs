@@ -1,0 +1,278 @@
+//! Where an assistant's tools come from: plain data, as it is written in a configuration.
+
+use crate::error::Error;
+use crate::types::policy::Period;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+const KINDS: &[&str] = &["mcp", "http", "python", "memory"];
+
+/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, or one of the words `python` and `memory`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolSource {
+    /// The tools of an MCP server.
+    Mcp(McpSource),
+    /// One tool behind a URL.
+    Http(HttpSource),
+    /// An interpreter for each session.
+    Python(PythonSource),
+    /// What the assistant remembers: the house's own tool.
+    Memory,
+}
+
+/// An MCP server: a program (`command`), or an address (`url`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct McpSource {
+    /// The program to start; it is spoken to over its standard input and output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
+    /// Its environment, on top of a few harmless variables such as `PATH` and `HOME`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Secret>,
+    /// Where it is to be found over HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Headers of every request.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, Secret>,
+    /// A word before the name of each tool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
+    /// Which tools change nothing, whatever the server says of them: names with `*`; `!` before one takes it away. The last that fits counts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub read_only: Vec<String>,
+    /// Which tools can be called twice, in the same way.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub idempotent: Vec<String>,
+    /// Which tools' results may be kept, in the same way. Those of read-only tools may be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<String>,
+    /// How long a call may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Period>,
+}
+
+/// One tool behind a URL, which gets the arguments as the JSON body of a POST.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpSource {
+    /// Its name, by which the model calls it.
+    pub name: String,
+    /// What it is good for, for the model.
+    pub description: String,
+    /// Where to POST.
+    pub url: String,
+    /// Its parameters, as a JSON schema.
+    #[serde(default = "no_parameters")]
+    pub parameters: Value,
+    /// Headers of every request.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, Secret>,
+    /// Calling it changes nothing.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Calling it twice does what calling it once does.
+    #[serde(default)]
+    pub idempotent: bool,
+    /// Its results may be kept; if not set, those of a read-only tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<bool>,
+    /// How long a call may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Period>,
+}
+
+/// The Python tool, where it is other than the server has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PythonSource {
+    /// How long a call may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Period>,
+    /// How much memory a process may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Size>,
+}
+
+fn no_parameters() -> Value {
+    let mut schema = Map::new();
+    schema.insert("type".into(), "object".into());
+    schema.insert("properties".into(), Map::new().into());
+    Value::Object(schema)
+}
+
+/// Not derived: there is a short form, and a mistake must be told with its place.
+impl<'de> Deserialize<'de> for ToolSource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Source;
+        impl<'de> Visitor<'de> for Source {
+            type Value = ToolSource;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`python`, `memory`, or one of `mcp`, `http` and `python` with what belongs to it")
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<ToolSource, E> {
+                match word {
+                    "python" => Ok(ToolSource::Python(PythonSource::default())),
+                    "memory" => Ok(ToolSource::Memory),
+                    _ => Err(E::unknown_field(word, KINDS)),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ToolSource, A::Error> {
+                let kind: String = map.next_key()?.ok_or_else(|| de::Error::invalid_length(0, &self))?;
+                let source = match kind.as_str() {
+                    "mcp" => ToolSource::Mcp(map.next_value()?),
+                    "http" => ToolSource::Http(map.next_value()?),
+                    "python" => ToolSource::Python(map.next_value::<Option<_>>()?.unwrap_or_default()),
+                    "memory" => map.next_value::<Option<()>>().map(|_| ToolSource::Memory)?,
+                    other => return Err(de::Error::unknown_field(other, KINDS)),
+                };
+                match map.next_key::<String>()? {
+                    None => Ok(source),
+                    Some(more) => {
+                        Err(de::Error::custom(format!("`{more}` beside `{kind}`: each source is an item of its own")))
+                    }
+                }
+            }
+        }
+        deserializer.deserialize_any(Source)
+    }
+}
+
+/// A value that may be secret: the text itself, or `{env: NAME}`, the environment variable that holds it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a text, or {env: NAME}")]
+pub enum Secret {
+    /// The text itself.
+    Text(String),
+    /// The environment variable that holds it.
+    Env(EnvName),
+}
+
+/// The name of an environment variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvName {
+    /// The name.
+    pub env: String,
+}
+
+/// Never the text.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Secret::Text(_) => f.write_str("***"),
+            Secret::Env(name) => name.fmt(f),
+        }
+    }
+}
+
+/// A number of bytes, written `512MB`; `KB`, `MB` and `GB` go up by 1024.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "String")]
+pub struct Size(pub u64);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a size such as 512MB")]
+enum Written {
+    Number(u64),
+    Text(String),
+}
+
+const UNITS: [(&str, u64); 4] = [("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10), ("B", 1)];
+
+impl FromStr for Size {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (number, unit) = UNITS.iter().find_map(|(u, n)| Some((text.strip_suffix(u)?, *n))).unwrap_or((text, 1));
+        let bytes = number.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+        bytes.map(Size).ok_or_else(|| Error::invalid("", format!("{text:?} is not a size such as 64KB, 512MB or 2GB")))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = UNITS.iter().find(|(_, n)| self.0 > 0 && self.0.is_multiple_of(*n));
+        let (unit, n) = whole.unwrap_or(&UNITS[3]);
+        write!(f, "{}{unit}", self.0 / n)
+    }
+}
+
+impl TryFrom<Written> for Size {
+    type Error = Error;
+    fn try_from(written: Written) -> Result<Self, Error> {
+        match written {
+            Written::Number(bytes) => Ok(Size(bytes)),
+            Written::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl From<Size> for String {
+    fn from(size: Size) -> String {
+        size.to_string()
+    }
+}
+
+impl McpSource {
+    /// How long a call may take.
+    pub fn limit(&self) -> Duration {
+        limit(self.timeout)
+    }
+}
+
+impl HttpSource {
+    /// How long a call may take.
+    pub fn limit(&self) -> Duration {
+        limit(self.timeout)
+    }
+}
+
+/// A minute if nothing else is said; a day is as good as never.
+fn limit(timeout: Option<Period>) -> Duration {
+    timeout.map_or(Duration::from_secs(60), |t| t.duration().unwrap_or(Duration::from_secs(24 * 60 * 60)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_written() {
+        for (text, bytes) in [("512MB", 512 << 20), ("64KB", 64 << 10), ("2GB", 2 << 30), ("7B", 7), ("0B", 0)] {
+            let size: Size = text.parse().unwrap();
+            assert_eq!((size.0, size.to_string().as_str()), (bytes, text));
+        }
+        assert_eq!(serde_json::from_str::<Size>("1536").unwrap(), Size(1536));
+        for wrong in ["", "MB", "12MiB", "-1KB", "99999999999GB"] {
+            assert!(wrong.parse::<Size>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sources_are_read() {
+        let text = r#"["python", {"python": null}, {"python": {"memory": "1GB"}}, {"mcp": {"command": "x", "env": {"A": "b", "C": {"env": "D"}}}}]"#;
+        let sources: Vec<ToolSource> = serde_json::from_str(text).unwrap();
+        let python = ToolSource::Python(PythonSource::default());
+        assert_eq!(sources[..2], [python.clone(), python]);
+        let again: Vec<ToolSource> = serde_json::from_str(&serde_json::to_string(&sources).unwrap()).unwrap();
+        assert_eq!(again, sources);
+        let shown = format!("{:?}", sources[3]);
+        assert!(shown.contains("***") && shown.contains("\"D\"") && !shown.contains("\"b\""), "{shown}");
+        for wrong in [r#""pyton""#, r#"{"htp": {}}"#, r#"{"python": {}, "mcp": {}}"#, "{}", "7"] {
+            assert!(serde_json::from_str::<ToolSource>(wrong).is_err(), "{wrong}");
+        }
+    }
+}
