@@ -4,24 +4,25 @@
 //! in [`Foreign::left_out`] with its place and the reason. A session that can not be read is an error that names the path of what is
 //! wrong, and does not stop the others.
 
+mod builder;
 mod claude_code;
 mod detect;
-mod builder;
-mod raw_object;
 mod mistralrs;
 mod openai_responses;
+mod raw_object;
 mod tenure;
 
 #[cfg(feature = "sqlite")]
 mod openai_agents;
 
+pub use mistralrs::to_mistralrs;
 #[cfg(feature = "sqlite")]
 pub use openai_agents::read_agents_db;
-pub use mistralrs::to_mistralrs;
 
-use crate::error::{Error, Result, excerpt};
-use crate::types::message::Message;
+use crate::error::{Error, Result};
 use crate::session::transfer::Export;
+use crate::types::excerpt::excerpt;
+use crate::types::message::Message;
 use detect::{Doc, split};
 use serde::Serialize;
 use std::fmt;

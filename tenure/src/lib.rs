@@ -54,59 +54,70 @@ pub mod store;
 mod tenure;
 mod types;
 
-pub use rules::answer::Answer;
-pub use session::append::{Append, Appended, AutoCheckpoint};
-pub use engine::registry::{Assistant, CacheSize, Lifetime, MemorySize, RunLimits, ShortTerm};
-pub use review::audit::{AuditExport, AuditRange, AuditTrail, AuditedDecision, DecisionChain, DecisionHash};
-pub use engine::turn_lock::OnBusy;
-pub use run::tool_cache::{Cached, cache_key};
-pub use session::checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use clock::{Clock, Manual, Start};
+pub use engine::quota::Usage;
+pub use engine::turn_lock::OnBusy;
+pub use error::{Error, Result};
+pub use memory::dream::{Dream, DreamRules, Promoted};
+pub use memory::embedder::Embedder;
+pub use memory::memories::{Memory, Mind, Remember, Source};
+pub use memory::recall::{Recall, Recalled, Told};
+pub use review::audit::{AuditExport, AuditRange, AuditTrail, AuditedDecision};
+pub use review::decide::{ReviewPage, Reviews, Verdict};
+pub use rules::answer::Answer;
+pub use rules::next::{Doing, Job, Question, Rules, Step, next};
+pub use rules::overlay::Overlay;
+pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
+pub use rules::reconcile::{Incoming, NewMessage, Plan, ReplyTo, reconcile};
+pub use rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
+pub use rules::session::{Checkpoint, Place, Point, Review, Run, Said, Session, Started, Summary};
+pub use rules::summary;
+pub use run::begin::{Ask, Begun, OnExpired, Spliced, Turn};
+pub use run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
+pub use run::model::{First, Model, Pieces, Prompt};
+pub use run::resume::Followed;
+pub use run::tool_cache::{Cached, cache_key};
+pub use run::tools::{Call, Tools};
+pub use session::append::{Append, Appended, AutoCheckpoint};
+pub use session::checkpoint::{Discarded, Rewind, make_checkpoints};
 pub use session::compact::Compacted;
 pub use session::doctor::Repaired;
-pub use memory::dream::{Dream, DreamRules, Promoted};
 pub use session::edit::{fork_session, list_checkpoints, resume_session};
-pub use memory::embedder::Embedder;
+pub use session::list::Page;
+pub use session::search::{Found, FoundMessage, FoundPage, Search, SearchCursor};
+pub use session::sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
+pub use session::transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
+pub use session::transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};
+pub use store::{Cure, Finding, Orphan, Query, Whose};
+pub use tenure::{New, Options, Tenure};
+pub use types::assistant::{Assistant, CacheSize, Lifetime, MemorySize, RunLimits, ShortTerm};
+pub use types::blob::{Blob, BlobId, Cut};
+pub use types::byte_size::Size;
+pub use types::decision_chain::DecisionChain;
+pub use types::decision_hash::DecisionHash;
+pub use types::digest::{MAX_MARK_CALLS, Mark, VisibleHash};
 pub use types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Parent, Post, Record,
     ReviewDecided, ReviewOpened, Rewound, Timeout,
 };
-pub use error::{Error, Result, excerpt};
-pub use types::raw_object::Fields;
-pub use run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
-pub use types::head::{
-    Front, Head, Lead, Lease, LogEnd, MAX_MARK_CALLS, Mark, OpenReview, Reviewing, SessionInfo, Status, VisibleHash,
-};
-pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
+pub use types::excerpt::excerpt;
+pub use types::head::{Front, Head, Lead, Lease, LogEnd, OpenReview, Reviewing, SessionInfo};
+pub use types::human_duration::Period;
 pub use types::id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
-pub use session::list::Page;
 pub use types::log_hash::LogHash;
-pub use types::media::{Blob, BlobId, Cut, MIN_BLOB_TEXT};
-pub use memory::memories::{Memory, Mind, Remember, Source};
+pub use types::media::MIN_BLOB_TEXT;
 pub use types::message::{MAX_DEPTH, Message, Role, ToolCall};
-pub use run::model::{First, Model, ModelError, Piece, Pieces, Prompt};
-pub use rules::next::{Doing, Job, Question, Rules, Step, next};
+pub use types::model::{ModelError, Piece};
+pub use types::policy::HistoryMode;
 pub use types::policy::{
-    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, OnDisconnect, Period, Policy, Quota, QuotaScope,
-    ReviewRule, RunPolicy, Scope, Window, matches_pattern,
+    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, OnDisconnect, Policy, ReviewRule, RunPolicy, Scope,
+    Window, matches_pattern,
 };
-pub use engine::quota::Usage;
-pub use memory::recall::{Recall, Recalled, Told};
-pub use rules::reconcile::{HistoryMode, Incoming, NewMessage, Overlay, Plan, ReplyTo, reconcile};
-pub use rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
-pub use review::decide::{ReviewPage, Reviews, Verdict};
-pub use run::begin::{Ask, Begun, OnExpired, Spliced, Turn};
-pub use run::resume::Followed;
-pub use session::search::{Found, FoundMessage, FoundPage, Search, SearchCursor};
-pub use rules::summary;
-pub use rules::session::{Checkpoint, Place, Point, Review, Run, Said, Session, Started, Summary};
-pub use store::{Cure, Finding, Orphan, Query, Whose};
-pub use session::sweep::{Ending, MAX_CLOCK_JUMP, Receipt, Report};
-pub use tenure::{New, Options, Tenure};
-pub use types::tool_source::{EnvName, HttpSource, McpSource, PythonSource, Secret, Size, ToolSource};
-pub use run::tools::{Call, Output, Tool, ToolError, Tools};
-pub use session::transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
-pub use session::transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};
+pub use types::quota::{Quota, QuotaScope};
+pub use types::raw_object::Fields;
+pub use types::status::Status;
+pub use types::tool::{Output, Tool, ToolError};
+pub use types::tool_source::{EnvName, HttpSource, McpSource, PythonSource, Secret, ToolSource};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

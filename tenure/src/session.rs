@@ -9,6 +9,7 @@ pub(crate) mod edit;
 pub(crate) mod find;
 pub(crate) mod list;
 pub(crate) mod merge;
+pub(crate) mod redaction;
 pub(crate) mod search;
 pub(crate) mod sweep;
 pub(crate) mod transcript;

@@ -1,11 +1,13 @@
 //! The contract of a store, and the way to open one.
 
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, LogEnd, Reviewing, Status, VisibleHash, field_label, fold_case, origin_label, tag_label};
+use crate::types::blob::{Blob, BlobId};
+use crate::types::digest::VisibleHash;
+use crate::types::entry::Record;
+use crate::types::head::{Head, LogEnd, Reviewing, field_label, fold_case, origin_label, tag_label};
 use crate::types::id::{Key, Seq, SessionId, Tenant, User};
-use crate::types::media::{Blob, BlobId};
 use crate::types::message::Message;
+use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -14,8 +16,8 @@ use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
 
 mod finding;
-mod mem_index;
 mod jsonl;
+mod mem_index;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;

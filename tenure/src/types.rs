@@ -1,11 +1,24 @@
 //! Data types and their validation. Nothing here waits, reads a clock or knows a store.
 
+pub(crate) mod assistant;
+pub(crate) mod blob;
+pub(crate) mod byte_size;
+pub(crate) mod canonical_json;
+pub(crate) mod decision_chain;
+pub(crate) mod decision_hash;
+pub(crate) mod digest;
 pub(crate) mod entry;
+pub(crate) mod excerpt;
 pub(crate) mod head;
+pub(crate) mod human_duration;
 pub(crate) mod id;
 pub(crate) mod log_hash;
 pub(crate) mod media;
 pub(crate) mod message;
+pub(crate) mod model;
 pub(crate) mod policy;
+pub(crate) mod quota;
 pub(crate) mod raw_object;
+pub(crate) mod status;
+pub(crate) mod tool;
 pub(crate) mod tool_source;

@@ -1,10 +1,10 @@
 //! Blobs: bytes that are kept once per tenant, for as long as a session uses them.
 
 use super::{Fixture, Log, Rng, blob, key, moment};
+use crate::store::{Commit, Store};
+use crate::types::blob::Blob;
 use crate::types::entry::Created;
 use crate::types::id::Tenant;
-use crate::types::media::Blob;
-use crate::store::{Commit, Store};
 
 async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> {
     store.blob(&Tenant::new(tenant).unwrap(), &blob.id).await.unwrap().map(|b| b.to_vec())

@@ -1,8 +1,8 @@
 //! Checking: a store in order has nothing to tell, and removes nothing that is in use.
 
 use super::{Fixture, Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
-use crate::types::entry::Created;
 use crate::store::{Orphan, Owner, Store};
+use crate::types::entry::Created;
 
 /// Sessions of two tenants with blobs, forks and items; some are purged, some forks inherit. The keys that are left.
 async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::Key> {

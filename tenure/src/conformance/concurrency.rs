@@ -1,10 +1,10 @@
 //! Many tasks at once: each step happens wholly, once, and none waits for ever.
 
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
-use crate::types::entry::Entry;
 use crate::error::{Error, Result};
-use crate::types::id::{Key, Tenant, User};
 use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
+use crate::types::entry::Entry;
+use crate::types::id::{Key, Tenant, User};
 use std::{collections::BTreeSet, future::Future, pin::Pin, sync::Arc};
 use tokio::task::JoinSet;
 

@@ -1,13 +1,14 @@
 //! Forks: they lean on their parent's log, and stay whole when it is purged.
 
 use super::{Fixture, Log, assert_fails, blob, key, moment, read_all, state, whole_log};
-use crate::types::entry::{Created, Entry};
 use crate::error::Error;
-use crate::types::head::{Head, Status};
-use crate::types::id::{SessionId, Tenant};
-use crate::types::media::Blob;
-use crate::types::message::Message;
 use crate::store::{Commit, Query, Store, Whose};
+use crate::types::blob::Blob;
+use crate::types::entry::{Created, Entry};
+use crate::types::head::Head;
+use crate::types::id::{SessionId, Tenant};
+use crate::types::message::Message;
+use crate::types::status::Status;
 
 /// A stored session with records 1 to `seq`.
 async fn parent(store: &dyn Store, id: &str, seq: u64) -> Log {

@@ -1,11 +1,13 @@
 //! Listing: every condition, the order, and pages.
 
 use super::{Fixture, Log, head_of, key, moment};
+use crate::store::{Commit, Cursor, Order, Query, Store, Whose};
+use crate::types::digest::VisibleHash;
 use crate::types::entry::{Claim, Created, Decision, Entry, InfoChange, Outcome, ReviewDecided, ReviewOpened};
-use crate::types::head::{Head, Reviewing, Status, VisibleHash};
+use crate::types::head::{Head, Reviewing};
 use crate::types::id::{Key, ReviewId, RunId, SessionId, Tenant, User};
 use crate::types::message::Message;
-use crate::store::{Commit, Cursor, Order, Query, Store, Whose};
+use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 
 fn all() -> Query {

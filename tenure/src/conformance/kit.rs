@@ -1,13 +1,13 @@
 //! Building blocks for cases, and for other tests that need sessions.
 
-use crate::types::entry::{Created, Entry, Parent, Record};
 use crate::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::{Key, Seq, SessionId, Tenant};
-use crate::types::media::{Blob, BlobId};
-use crate::types::message::Message;
 use crate::rules::session::Session;
 use crate::store::{Commit, Direction, Item, Owner, Query, Range, Shelf, Store, Whose};
+use crate::types::blob::{Blob, BlobId};
+use crate::types::entry::{Created, Entry, Parent, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::types::message::Message;
 use jiff::{SignedDuration, Timestamp};
 use std::{fmt::Debug, sync::Arc};
 

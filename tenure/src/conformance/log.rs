@@ -1,16 +1,17 @@
 //! Commits and the log: what was acknowledged reads back, exactly, and nothing else does.
 
 use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
-use crate::review::audit::DecisionHash;
+use crate::error::Error;
+use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
+use crate::types::decision_hash::DecisionHash;
 use crate::types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Post, Record, ReviewDecided,
     ReviewOpened, Rewound, Timeout,
 };
-use crate::error::Error;
-use crate::types::head::{Head, LogEnd, Status};
+use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
 use crate::types::message::Message;
-use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
+use crate::types::status::Status;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use std::slice::from_ref;

@@ -1,10 +1,11 @@
 //! Lists with bounded work: page by page they find what an unbounded list finds.
 
 use super::{Fixture, Log, Rng, key, moment};
-use crate::types::entry::{Change, Created, Entry, InfoChange};
-use crate::types::head::{Head, Status};
-use crate::types::id::{Tenant, User};
 use crate::store::{Cursor, HeadPage, Query, Store, Whose};
+use crate::types::entry::{Change, Created, Entry, InfoChange};
+use crate::types::head::Head;
+use crate::types::id::{Tenant, User};
+use crate::types::status::Status;
 
 fn tag(tag: &str) -> Vec<String> {
     vec![tag.to_owned()]

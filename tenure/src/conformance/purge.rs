@@ -1,9 +1,9 @@
 //! Purge: what was destroyed is gone, and only that.
 
 use super::{Fixture, Log, blob, item, key, moment, read_all, session_shelf, state};
+use crate::store::{Commit, Item, Query, Store, Whose};
 use crate::types::entry::Created;
 use crate::types::id::Tenant;
-use crate::store::{Commit, Item, Query, Store, Whose};
 
 /// A session with records, an item and a blob.
 async fn full(store: &dyn Store, log: &mut Log) {

@@ -1,11 +1,13 @@
 //! Random checks against a model: the same in every run, and the seed is in the message.
 
 use super::{Fixture, Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
+use crate::store::{Cursor, Item, Order, Owner, Query, Store, Whose};
+use crate::types::digest::VisibleHash;
 use crate::types::entry::{Claim, Created, Entry, InfoChange, ReviewOpened};
-use crate::types::head::{Head, Reviewing, Status, VisibleHash};
+use crate::types::head::{Head, Reviewing};
 use crate::types::id::{ReviewId, RunId, Tenant, User};
 use crate::types::message::Message;
-use crate::store::{Cursor, Item, Order, Owner, Query, Store, Whose};
+use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 use std::{cmp::Reverse, collections::BTreeMap};
 

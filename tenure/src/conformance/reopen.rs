@@ -2,10 +2,10 @@
 
 use super::log::rich;
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
-use crate::types::entry::Created;
 use crate::error::Error;
-use crate::types::id::{SessionId, Tenant, User};
 use crate::store::{Commit, Item, Owner, Query, Shelf, Whose};
+use crate::types::entry::Created;
+use crate::types::id::{SessionId, Tenant, User};
 
 /// Heads, logs, items and blobs are the same after the store was opened again.
 pub async fn everything_is_there_again(fixture: Fixture) {

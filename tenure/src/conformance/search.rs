@@ -1,8 +1,8 @@
 //! Search: items by the words of their text.
 
 use super::{Fixture, Log, item, moment, session_shelf, shelf};
-use crate::types::id::{Tenant, User};
 use crate::store::{Item, Owner, Shelf, Store};
+use crate::types::id::{Tenant, User};
 
 fn memory() -> Shelf {
     shelf(Owner::User(User::default()), "memory")

@@ -2,8 +2,8 @@
 
 use super::{Fixture, Log, assert_fails, item, key, moment, session_shelf, shelf, state};
 use crate::error::Error;
-use crate::types::id::{SessionId, Tenant, User};
 use crate::store::{Item, Owner, Shelf, Store};
+use crate::types::id::{SessionId, Tenant, User};
 
 fn cache() -> Shelf {
     shelf(Owner::User(User::default()), "cache")

@@ -8,17 +8,17 @@
 #[cfg(test)]
 mod tests;
 
-use crate::types::entry::{Entry, Record};
-use crate::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Reach, SessionId};
-use crate::types::media::Blob;
-use crate::types::message::Message;
-use crate::types::policy::Window;
 use crate::engine::quota::{self, Usage};
+use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::{Commit, Glance, Item};
 use crate::tenure::Tenure;
+use crate::types::blob::Blob;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, Reach, SessionId};
+use crate::types::message::Message;
+use crate::types::policy::Window;
 use jiff::Timestamp;
 use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
 use std::ops::Deref;

@@ -1,11 +1,11 @@
 //! Idempotency keys of turns: the same request is answered once, and the same each time.
 
 use crate::error::{Error, Result};
-use crate::run::executors::Replay;
-use crate::types::id::{Key, Principal, RunId, SessionId};
 use crate::run::begin::Ask;
+use crate::run::executors::Replay;
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::id::{Key, Principal, RunId, SessionId};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 

@@ -1,13 +1,13 @@
 //! Reading logs: the whole of one, with its parent's part, or the newest part of a long one.
 
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::Key;
-use crate::types::policy::Window;
 use crate::rules::session::Session;
 use crate::store::Range;
 use crate::tenure::Tenure;
+use crate::types::entry::Record;
+use crate::types::head::Head;
+use crate::types::id::Key;
+use crate::types::policy::Window;
 
 /// A log of so many records is long.
 const LONG_LOG: u64 = 1000;

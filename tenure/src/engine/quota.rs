@@ -3,12 +3,12 @@
 //! Usage is summed up from the heads of the sessions and counted on from there, so that a check usually reads nothing. Other nodes'
 //! writes and deletions are seen with the next sum: a quota may be exceeded by what they write within [`FRESH`].
 
-use crate::types::entry::{Entry, Record};
 use crate::error::{Error, Result};
-use crate::types::id::{Principal, Tenant, User};
-use crate::types::policy::{Quota, QuotaScope};
 use crate::store::{Cursor, Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::entry::{Entry, Record};
+use crate::types::id::{Principal, Tenant, User};
+use crate::types::quota::{Quota, QuotaScope};
 use jiff::{SignedDuration, Timestamp};
 use quick_cache::sync::Cache;
 use std::sync::Arc;

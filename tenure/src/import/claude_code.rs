@@ -3,13 +3,14 @@
 //! The lines of one answer have the same `message.id` and become one message; results stand after it in the order of the calls. Where a question
 //! was asked again from the same place, only the last one counts. What the program says to itself is left out and listed.
 
-use crate::import::detect::Doc;
-use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
-use crate::import::raw_object::{Fields, items, quoted, string};
 use super::{Foreign, Format, LeftOut};
-use crate::error::{Error, Result, excerpt};
-use crate::types::id::SessionId;
+use crate::error::{Error, Result};
+use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
+use crate::import::detect::Doc;
+use crate::import::raw_object::{Fields, items, quoted, string};
 use crate::session::transfer::Export;
+use crate::types::excerpt::excerpt;
+use crate::types::id::SessionId;
 use std::collections::{HashMap, HashSet};
 
 /// The fields of a line that are looked at.

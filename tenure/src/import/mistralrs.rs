@@ -5,13 +5,13 @@
 //! JSON, not text, and a result names its tool, not its call.
 
 use super::LeftOut;
-use crate::import::detect::untagged;
-use crate::import::builder::Part;
-use crate::import::raw_object::{Fields, items, object, quoted, string};
 use crate::error::{Error, Result};
-use crate::types::media::{BlobId, payload};
-use crate::types::message::{Message, Role};
+use crate::import::builder::Part;
+use crate::import::detect::untagged;
+use crate::import::raw_object::{Fields, items, object, quoted, string};
 use crate::session::transfer::Export;
+use crate::types::blob::{BlobId, payload};
+use crate::types::message::{Message, Role};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;

@@ -1,11 +1,12 @@
 //! Items of OpenAI's Responses API: messages, calls and results each stand alone there.
 
-use crate::import::detect::Doc;
-use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
-use crate::import::raw_object::{Fields, items, quoted, string};
 use super::{Foreign, Format, LeftOut, at};
-use crate::error::{Error, Result, excerpt};
+use crate::error::{Error, Result};
+use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
+use crate::import::detect::Doc;
+use crate::import::raw_object::{Fields, items, quoted, string};
 use crate::session::transfer::Export;
+use crate::types::excerpt::excerpt;
 
 /// The fields of an item that are looked at.
 const ITEM: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];

@@ -1,13 +1,13 @@
 //! A session as one object with `messages`: our own export, plain OpenAI messages, and what mistral.rs exports.
 
-use crate::import::detect::Doc;
-use crate::import::raw_object::{Fields, items};
 use super::mistralrs::Listed;
 use super::{Foreign, Format, LeftOut, at, path};
 use crate::error::{Error, Result};
+use crate::import::detect::Doc;
+use crate::import::raw_object::{Fields, items};
+use crate::session::transfer::{EXPORT_FORMAT, Export};
 use crate::types::head::DECISIONS;
 use crate::types::message::Message;
-use crate::session::transfer::{EXPORT_FORMAT, Export};
 use serde_json::{Map, Value};
 
 /// The fields of an export besides its messages.

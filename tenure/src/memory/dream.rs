@@ -1,13 +1,14 @@
 //! Dreams: what a session recalled often, for different questions, on different days, becomes its user's. Nothing else is ever promoted.
 
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
-use crate::types::id::{Principal, Reach, SessionId, Tenant, User};
 use crate::memory::memories::{Kept, MEMORY, Place, bound, is_fresh, kept, shelf, written};
-use crate::types::policy::{MemoryPolicy, Scope};
 use crate::memory::recall::{Event, RECALLS};
 use crate::store::{Item, Owner, Query, Shelf, Whose};
 use crate::tenure::Tenure;
+use crate::types::head::Head;
+use crate::types::id::{Principal, Reach, SessionId, Tenant, User};
+use crate::types::policy::{MemoryPolicy, Scope};
+use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};

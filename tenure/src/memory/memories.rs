@@ -4,15 +4,16 @@
 //! whatever removes the item (retention, the cap, erasing its owner) leaves nothing behind. The sessions it came from keep a trace of it:
 //! when they are rewound or purged on purpose, what came only from there is retracted.
 
-use crate::error::{Error, Result, excerpt};
-use crate::types::head::Head;
 use crate::engine::cache::Need;
-use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
-use crate::types::policy::{MemoryPolicy, Scope};
+use crate::error::{Error, Result};
+use crate::memory::vector_index::Vector;
 use crate::rules::session::Said;
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
-use crate::memory::vector_index::Vector;
+use crate::types::excerpt::excerpt;
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
+use crate::types::policy::{MemoryPolicy, Scope};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

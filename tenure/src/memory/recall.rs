@@ -2,15 +2,15 @@
 
 use crate::engine::concurrency::Batch;
 use crate::error::Result;
-use crate::rules::prompt::tokens;
-use crate::types::id::{Principal, SessionId, Tenant};
 use crate::memory::memories::{Memory, Mind, Place, findable, is_fresh, memory, shelf};
-use crate::types::message::{Message, Role};
-use crate::types::policy::{MemoryPolicy, Scope};
+use crate::memory::vector_index::Near;
+use crate::rules::prompt::tokens;
 use crate::rules::text::words;
 use crate::store::{Item, Owner};
 use crate::tenure::Tenure;
-use crate::memory::vector_index::Near;
+use crate::types::id::{Principal, SessionId, Tenant};
+use crate::types::message::{Message, Role};
+use crate::types::policy::{MemoryPolicy, Scope};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};

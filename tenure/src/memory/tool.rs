@@ -1,13 +1,14 @@
 //! The tool `memory`: what a model can do with what its assistant remembers.
 
-use crate::engine::registry::Assistant;
 use crate::error::{Error, Result};
-use crate::types::id::{Principal, SessionId};
 use crate::memory::memories::{Mind, Remember};
-use crate::types::policy::Scope;
+use crate::run::tools::Call;
 use crate::tenure::Tenure;
+use crate::types::assistant::Assistant;
+use crate::types::id::{Principal, SessionId};
+use crate::types::policy::Scope;
+use crate::types::tool::{Output, Tool};
 use crate::types::tool_source::ToolSource;
-use crate::run::tools::{Call, Output, Tool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -4,8 +4,8 @@
 //! by the signs of their numbers, which is a few machine words each, then the best of them by the numbers themselves. What another process
 //! changes is written down on a shelf beside, for a while, and read before each search.
 
-use crate::memory::embedder::Embedder;
 use crate::error::Result;
+use crate::memory::embedder::Embedder;
 use crate::memory::memories::{Kept, MEMORY, kept};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;

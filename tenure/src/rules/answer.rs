@@ -3,9 +3,9 @@
 //! Streams differ from server to server. Text is put together, what is numbered by `index` is put in its place, and fields that
 //! nobody has heard of are kept.
 
-use crate::types::raw_object::Fields;
 use crate::types::message::Message;
-use crate::run::model::{ModelError, Piece};
+use crate::types::model::{ModelError, Piece};
+use crate::types::raw_object::Fields;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;

@@ -3,9 +3,9 @@
 //! The log keeps the call as the model wrote it. The prompt shows the arguments that were used, and the reviewer's notes before the
 //! result, so that the model can go on from what was really done. Refusals are results of their own, which have the notes already.
 
+use crate::rules::session::{Review, Said};
 use crate::types::entry::{Decision, ReviewDecided};
 use crate::types::message::{Message, Role};
-use crate::rules::session::{Review, Said};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 

@@ -1,6 +1,6 @@
 //! How much has been said: kept up message by message, without reading what came before.
 
-use crate::types::head::{MAX_MARK_CALLS, Mark, VisibleHash};
+use crate::types::digest::{MAX_MARK_CALLS, Mark, VisibleHash};
 use crate::types::message::meaning::Meaning;
 use crate::types::message::{Message, Role};
 use std::borrow::Cow;

@@ -3,12 +3,12 @@
 //! A tool call of the model's last answer has a result, or it is made, or a person is asked, or it is the client's to make. One that was
 //! begun and has no result may or may not have happened: unless doing it twice does no harm, a person is asked about that too.
 
+use crate::rules::session::{Review, Session, Started};
 use crate::types::entry::{Decision, ReviewDecided};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role, ToolCall};
 use crate::types::policy::ReviewRule;
-use crate::rules::session::{Review, Session, Started};
-use crate::run::tools::Tool;
+use crate::types::tool::Tool;
 use serde_json::{Map, Value};
 
 /// What a run has to go by besides the session.

@@ -7,13 +7,13 @@
 #[cfg(test)]
 mod tests;
 
+use crate::rules::prompt::is_enough;
+use crate::rules::session::{Said, Session};
 use crate::types::entry::{Entry, Post, Record};
 use crate::types::head::{Front, Head, Lead};
-use crate::rules::prompt::is_enough;
 use crate::types::id::Seq;
 use crate::types::message::Role;
 use crate::types::policy::Window;
-use crate::rules::session::{Said, Session};
 
 impl Session {
     /// The newest part of a session, from what its card names as the front and from the last records of its log. `None`: they do not tell

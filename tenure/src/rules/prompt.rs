@@ -9,12 +9,12 @@
 //!
 //! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each picture, sound or file.
 
+use crate::rules::decided_calls::with_decisions;
+use crate::rules::overlay::Overlay;
+use crate::rules::session::{Review, Said, Session, Summary};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
-use crate::rules::reconcile::Overlay;
-use crate::rules::decided_calls::with_decisions;
-use crate::rules::session::{Review, Said, Session, Summary};
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
@@ -27,6 +27,13 @@ pub const NO_RESULT: &str = "[no result: this call was interrupted before it fin
 /// The history of a session as a model may see it, within a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
     shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, &Overlay::default())
+}
+
+impl Overlay {
+    /// The history of a session as a model may see it, within a window, with what is shown in place of stored messages.
+    pub fn shown(&self, session: &Session, window: &Window) -> Vec<Message> {
+        shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
+    }
 }
 
 /// The same for a list of messages, with what is shown in place of some of them.

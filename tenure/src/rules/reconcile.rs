@@ -9,34 +9,20 @@
 mod align;
 mod full;
 mod index;
-mod overlay;
 
-use crate::types::entry::{Outcome, Post};
+use crate::rules::overlay::Overlay;
 use crate::rules::prompt::lead;
+use crate::rules::review_notice::notice_answer;
+use crate::rules::session::{Said, Session};
+use crate::types::entry::{Outcome, Post};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
-use crate::review::decide::notice_answer;
-use crate::rules::session::{Said, Session};
+use crate::types::policy::HistoryMode;
 use align::Alignment;
 use index::{Stored, keys};
-pub use overlay::Overlay;
-use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-
-/// How to read the messages of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HistoryMode {
-    /// Infer it from the messages.
-    #[default]
-    Auto,
-    /// They are the whole history: what is stored and differs is rewound.
-    Full,
-    /// As `Auto`, but nothing is ever rewound.
-    Append,
-}
 
 /// The messages of a request, and what is known about it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -169,10 +155,10 @@ fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Pl
 /// A client that sends everything back also sends the notice that it was given while a person had to decide. The message that
 /// the run has said in its place stands for it; without one it is left out.
 fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
-    if session.reviews.is_empty() || !incoming.iter().any(crate::review::decide::is_notice) {
+    if session.reviews.is_empty() || !incoming.iter().any(crate::rules::review_notice::is_notice) {
         return Cow::Borrowed(incoming);
     }
-    let answers = incoming.iter().filter_map(|message| match crate::review::decide::is_notice(message) {
+    let answers = incoming.iter().filter_map(|message| match crate::rules::review_notice::is_notice(message) {
         true => notice_answer(session, message).cloned(),
         false => Some(message.clone()),
     });

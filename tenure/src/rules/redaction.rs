@@ -2,11 +2,11 @@
 //!
 //! The log keeps what it was given. Transcripts, memories, vectors and what a search shows are redacted before they are written.
 
-use crate::error::{Error, Result, excerpt};
-use crate::types::raw_object::Fields;
+use crate::error::{Error, Result};
+use crate::types::excerpt::excerpt;
 use crate::types::id::check_text;
 use crate::types::message::Message;
-use crate::tenure::Tenure;
+use crate::types::raw_object::Fields;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -335,18 +335,6 @@ fn is_media(raw: &str) -> bool {
 
 fn is_base64(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=\\".contains(&b))
-}
-
-impl Tenure {
-    /// What must not leave the log.
-    pub fn redaction(&self) -> &Redaction {
-        &self.options().redaction
-    }
-
-    /// A text as it may leave the log, and the names of the rules that matched: for whoever writes it anywhere else.
-    pub fn redact<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
-        self.redaction().apply(text)
-    }
 }
 
 #[cfg(test)]

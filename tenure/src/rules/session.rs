@@ -1,12 +1,14 @@
 //! The fold: a log becomes a session. The one place that says what an entry means.
 
-use crate::review::audit::DecisionChain;
+use crate::rules::metadata;
+use crate::types::decision_chain::DecisionChain;
+use crate::types::digest::Mark;
 use crate::types::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
-use crate::types::head::{DECISIONS, Front, Head, Lease, LogEnd, Mark, OpenReview, SessionInfo, Status};
+use crate::types::head::{DECISIONS, Front, Head, Lease, LogEnd, OpenReview, SessionInfo};
 use crate::types::id::{Key, Label, RunId, Seq};
 use crate::types::log_hash::LogHash;
 use crate::types::message::{Message, Role};
-use crate::rules::metadata;
+use crate::types::status::Status;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};

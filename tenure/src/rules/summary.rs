@@ -6,12 +6,12 @@
 //!   used up, what a model is shown begins the same each time, and what its server has cached of it is good.
 //! * The next summary is made from the last one and the turns after it, so that its cost does not grow with the session.
 
+use crate::rules::decided_calls::with_decisions;
 use crate::rules::prompt::{lead, opening, tokens};
+use crate::rules::session::{Review, Said, Session};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
-use crate::rules::decided_calls::with_decisions;
-use crate::rules::session::{Review, Said, Session};
 use std::collections::HashMap;
 
 /// How many turns stay if somebody asks for a summary and does not say.

@@ -1,7 +1,7 @@
 //! What a client hears of a model's answer when tools are called here: all but the calls that are not its business.
 
-use crate::run::model::Piece;
-use crate::run::tools::Tool;
+use crate::types::model::Piece;
+use crate::types::tool::Tool;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -4,24 +4,27 @@
 //! while it is being kept. The answer is durable before the turn is called done. A turn that fails or is stopped keeps what it has and
 //! says so (`run_ended`).
 
-use crate::engine::registry::Assistant;
-use crate::engine::turn_lock::{Entered, OnBusy, Pass};
-use crate::types::entry::{Created, Entry, Outcome, Record};
-use crate::error::{Error, Result, excerpt};
-use crate::run::executors::Replay;
-use crate::types::head::Head;
-use crate::rules::prompt::shown_with;
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
 use crate::engine::idempotency::{Claim, place, same_id, same_run};
-use crate::types::media::Blob;
-use crate::types::message::Message;
-use crate::run::model::{Beside, First};
-use crate::types::policy::{Compact, OnDisconnect, Window};
+use crate::engine::turn_lock::{Entered, OnBusy, Pass};
+use crate::error::{Error, Result};
 use crate::memory::recall::{Recollection, Told, with_block};
-use crate::rules::reconcile::{HistoryMode, Incoming, Overlay, Plan, reconcile};
+use crate::rules::overlay::Overlay;
+use crate::rules::prompt::shown_with;
+use crate::rules::reconcile::{Incoming, Plan, reconcile};
 use crate::rules::session::{Point, Run, Said, Session};
+use crate::run::executors::Replay;
+use crate::run::model::{Beside, First};
 use crate::tenure::Tenure;
+use crate::types::assistant::Assistant;
+use crate::types::blob::Blob;
+use crate::types::entry::{Created, Entry, Outcome, Record};
+use crate::types::excerpt::excerpt;
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
+use crate::types::message::Message;
+use crate::types::policy::HistoryMode;
+use crate::types::policy::{Compact, OnDisconnect, Window};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

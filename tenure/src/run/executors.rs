@@ -1,11 +1,13 @@
 //! Who does the work of a run, what can be heard of it, and what comes of it.
 
-use crate::rules::answer::Answer;
 use crate::error::Error;
-use crate::types::id::Seq;
-use crate::run::model::{Model, ModelError, Piece};
+use crate::rules::answer::Answer;
 use crate::run::begin::Spliced;
-use crate::run::tools::{ToolError, Tools};
+use crate::run::model::Model;
+use crate::run::tools::Tools;
+use crate::types::id::Seq;
+use crate::types::model::{ModelError, Piece};
+use crate::types::tool::ToolError;
 use serde::{Deserialize, Serialize};
 
 /// Who does the work.

@@ -1,13 +1,13 @@
 //! Who works on a run. A node holds a lease in the session's card and renews it; a claim is a commit, so whoever lost its lease
 //! finds that the log has moved on and can not write any more, whatever its clock says.
 
-use crate::types::entry::{Claim, Entry};
-use crate::error::{Error, Result};
-use crate::types::head::{Head, Lease};
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Principal, Reach, RunId, SessionId};
+use crate::error::{Error, Result};
 use crate::store::{Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::entry::{Claim, Entry};
+use crate::types::head::{Head, Lease};
+use crate::types::id::{Principal, Reach, RunId, SessionId};
 use jiff::{SignedDuration, Timestamp};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

@@ -1,19 +1,20 @@
 //! Runs: finding them, following them, stopping them, and going on with them.
 
-use crate::engine::turn_lock::{Entered, OnBusy};
-use crate::types::entry::{Entry, Outcome, Record};
-use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Key, Principal, RunId, Seq, SessionId};
+use crate::engine::turn_lock::{Entered, OnBusy};
+use crate::error::{Error, Result};
+use crate::rules::overlay::Overlay;
+use crate::rules::session::{Run, Session};
+use crate::run::begin::{KEYED, Spliced, Turn};
+use crate::run::execute::{CANCELLED, ended};
 use crate::run::lease::owner;
 use crate::run::model::Beside;
-use crate::rules::reconcile::Overlay;
-use crate::run::begin::{KEYED, Spliced, Turn};
-use crate::rules::session::{Run, Session};
 use crate::store::Range;
 use crate::tenure::Tenure;
-use crate::run::execute::{CANCELLED, ended};
+use crate::types::entry::{Entry, Outcome, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, RunId, Seq, SessionId};
+use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::collections::HashMap;

@@ -1,10 +1,10 @@
 //! The cache of tool results: the same tool with the same parameters is asked once per session and hour.
 
 use crate::error::{Error, Result};
-use crate::types::id::{Principal, SessionId};
-use crate::types::media::{Nulls, canonical};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::canonical_json::{Nulls, canonical};
+use crate::types::id::{Principal, SessionId};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use serde_json::Value;

@@ -1,12 +1,12 @@
 //! Appending: messages that are new, all or none, once or under a condition.
 
-use crate::types::entry::{Entry, Post};
-use crate::error::{Error, Result};
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Principal, RunId, Seq, SessionId};
-use crate::types::message::Message;
+use crate::error::{Error, Result};
 use crate::store::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::entry::{Entry, Post};
+use crate::types::id::{Principal, RunId, Seq, SessionId};
+use crate::types::message::Message;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 

@@ -5,17 +5,18 @@
 //! and the old session's items, and the purge, which is refused if anything was written since. A crash between any two of them leaves the
 //! old session as it was, and the next request repeats the rest: the id of the archive follows from the old session.
 
-use crate::session::checkpoint::fork_record;
-use crate::types::entry::{Entry, Record};
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
-use crate::types::id::{Key, MAX_NAME_BYTES, Principal, SessionId};
 use crate::memory::memories::{MEMORY, TRACES, Trace};
 use crate::memory::recall::RECALLS;
 use crate::rules::session::Place;
-use crate::store::{Commit, Item, Owner, Shelf};
+use crate::session::checkpoint::fork_record;
 use crate::session::sweep::Ending;
+use crate::store::{Commit, Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, MAX_NAME_BYTES, Principal, SessionId};
+use crate::types::status::Status;
 use jiff::Timestamp;
 use std::fmt;
 use std::future::Future;

@@ -1,15 +1,15 @@
 //! Checkpoints, rewind and fork: points to come back to, and ways to come back.
 
-use crate::types::entry::{Checkpointed, Created, Entry, Outcome, Parent, Record, Rewound};
-use crate::error::{Error, Result};
-use crate::types::head::Head;
 use crate::engine::cache::{Draft, Need};
+use crate::error::{Error, Result};
+use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
+use crate::run::execute::ended;
+use crate::run::resume::unpaused;
+use crate::tenure::Tenure;
+use crate::types::entry::{Checkpointed, Created, Entry, Outcome, Parent, Record, Rewound};
+use crate::types::head::Head;
 use crate::types::id::{Key, Label, Principal, RunId, Seq, SessionId};
 use crate::types::message::{Message, Role};
-use crate::run::resume::unpaused;
-use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
-use crate::tenure::Tenure;
-use crate::run::execute::ended;
 use jiff::Timestamp;
 use serde::Serialize;
 use std::fmt;

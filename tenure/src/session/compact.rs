@@ -1,20 +1,21 @@
 //! Compaction: a model writes a summary of the oldest turns, and models are shown that instead. The messages stay, and all other verbs
 //! go on with them; `uncompact` takes the summary away.
 
-use crate::rules::answer::Answer;
-use crate::engine::turn_lock::OnBusy;
-use crate::types::entry::{Entry, Record};
-use crate::error::{Error, Result};
-use crate::types::raw_object::Fields;
-use crate::run::executors::TurnError;
-use crate::types::head::Head;
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Principal, Seq, SessionId};
-use crate::types::message::Message;
-use crate::run::model::{Model, ModelError, Prompt};
+use crate::engine::turn_lock::OnBusy;
+use crate::error::{Error, Result};
+use crate::rules::answer::Answer;
 use crate::rules::session::Summary;
 use crate::rules::summary::{self, Piece};
+use crate::run::executors::TurnError;
+use crate::run::model::{Model, Prompt};
 use crate::tenure::Tenure;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
+use crate::types::id::{Principal, Seq, SessionId};
+use crate::types::message::Message;
+use crate::types::model::ModelError;
+use crate::types::raw_object::Fields;
 use jiff::Timestamp;
 
 /// What a compaction did.

@@ -1,14 +1,14 @@
 //! The doctor: looks at everything in a house, says what is wrong, and mends what is safe to mend.
 
-use crate::review::audit::ChainCheck;
-use crate::types::entry::{Entry, Record};
 use crate::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::{Key, Tenant};
-use crate::types::media::BlobId;
+use crate::review::audit::ChainCheck;
 use crate::rules::session::Session;
 use crate::store::{Commit, Cure, Finding, Orphan, Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::blob::BlobId;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Tenant};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 

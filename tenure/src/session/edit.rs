@@ -3,15 +3,15 @@
 //! For work outside of an agent loop. Changes are made in memory and saved in one step; if somebody else wrote meanwhile, saving
 //! is [`Error::Conflict`] and changes nothing.
 
-use crate::session::checkpoint::{fork_record, place};
-use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
 use crate::error::{Error, Result};
+use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
+use crate::session::checkpoint::{fork_record, place};
+use crate::store::Commit;
+use crate::tenure::Tenure;
+use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
 use crate::types::head::Head;
 use crate::types::id::{Key, Label, Principal, SessionId};
 use crate::types::message::Message;
-use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
-use crate::store::Commit;
-use crate::tenure::Tenure;
 use jiff::Timestamp;
 
 impl Session {

@@ -4,14 +4,16 @@
 //! one conversation to another.
 
 use crate::error::Result;
-use crate::types::head::{Head, Status, VisibleHash};
-use crate::types::id::{Principal, SessionId};
-use crate::types::message::meaning::CallMatch;
-use crate::types::message::{Message, Role};
-use crate::review::decide::noticed;
+use crate::rules::review_notice::noticed;
 use crate::rules::session::Session;
 use crate::store::{Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::digest::VisibleHash;
+use crate::types::head::Head;
+use crate::types::id::{Principal, SessionId};
+use crate::types::message::meaning::CallMatch;
+use crate::types::message::{Message, Role};
+use crate::types::status::Status;
 
 /// So many sessions are considered for one look-up. With more of them the request says too little.
 const MAX_CANDIDATES: usize = 64;

@@ -1,10 +1,11 @@
 //! Lists of sessions.
 
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
-use crate::types::id::{Principal, Reach};
 use crate::store::{Cursor, HeadPage, Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::head::Head;
+use crate::types::id::{Principal, Reach};
+use crate::types::status::Status;
 
 /// A page of sessions.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,12 +1,13 @@
 //! Bringing a session up to date with what a client sends, without a run.
 
-use crate::types::entry::Entry;
-use crate::error::Result;
 use crate::engine::cache::{Draft, Need};
+use crate::error::Result;
+use crate::rules::reconcile::{Incoming, Plan, reconcile};
+use crate::tenure::Tenure;
+use crate::types::entry::Entry;
 use crate::types::id::{Principal, Seq, SessionId};
 use crate::types::message::Message;
-use crate::rules::reconcile::{HistoryMode, Incoming, Plan, reconcile};
-use crate::tenure::Tenure;
+use crate::types::policy::HistoryMode;
 
 impl Tenure {
     /// Reconciles a client's messages with a session: rewinds what the client changed, appends what is new, and says what it did.

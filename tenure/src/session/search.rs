@@ -3,15 +3,15 @@
 //! There is no index and no second copy of the text: the logs themselves are read, straight from the store, a page at a time. What was
 //! rewound, erased or purged can not be found, because it is not there.
 
-use crate::types::entry::{Entry, Post, Record};
 use crate::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Seq, SessionId, User};
-use crate::types::message::{Message, Role};
 use crate::rules::matcher::{Needle, snippet};
 use crate::rules::redaction::Redaction;
 use crate::store::{Cursor, HeadPage, Order, Query, Range, Whose};
 use crate::tenure::Tenure;
+use crate::types::entry::{Entry, Post, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, Seq, SessionId, User};
+use crate::types::message::{Message, Role};
 use jiff::Timestamp;
 use std::fmt;
 use std::str::FromStr;

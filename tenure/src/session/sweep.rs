@@ -3,14 +3,15 @@
 //! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded, and trouble with one session
 //! never stops it. Destroying needs a clock that can be trusted: while the wall clock has jumped, nothing is expired or purged.
 
-use crate::types::entry::Entry;
-use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Key, Principal, Reach, User};
+use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::{Commit, Order, Owner, Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::entry::Entry;
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, Reach, User};
+use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

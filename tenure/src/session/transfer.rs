@@ -2,16 +2,18 @@
 
 pub(crate) mod log;
 
-use crate::types::entry::{Change, Checkpointed, Created, Entry, InfoChange, Origin, Post, Record, Rewound};
-use crate::error::{Error, Result};
-use crate::types::head::{DECISIONS, Head, Mark, Status};
 use crate::engine::cache::{Draft, Need};
-use crate::types::id::{Label, Principal, Seq, SessionId};
-use crate::types::media::{Blob, BlobId};
-use crate::types::message::Message;
+use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::{Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::blob::{Blob, BlobId};
+use crate::types::digest::Mark;
+use crate::types::entry::{Change, Checkpointed, Created, Entry, InfoChange, Origin, Post, Record, Rewound};
+use crate::types::head::{DECISIONS, Head};
+use crate::types::id::{Label, Principal, Seq, SessionId};
+use crate::types::message::Message;
+use crate::types::status::Status;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;

@@ -1,11 +1,11 @@
 //! Looking at sessions: parts of them, without copying the rest.
 
-use crate::error::{Error, Result};
-use crate::types::head::Head;
 use crate::engine::cache::{Need, State, Warm};
-use crate::types::id::{Principal, Seq, SessionId};
+use crate::error::{Error, Result};
 use crate::rules::session::{Point, Said, Session};
 use crate::tenure::Tenure;
+use crate::types::head::Head;
+use crate::types::id::{Principal, Seq, SessionId};
 use std::sync::Arc;
 
 impl Tenure {

@@ -1,7 +1,7 @@
 //! What is not as it should be in a store, and what to do about it.
 
+use crate::types::blob::BlobId;
 use crate::types::id::{Key, SessionId, Tenant};
-use crate::types::media::BlobId;
 use serde::Serialize;
 use std::fmt;
 

@@ -14,12 +14,12 @@
 //! Cards, items and the places of records are kept in memory; records are read from the files.
 
 mod check;
+mod codec;
 mod engine;
 mod file;
 mod locks;
-mod codec;
-mod paths;
 mod open;
+mod paths;
 mod purge;
 mod recover;
 #[cfg(test)]
@@ -32,11 +32,12 @@ use super::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store,
     Writes,
 };
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
+use crate::types::blob::BlobId;
+use crate::types::entry::Record;
+use crate::types::head::Head;
 use crate::types::id::{Key, Seq, Tenant};
-use crate::types::media::BlobId;
+use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::collections::HashMap;

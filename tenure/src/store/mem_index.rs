@@ -1,11 +1,13 @@
 //! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
 
-use crate::rules::text::Words;
 use super::{Commit, Cursor, HeadPage, Hit, Item, Order, Owner, Query, Shelf, Whose};
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status, VisibleHash};
+use crate::rules::text::Words;
+use crate::types::blob::BlobId;
+use crate::types::digest::VisibleHash;
+use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId, Tenant, User};
-use crate::types::media::BlobId;
+use crate::types::status::Status;
 use jiff::Timestamp;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -460,8 +462,10 @@ fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::digest::Mark;
     use crate::types::entry::{Created, Entry, Parent, Record};
-    use crate::types::head::{Lease, Mark, Status};
+    use crate::types::head::Lease;
+    use crate::types::status::Status;
     use serde_json::json;
 
     fn at(seconds: usize) -> Timestamp {

@@ -1,15 +1,16 @@
 //! The store in memory: for tests, and for sessions that need not outlive the process.
 
-use crate::store::mem_index::Index;
 use super::{
     Commit, Concurrency, Direction, Finding, Glance, HeadPage, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner,
     Query, Range, Shelf, Store, Writes,
 };
-use crate::types::entry::{Entry, Record};
 use crate::error::Result;
-use crate::types::head::{Head, Status};
+use crate::store::mem_index::Index;
+use crate::types::blob::BlobId;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
 use crate::types::id::{Key, Seq, Tenant};
-use crate::types::media::BlobId;
+use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::collections::HashMap;

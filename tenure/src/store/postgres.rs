@@ -17,14 +17,14 @@
 //!
 //! No step waits for ever.
 
-mod notify;
 mod check;
 mod commit;
+mod connection;
 mod heads;
 mod hosts;
 mod items;
-mod connection;
 mod migrate;
+mod notify;
 mod purge;
 mod records;
 mod url;
@@ -32,17 +32,18 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
-use crate::types::id::{Key, Seq, Tenant};
-use crate::types::media::BlobId;
 use crate::store::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
 };
+use crate::types::blob::BlobId;
+use crate::types::entry::Record;
+use crate::types::head::Head;
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::status::Status;
 use async_trait::async_trait;
-use jiff::Timestamp;
 use connection::Link;
+use jiff::Timestamp;
 use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
 use tokio_postgres::Row;

@@ -1,34 +1,35 @@
 //! The store in one SQLite file. One connection writes: whoever is at it takes whatever has queued into one transaction, so that many
 //! commits share one fsync. Readers run beside it, on a few threads of the store's own. Other processes may use the same file at the same time.
 
-mod heads;
+mod blocking;
 mod check;
 mod commit;
 mod database;
+mod heads;
 mod items;
 mod purge;
 mod readers;
 mod records;
 mod write_batch;
-mod blocking;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
+use self::blocking::Seat;
 use self::commit::Write;
 use self::database::{File, Pool};
 use self::readers::Readers;
-use self::blocking::Seat;
 use self::writer::Writer;
 use super::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
 };
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
+use crate::types::blob::BlobId;
+use crate::types::entry::Record;
+use crate::types::head::Head;
 use crate::types::id::{Key, Seq, Tenant};
-use crate::types::media::BlobId;
+use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;

@@ -3,12 +3,14 @@
 //! An entry is one JSON object with one key, its kind: `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and
 //! fields may come; what is here stays readable for ever.
 
-use crate::review::audit::{DecisionChain, DecisionHash};
 use crate::error::{Error, Result};
-use crate::types::head::{Mark, Status};
+use crate::types::blob::Cut;
+use crate::types::decision_chain::DecisionChain;
+use crate::types::decision_hash::DecisionHash;
+use crate::types::digest::Mark;
 use crate::types::id::{Label, ReviewId, RunId, Seq, SessionId, User};
-use crate::types::media::Cut;
 use crate::types::message::{Message, Text};
+use crate::types::status::Status;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

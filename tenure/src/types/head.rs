@@ -1,14 +1,14 @@
 //! The index card of a session: all that listing, matching, sweeping and taking over need, without reading the log.
 
-use crate::review::audit::DecisionChain;
+use crate::types::decision_chain::DecisionChain;
+use crate::types::digest::{Mark, VisibleHash};
 use crate::types::entry::{Claim, Origin, Parent};
 use crate::types::id::{Key, RunId, Seq, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;
-use crate::types::message::Role;
+use crate::types::status::Status;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::fmt;
 
 /// What is known about a session besides its messages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,128 +33,11 @@ pub struct SessionInfo {
     pub metadata: Map<String, Value>,
 }
 
-/// Where a session stands in its life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// It takes new messages and runs.
-    #[default]
-    Active,
-    /// It waits, for instance for a review.
-    Paused,
-    /// It was idle for longer than its time to live. Can be restored until it is purged.
-    Expired,
-    /// Somebody deleted it. Can be restored until it is purged.
-    Deleted,
-}
-
-impl Status {
-    /// The word for it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Status::Active => "active",
-            Status::Paused => "paused",
-            Status::Expired => "expired",
-            Status::Deleted => "deleted",
-        }
-    }
-
-    /// Counts of each state, from the number of all sessions and of those that are not active, by their words.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub(crate) fn counts(all: i64, others: &[(String, i64)]) -> Vec<(Self, u64)> {
-        let count = |status: Self| others.iter().find(|(word, _)| word == status.as_str()).map_or(0, |(_, n)| *n);
-        let rest = [Status::Paused, Status::Expired, Status::Deleted].map(|status| (status, count(status)));
-        let active = (Status::Active, all - rest.iter().map(|(_, n)| n).sum::<i64>());
-        [active].into_iter().chain(rest).map(|(status, n)| (status, n.max(0) as u64)).collect()
-    }
-
-    /// Whether it is in use: active or paused.
-    pub fn is_live(self) -> bool {
-        matches!(self, Status::Active | Status::Paused)
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A running hash over the visible messages of a session (128 bits of BLAKE3): equal hashes, equal conversations.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct VisibleHash(pub [u8; 16]);
-
-impl fmt::Display for VisibleHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
-    }
-}
-
-impl fmt::Debug for VisibleHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl From<VisibleHash> for String {
     fn from(h: VisibleHash) -> String {
         h.to_string()
     }
 }
-
-impl TryFrom<String> for VisibleHash {
-    type Error = std::num::ParseIntError;
-    fn try_from(s: String) -> Result<Self, Self::Error> {
-        Ok(Self(u128::from_str_radix(&s, 16)?.to_be_bytes()))
-    }
-}
-
-/// How much has been said: enough to go on from here without reading what came before.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
-    /// Number of messages.
-    pub messages: usize,
-    /// Number of turns: user messages that do not follow another user message.
-    pub turns: usize,
-    /// Number of visible messages.
-    pub visible: usize,
-    /// Who spoke last, system messages apart.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last: Option<Role>,
-    /// The hash over the visible messages.
-    pub hash: VisibleHash,
-    /// The hash of the last user message.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub question: Option<VisibleHash>,
-    /// The hash of the last answer together with its question: what a client that sends the newest turns only is found by.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exchange: Option<VisibleHash>,
-    /// The ids of the tool calls of the last turn, at most [`MAX_MARK_CALLS`], the newest last.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub calls: Vec<String>,
-}
-
-impl Mark {
-    /// What a session is looked up by besides its whole conversation: its last exchange, and the tool calls of its last turn.
-    pub fn match_keys(&self) -> Vec<VisibleHash> {
-        self.exchange.into_iter().chain(self.calls.iter().map(|id| VisibleHash::of_call(id))).collect()
-    }
-}
-
-impl VisibleHash {
-    /// What a tool call is looked up by.
-    pub(crate) fn of_call(id: &str) -> Self {
-        let mut hash = blake3::Hasher::new();
-        hash.update(b"tool call\0").update(id.as_bytes());
-        let mut first = [0; 16];
-        first.copy_from_slice(&hash.finalize().as_bytes()[..16]);
-        Self(first)
-    }
-}
-
-/// A session can be found by so many tool calls of its last turn.
-pub const MAX_MARK_CALLS: usize = 32;
 
 /// Where that is in the log which a model is shown before the newest turns: with it, those can be shown without reading what lies between.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

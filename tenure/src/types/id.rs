@@ -1,7 +1,8 @@
 //! Names: who is asking, and which session is meant. Parsed once at the edge, valid ever after.
 
-use crate::error::{Error, Result, excerpt};
-use crate::types::policy::Quota;
+use crate::error::{Error, Result};
+use crate::types::excerpt::excerpt;
+use crate::types::quota::Quota;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, sync::Arc};
 

@@ -3,8 +3,9 @@
 
 pub(crate) mod meaning;
 
-use crate::error::{Error, Result, excerpt};
-use crate::types::media::{self, Cut};
+use crate::error::{Error, Result};
+use crate::types::blob::{Cut, payload};
+use crate::types::excerpt::excerpt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::sync::Arc;
@@ -335,7 +336,7 @@ impl Message {
         parts
             .into_iter()
             .filter_map(|p| match p {
-                PartShape::Media(Cow::Borrowed(data)) => Some(media::payload(data)),
+                PartShape::Media(Cow::Borrowed(data)) => Some(payload(data)),
                 _ => None,
             })
             .collect()

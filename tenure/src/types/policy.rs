@@ -1,77 +1,16 @@
 //! What can be set: for an assistant's sessions, and for the house as a whole.
 
+use crate::error::{Error, Result};
 use crate::types::entry::Decision;
-use crate::error::{Error, Result, excerpt};
-use crate::rules::reconcile::HistoryMode;
+use crate::types::excerpt::excerpt;
+use crate::types::human_duration::Period;
+
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr, time::Duration};
-
-/// A span of time as people write it: `250ms`, `90s`, `30m`, `2h`, `7d`, `2w`, or `never`, which has no end.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Period(Option<Duration>);
-
-const UNITS: [(&str, u64); 6] =
-    [("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
-
-impl Period {
-    /// Without an end.
-    pub const NEVER: Self = Self(None);
-
-    /// A span of so long.
-    pub const fn of(duration: Duration) -> Self {
-        Self(Some(duration))
-    }
-
-    /// How long; `None`: without an end.
-    pub fn duration(self) -> Option<Duration> {
-        self.0
-    }
-}
-
-impl FromStr for Period {
-    type Err = Error;
-    fn from_str(s: &str) -> Result<Self> {
-        let wrong = || {
-            Error::invalid("", format!("{s} is not a span of time; write 90s, 30m, 2h, 7d or never", s = excerpt(s)))
-        };
-        if s == "never" {
-            return Ok(Self::NEVER);
-        }
-        let digits = s.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = s.split_at(digits);
-        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
-        let millis = number.parse::<u64>().ok().and_then(|n| n.checked_mul(*millis)).ok_or_else(wrong)?;
-        Ok(Self::of(Duration::from_millis(millis)))
-    }
-}
-
-impl fmt::Display for Period {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(duration) = self.0 else { return f.write_str("never") };
-        let all = duration.as_millis() as u64;
-        let exact = UNITS.iter().find(|(_, millis)| all >= *millis && all.is_multiple_of(*millis));
-        let (unit, millis) = exact.unwrap_or(&("s", 1000));
-        write!(f, "{}{unit}", all / millis)
-    }
-}
-
-impl fmt::Debug for Period {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+use std::{str::FromStr, time::Duration};
 
 impl From<Period> for String {
     fn from(p: Period) -> String {
         p.to_string()
-    }
-}
-
-impl TryFrom<String> for Period {
-    type Error = Error;
-    fn try_from(s: String) -> Result<Self> {
-        s.parse()
     }
 }
 
@@ -431,23 +370,15 @@ impl Default for Limits {
     }
 }
 
-/// How much a caller may have stored. `None`: unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Quota {
-    /// Whose sessions count.
-    pub scope: QuotaScope,
-    /// Sessions that are active or paused.
-    pub max_sessions: Option<u64>,
-    /// Bytes of messages and media, those of deleted sessions included until they are purged.
-    pub max_stored_bytes: Option<u64>,
-}
-
-/// Whose sessions count towards a quota.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum QuotaScope {
-    /// Those of the caller's user.
+/// How to read the messages of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HistoryMode {
+    /// Infer it from the messages.
     #[default]
-    User,
-    /// Those of all users of the tenant.
-    Tenant,
+    Auto,
+    /// They are the whole history: what is stored and differs is rewound.
+    Full,
+    /// As `Auto`, but nothing is ever rewound.
+    Append,
 }

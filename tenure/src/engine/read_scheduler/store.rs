@@ -1,14 +1,15 @@
 //! A store whose calls are scheduled: each waits until its principal may make one.
 
 use super::Scheduler;
-use crate::types::entry::Record;
 use crate::error::Result;
-use crate::types::head::{Head, Status};
-use crate::types::id::{Key, Principal, Reach, Seq, Tenant, User};
-use crate::types::media::BlobId;
 use crate::store::{
     Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Whose,
 };
+use crate::types::blob::BlobId;
+use crate::types::entry::Record;
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, Reach, Seq, Tenant, User};
+use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use std::sync::Arc;

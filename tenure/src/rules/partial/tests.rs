@@ -1,11 +1,11 @@
 use super::*;
-use crate::types::entry::{Checkpointed, Created, Decision, InfoChange, Outcome, ReviewDecided, ReviewOpened, Rewound};
+use crate::rules::next::{Rules, next};
 use crate::rules::prompt::history;
+use crate::rules::session::Point;
+use crate::types::entry::{Checkpointed, Created, Decision, InfoChange, Outcome, ReviewDecided, ReviewOpened, Rewound};
 use crate::types::id::{Label, Principal, ReviewId, RunId, SessionId};
 use crate::types::message::Message;
-use crate::rules::next::{Rules, next};
-use crate::rules::session::Point;
-use crate::run::tools::Tool;
+use crate::types::tool::Tool;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, json};

@@ -1,10 +1,10 @@
 //! Where the messages of a request stand in the session: the anchor, and what precedes it.
 
 use super::index::Stored;
-use super::overlay::Overlay;
+use crate::rules::overlay::Overlay;
+use crate::rules::session::Said;
 use crate::types::message::meaning::{CallMatch, pair_calls};
 use crate::types::message::{Message, Role};
-use crate::rules::session::Said;
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeFrom;
 

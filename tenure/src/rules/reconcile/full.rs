@@ -6,8 +6,8 @@
 use super::index::Stored;
 use super::{NewMessage, Plan, ReplyTo};
 use crate::rules::prompt::opening;
-use crate::types::message::{Message, Role};
 use crate::rules::session::Said;
+use crate::types::message::{Message, Role};
 use std::ops::Range;
 
 pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {

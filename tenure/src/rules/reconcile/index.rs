@@ -1,7 +1,7 @@
 //! The stored messages of a session, and an index of them that is built when it is needed.
 
-use crate::types::message::{Message, Role};
 use crate::rules::session::Said;
+use crate::types::message::{Message, Role};
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;

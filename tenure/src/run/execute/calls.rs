@@ -4,11 +4,12 @@ use super::insist::Pauses;
 use super::{Work, limit};
 use crate::engine::concurrency::Batch;
 use crate::error::{Error, Result};
-use crate::run::executors::{Heard, Progress, TurnError};
 use crate::memory::tool;
-use crate::types::message::Message;
 use crate::rules::next::{Doing, Job, Step, arguments};
-use crate::run::tools::{Call, Output, ToolError};
+use crate::run::executors::{Heard, Progress, TurnError};
+use crate::run::tools::Call;
+use crate::types::message::Message;
+use crate::types::tool::{Output, ToolError};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 

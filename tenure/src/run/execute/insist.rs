@@ -1,12 +1,12 @@
 //! The store away while a run holds what can not be had again: an answer that was paid for, a result of a tool that has done something.
 //! It waits with it in hand. Somebody else may take the run over meanwhile; then the log says so, and what it holds is dropped.
 
-use crate::types::entry::{Entry, Record};
-use crate::error::{Error, Result};
 use crate::engine::cache::{Draft, Need, State};
-use crate::types::id::{Key, Principal, Seq, SessionId};
+use crate::error::{Error, Result};
 use crate::store::Range;
 use crate::tenure::Tenure;
+use crate::types::entry::{Entry, Record};
+use crate::types::id::{Key, Principal, Seq, SessionId};
 use jiff::Timestamp;
 use std::time::Duration;
 

@@ -4,15 +4,17 @@
 //! taken over that gives a right (owners, leases).
 
 use super::Export;
-use crate::review::audit::ChainCheck;
-use crate::types::entry::{Claim, Entry, Origin, Outcome, Post, Record};
 use crate::error::{Error, Result};
-use crate::types::head::{DECISIONS, Head, Mark, Status};
-use crate::types::id::{Principal, ReviewId, Seq, SessionId, check_text};
-use crate::types::media::{Blob, BlobId};
-use crate::types::message::Message;
+use crate::review::audit::ChainCheck;
 use crate::rules::session::Session;
 use crate::tenure::Tenure;
+use crate::types::blob::{Blob, BlobId};
+use crate::types::digest::Mark;
+use crate::types::entry::{Claim, Entry, Origin, Outcome, Post, Record};
+use crate::types::head::{DECISIONS, Head};
+use crate::types::id::{Principal, ReviewId, Seq, SessionId, check_text};
+use crate::types::message::Message;
+use crate::types::status::Status;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};

@@ -1,13 +1,13 @@
 //! Looking for files that are damaged or not the store's, and for blobs that nobody uses.
 
-use crate::store::jsonl::engine::{Disk, State};
 use super::file::{failed, remove_file, sync_dir};
-use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
 use super::open::list;
-use crate::store::jsonl::recover::{End, replay};
 use crate::error::Result;
-use crate::types::id::{Key, Tenant};
+use crate::store::jsonl::engine::{Disk, State};
+use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
+use crate::store::jsonl::recover::{End, replay};
 use crate::store::{Finding, MAX_FINDINGS, Orphan};
+use crate::types::id::{Key, Tenant};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 

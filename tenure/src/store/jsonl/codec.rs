@@ -18,11 +18,11 @@
 //!
 //! So the last 18 bytes of a commit are `"sum":"xxxxxxxx"}` and a line break, and no other line ends in `"}`: those end in `}}`.
 
+use crate::store::{Item, Owner};
+use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::head::Head;
 use crate::types::id::Seq;
-use crate::types::media::BlobId;
-use crate::store::{Item, Owner};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

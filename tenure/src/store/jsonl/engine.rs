@@ -1,18 +1,18 @@
 //! The files, and what is known of them: the part of the store that waits for the disk.
 
 use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
+use crate::error::{Error, Result};
+use crate::private_files;
 use crate::store::jsonl::codec::{Batch, Sealed};
 use crate::store::jsonl::paths::{self, Place};
 use crate::store::jsonl::recover::{Contents, End, replay};
-use crate::types::entry::Record;
-use crate::error::{Error, Result};
-use crate::types::head::Head;
-use crate::types::id::{Key, Seq, Tenant};
-use crate::types::media::{Blob, BlobId};
-use crate::types::message::Message;
-use crate::private_files;
 use crate::store::mem_index::Index;
 use crate::store::{Commit, Direction, Item, MAX_PAGE_BYTES, Range, Shelf};
+use crate::types::blob::{Blob, BlobId};
+use crate::types::entry::Record;
+use crate::types::head::Head;
+use crate::types::id::{Key, Seq, Tenant};
+use crate::types::message::Message;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;

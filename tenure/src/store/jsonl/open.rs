@@ -1,15 +1,15 @@
 //! Opening a directory: claiming it, reading every file, mending what a crash left behind.
 
-use crate::store::jsonl::engine::{Damage, Log, State};
 use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
+use crate::error::{Error, Result};
+use crate::private_files;
 use crate::store::jsonl::codec::Line;
+use crate::store::jsonl::engine::{Damage, Log, State};
 use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
 use crate::store::jsonl::recover::{Contents, End, replay};
-use crate::error::{Error, Result};
-use crate::types::id::{Key, Tenant};
-use crate::types::media::BlobId;
-use crate::private_files;
 use crate::store::{FORMAT, Owner, Repair, Shelf};
+use crate::types::blob::BlobId;
+use crate::types::id::{Key, Tenant};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader};

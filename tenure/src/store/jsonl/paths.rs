@@ -1,8 +1,8 @@
 //! Where things are: the names of files and directories. Nothing a client can choose leads out of its tenant's directory.
 
-use crate::types::id::{Key, SessionId, Tenant};
-use crate::types::media::BlobId;
 use crate::store::{Owner, Shelf};
+use crate::types::blob::BlobId;
+use crate::types::id::{Key, SessionId, Tenant};
 use std::path::{Path, PathBuf};
 
 /// The file with the number of the format.

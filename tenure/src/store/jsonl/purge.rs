@@ -6,12 +6,12 @@
 //! that it is still there, whole, and the purge can be repeated. The blobs go last: those that nobody uses go when a
 //! store is opened, too.
 
-use crate::store::jsonl::engine::{Disk, State};
 use super::file::{failed, remove_file, sync_dir};
-use crate::store::jsonl::codec::Batch;
-use crate::store::jsonl::paths::{self, Place};
 use super::open;
 use crate::error::Result;
+use crate::store::jsonl::codec::Batch;
+use crate::store::jsonl::engine::{Disk, State};
+use crate::store::jsonl::paths::{self, Place};
 use crate::types::id::{Key, Tenant};
 
 impl Disk {

@@ -1,12 +1,12 @@
 //! Reading a whole file: what is in it, and whether it is in order.
 
+use crate::store::Item;
 use crate::store::jsonl::codec::{Commits, Line, Next, any_commit};
 use crate::store::jsonl::paths::{Place, parse_owner};
+use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq};
-use crate::types::media::BlobId;
-use crate::store::Item;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -5,11 +5,11 @@ mod model;
 mod purging;
 
 use super::*;
-use crate::types::entry::{Created, Entry, Parent, Rewound};
-use crate::types::head::Status;
-use crate::types::media::Blob;
-use crate::types::message::Message;
 use crate::store::{Direction, FORMAT, Order, Whose};
+use crate::types::blob::Blob;
+use crate::types::entry::{Created, Entry, Parent, Rewound};
+use crate::types::message::Message;
+use crate::types::status::Status;
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;

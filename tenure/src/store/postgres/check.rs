@@ -1,11 +1,11 @@
 //! Looking for what does not belong, and removing it.
 
 use super::column;
-use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::error::{Error, Result};
-use crate::types::id::{SessionId, Tenant};
-use crate::types::media::BlobId;
+use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::store::{Finding, MAX_FINDINGS, Orphan, Owner};
+use crate::types::blob::BlobId;
+use crate::types::id::{SessionId, Tenant};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 

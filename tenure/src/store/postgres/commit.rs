@@ -2,12 +2,12 @@
 
 use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
-use crate::store::postgres::connection::{Fail, Link, Param};
 use super::{micros, whole};
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::log_hash::LogHash;
+use crate::store::postgres::connection::{Fail, Link, Param};
 use crate::store::{Commit, Item, Owner};
+use crate::types::entry::Record;
+use crate::types::log_hash::LogHash;
 use std::collections::BTreeMap;
 use tokio_postgres::types::Type;
 

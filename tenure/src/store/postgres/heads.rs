@@ -1,13 +1,15 @@
 //! Index cards and how they are found.
 
-use crate::store::postgres::connection::{Link, Param};
 use super::{column, micros, row_limit};
-use crate::types::entry::Parent;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status, VisibleHash};
+use crate::store::postgres::connection::{Link, Param};
+use crate::store::{HeadPage, Order, Query, Whose};
+use crate::types::digest::VisibleHash;
+use crate::types::entry::Parent;
+use crate::types::head::Head;
 use crate::types::id::{Key, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;
-use crate::store::{HeadPage, Order, Query, Whose};
+use crate::types::status::Status;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};

@@ -4,10 +4,10 @@
 //! that it accepts writes. The driver has none after TCP, so a host that accepts a connection and then stays silent (a frozen process, a
 //! machine behind a partition) would block all others. The hosts are tried at staggered times, the one that worked last first.
 
-use crate::store::postgres::connection::Fail;
 use super::url::{Settings, tls};
 use crate::engine::concurrency::Batch;
 use crate::error::Result;
+use crate::store::postgres::connection::Fail;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

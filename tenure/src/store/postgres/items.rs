@@ -1,10 +1,10 @@
 //! Items on their shelves.
 
-use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
 use super::{column, instant, micros, row_limit, whole};
 use crate::error::{Error, Result};
-use crate::types::id::Tenant;
+use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
 use crate::store::{Hit, Item, Owner, Shelf};
+use crate::types::id::Tenant;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 use tokio_postgres::Row;

@@ -4,9 +4,9 @@
 //! left out, indexes. What is no longer needed goes a version later. It may wait a moment for a table, but not longer: whoever came
 //! after it would wait too.
 
-use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT};
 use crate::error::{Error, Result};
 use crate::store::FORMAT;
+use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT};
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_postgres::types::Type;

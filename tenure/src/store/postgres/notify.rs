@@ -4,8 +4,8 @@
 //! for each other. What is to be told while one is on its way goes with the next.
 
 use super::hosts::Hosts;
-use crate::store::postgres::connection::{Fail, Link};
 use super::url::{Prepare, Settings};
+use crate::store::postgres::connection::{Fail, Link};
 use crate::types::id::{Key, SessionId, Tenant};
 use std::collections::HashSet;
 use std::future::poll_fn;

@@ -1,9 +1,9 @@
 //! The end of a session, and who inherits its log.
 
-use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
 use crate::error::{Error, Result};
-use crate::types::id::{Key, Seq};
 use crate::store::Owner;
+use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
+use crate::types::id::{Key, Seq};
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};

@@ -1,11 +1,11 @@
 //! Pages of the log.
 
-use crate::store::postgres::connection::{Link, Param};
 use super::{column, place, row_limit, whole};
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::id::{Key, Seq};
+use crate::store::postgres::connection::{Link, Param};
 use crate::store::{Direction, MAX_PAGE_BYTES, Range};
+use crate::types::entry::Record;
+use crate::types::id::{Key, Seq};
 use tokio_postgres::types::Type;
 
 /// A page ends after so many records, even if the limit is not reached.

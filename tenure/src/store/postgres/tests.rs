@@ -8,13 +8,13 @@ mod shelves;
 mod views;
 
 use super::PostgresStore;
-use crate::types::entry::{Created, Entry, Parent, Record};
 use crate::error::Result;
+use crate::rules::session::{Point, Session};
+use crate::store::{Commit, Range, Store};
+use crate::types::entry::{Created, Entry, Parent, Record};
 use crate::types::head::Head;
 use crate::types::id::{Key, SessionId, Tenant};
 use crate::types::message::Message;
-use crate::rules::session::{Point, Session};
-use crate::store::{Commit, Range, Store};
 use jiff::Timestamp;
 use tokio_postgres::Row;
 

@@ -1,11 +1,12 @@
 //! Looking for what does not belong, and removing it.
 
-use crate::store::sqlite::database::File;
 use super::{Done, items};
-use crate::error::{Error, excerpt};
-use crate::types::id::{Key, SessionId, Tenant};
-use crate::types::media::BlobId;
+use crate::error::Error;
+use crate::store::sqlite::database::File;
 use crate::store::{Cure, Finding, MAX_FINDINGS, Orphan, Owner};
+use crate::types::blob::BlobId;
+use crate::types::excerpt::excerpt;
+use crate::types::id::{Key, SessionId, Tenant};
 use rusqlite::{Connection, ErrorCode, Row, params};
 
 const RECOVER: &str =

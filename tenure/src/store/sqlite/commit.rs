@@ -1,14 +1,16 @@
 //! A commit, made ready outside the thread that writes: what is left to do there is to bind and step.
 
-use crate::store::sqlite::database::File;
 use super::{Done, heads, items};
-use crate::types::entry::Record;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, LogEnd, Status, VisibleHash};
+use crate::store::sqlite::database::File;
+use crate::store::{Commit, Item, Owner};
+use crate::types::blob::Blob;
+use crate::types::digest::VisibleHash;
+use crate::types::entry::Record;
+use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Seq, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;
-use crate::types::media::Blob;
-use crate::store::{Commit, Item, Owner};
+use crate::types::status::Status;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
 /// So many sessions fit into one file.

@@ -1,11 +1,12 @@
 //! Index cards: finding and reading them.
 
 use super::Done;
-use crate::store::sqlite::database::File;
 use crate::error::{Error, Result};
-use crate::types::head::{Head, Status};
-use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::store::sqlite::database::File;
 use crate::store::{Glance, HeadPage, Order, Query, Whose};
+use crate::types::head::Head;
+use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::types::status::Status;
 use jiff::Timestamp;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};

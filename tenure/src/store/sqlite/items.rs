@@ -1,10 +1,11 @@
 //! Items on shelves: keeping, finding and removing them.
 
 use super::Done;
+use crate::error::Error;
 use crate::store::sqlite::database::File;
-use crate::error::{Error, excerpt};
-use crate::types::id::Tenant;
 use crate::store::{Hit, Item, Owner, Shelf};
+use crate::types::excerpt::excerpt;
+use crate::types::id::Tenant;
 use jiff::Timestamp;
 use rusqlite::{Connection, Row, params};
 use std::collections::{BTreeSet, HashMap};

@@ -1,12 +1,12 @@
 //! Purging: a session goes, and the forks that lean on its log keep what is theirs.
 
 use super::commit::{record_key, remove_matches};
-use crate::store::sqlite::database::File;
 use super::{Done, heads, items};
 use crate::error::Error;
+use crate::store::Owner;
+use crate::store::sqlite::database::File;
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId};
-use crate::store::Owner;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 

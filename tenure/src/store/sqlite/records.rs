@@ -1,13 +1,13 @@
 //! Records and blobs: reading them.
 
 use super::commit::record_key;
-use crate::store::sqlite::database::File;
 use super::{Done, Fault};
-use crate::types::entry::{Record, Records};
 use crate::error::Error;
-use crate::types::id::{Key, Seq, Tenant};
-use crate::types::media::BlobId;
+use crate::store::sqlite::database::File;
 use crate::store::{Direction, MAX_PAGE_BYTES, Range};
+use crate::types::blob::BlobId;
+use crate::types::entry::{Record, Records};
+use crate::types::id::{Key, Seq, Tenant};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::sync::Arc;
 

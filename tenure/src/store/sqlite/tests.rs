@@ -7,12 +7,12 @@ mod views;
 mod writing;
 
 use super::SqliteStore;
-use crate::types::entry::{Created, Entry, Record};
 use crate::error::Result;
+use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
+use crate::types::entry::{Created, Entry, Record};
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Key, Seq, SessionId, Tenant, User};
 use crate::types::message::Message;
-use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
 use jiff::Timestamp;
 use rusqlite::Connection;
 use tempfile::TempDir;

@@ -4,10 +4,10 @@
 //! for it. Where many write, or where the caller's thread has no time to wait for the disk, a thread of the store's own does it.
 
 use super::Done;
+use crate::error::{Error, Result};
+use crate::store::sqlite::blocking::Seat;
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::write_batch::{Job, Left, Purpose, Scribe, Task, Weight, stopped};
-use crate::store::sqlite::blocking::Seat;
-use crate::error::{Error, Result};
 use rusqlite::Connection;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};

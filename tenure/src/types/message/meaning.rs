@@ -4,7 +4,8 @@
 //! the reasoning block and the media, reformat JSON, and rename tool calls. Such a copy is still the same message.
 
 use super::{Message, PartShape, Role, Shape, ToolCall};
-use crate::types::media::{self, BlobId, Nulls};
+use crate::types::blob::{BlobId, content_id};
+use crate::types::canonical_json::{Nulls, canonical, canonical_hash};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -41,9 +42,9 @@ impl Message {
         for part in shape.parts().unwrap_or_default() {
             match part {
                 PartShape::Text(text) => texts.push(text),
-                PartShape::Other(raw) => meaning.other.push(media::canonical_hash(raw)),
+                PartShape::Other(raw) => meaning.other.push(canonical_hash(raw)),
                 PartShape::Media(data) => {
-                    meaning.media.push(media::content_id(&data, || cuts.next().map(|c| c.id)));
+                    meaning.media.push(content_id(&data, || cuts.next().map(|c| c.id)));
                 }
             }
         }
@@ -160,7 +161,7 @@ fn canonical_text(text: &str) -> String {
         && text.ends_with('}')
         && let Ok(value @ Value::Object(_)) = serde_json::from_str(text)
     {
-        return media::canonical(&value, Nulls::Keep);
+        return canonical(&value, Nulls::Keep);
     }
     let mut collapsed = String::with_capacity(text.len());
     for word in text.split_whitespace() {

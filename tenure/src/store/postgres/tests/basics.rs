@@ -1,10 +1,10 @@
 //! Opening, committing, reading.
 
 use super::*;
-use crate::types::entry::InfoChange;
 use crate::error::Error;
 use crate::store::postgres::migrate;
 use crate::store::{FORMAT, Item, MAX_PAGE_BYTES, Owner, Query, Shelf, Whose};
+use crate::types::entry::InfoChange;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tokio::task::JoinSet;

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::error::Error;
-use crate::types::media::{Blob, BlobId};
 use crate::store::{Item, Owner, Shelf};
+use crate::types::blob::{Blob, BlobId};
 use std::sync::Arc;
 
 fn blob(text: &str) -> Blob {

@@ -1,10 +1,11 @@
 //! Lists of sessions, against `Query::matches`.
 
 use super::*;
-use crate::types::entry::InfoChange;
-use crate::types::head::{Lease, Status};
-use crate::types::id::{RunId, User};
 use crate::store::{Cursor, Order, Query, Whose};
+use crate::types::entry::InfoChange;
+use crate::types::head::Lease;
+use crate::types::id::{RunId, User};
+use crate::types::status::Status;
 use serde_json::json;
 
 /// What a query must find among these cards.

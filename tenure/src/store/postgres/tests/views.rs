@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::types::entry::{Checkpointed, Rewound};
-use crate::types::head::Status;
 use crate::types::id::{Label, RunId};
+use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 
 /// Every view of a session shows what its folded log shows.

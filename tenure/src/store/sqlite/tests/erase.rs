@@ -2,7 +2,7 @@
 
 use super::super::items;
 use super::*;
-use crate::types::media::{Blob, BlobId};
+use crate::types::blob::{Blob, BlobId};
 use std::collections::HashSet;
 use std::path::Path;
 

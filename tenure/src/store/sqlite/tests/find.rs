@@ -1,9 +1,9 @@
 //! Finding: indexes are used, and the full-text index follows the items.
 
-use crate::store::sqlite::heads::{Narrow, Select};
 use super::*;
-use crate::types::head::VisibleHash;
+use crate::store::sqlite::heads::{Narrow, Select};
 use crate::store::{Order, Query, Whose};
+use crate::types::digest::VisibleHash;
 use rusqlite::params_from_iter;
 
 /// How SQLite would look for the heads of a query.
@@ -24,7 +24,7 @@ async fn queries_use_their_index() {
     let sql = place.sql();
     let tenant = Tenant::default();
     let (ours, mine) = (Whose::Tenant(tenant.clone()), Whose::User(tenant, user("ada")));
-    let live = vec![crate::types::head::Status::Active, crate::types::head::Status::Paused];
+    let live = vec![crate::types::status::Status::Active, crate::types::status::Status::Paused];
     let hashes = vec![VisibleHash([1; 16]), VisibleHash([2; 16])];
     let parent = Some(SessionId::new("p").unwrap());
     let cursor = Some("5~s".parse().unwrap());

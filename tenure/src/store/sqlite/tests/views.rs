@@ -1,10 +1,10 @@
 //! The views that people query, against the fold.
 
 use super::*;
-use crate::types::entry::{Checkpointed, Parent, Rewound};
-use crate::types::head::Status;
-use crate::types::id::Label;
 use crate::rules::session::{Point, Session};
+use crate::types::entry::{Checkpointed, Parent, Rewound};
+use crate::types::id::Label;
+use crate::types::status::Status;
 use serde_json::{Value, json};
 
 /// The whole log of a session, its ancestors' part included.

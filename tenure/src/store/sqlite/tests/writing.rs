@@ -1,11 +1,12 @@
 //! Writing: whose thread does it, what shares a transaction, what fails alone, and what fails together.
 
 use super::*;
-use crate::types::entry::{Parent, Post};
 use crate::error::Error;
-use crate::types::head::{Mark, Status};
+use crate::types::blob::{Blob, BlobId};
+use crate::types::digest::Mark;
+use crate::types::entry::{Parent, Post};
 use crate::types::id::RunId;
-use crate::types::media::{Blob, BlobId};
+use crate::types::status::Status;
 use std::sync::{Arc, mpsc};
 use tokio::task::JoinSet;
 

@@ -1,11 +1,9 @@
-//! What a model is shown in place of stored messages, because the client sent it in other words.
+//! Messages that a model is shown in place of stored ones, because the client sent other wording.
 
-use crate::rules::prompt::shown_with;
+use crate::rules::session::Said;
+use crate::types::blob::{Blob, BlobId};
 use crate::types::id::Seq;
-use crate::types::media::{Blob, BlobId};
 use crate::types::message::Message;
-use crate::types::policy::Window;
-use crate::rules::session::{Said, Session};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -27,13 +25,8 @@ impl Overlay {
     }
 
     /// In place of how many stored messages others are shown.
-    pub(super) fn replaced(&self) -> usize {
+    pub(crate) fn replaced(&self) -> usize {
         self.replaced.len()
-    }
-
-    /// The history of a session as a model may see it, within a window, with what is shown in place of stored messages.
-    pub fn shown(&self, session: &Session, window: &Window) -> Vec<Message> {
-        shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
     }
 
     /// Whether everything up to this record is hidden.
@@ -41,20 +34,20 @@ impl Overlay {
         self.start.is_some_and(|start| start > upto)
     }
 
-    pub(super) fn replace(&mut self, stored: &Said, message: Message) {
+    pub(crate) fn replace(&mut self, stored: &Said, message: Message) {
         self.replaced.insert(stored.seq, message);
     }
 
-    pub(super) fn insert_before(&mut self, stored: &Said, messages: Vec<Message>) {
+    pub(crate) fn insert_before(&mut self, stored: &Said, messages: Vec<Message>) {
         self.inserted.entry(stored.seq).or_default().extend(messages);
     }
 
-    pub(super) fn begin_with(&mut self, stored: &Said, messages: Vec<Message>) {
+    pub(crate) fn begin_with(&mut self, stored: &Said, messages: Vec<Message>) {
         self.start = Some(stored.seq);
         self.inserted.entry(stored.seq).or_default().splice(0..0, messages);
     }
 
-    pub(super) fn merge(&mut self, other: Overlay) {
+    pub(crate) fn merge(&mut self, other: Overlay) {
         self.replaced.extend(other.replaced);
         for (seq, messages) in other.inserted {
             self.inserted.entry(seq).or_default().extend(messages);
