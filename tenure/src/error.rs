@@ -1,6 +1,6 @@
 //! What can go wrong, and what to do about it.
 
-use crate::types::id::{ReviewId, RunId, Seq, SessionId};
+use crate::types::id::{InvalidName, ReviewId, RunId, Seq, SessionId};
 
 /// The result of everything that can fail here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -205,6 +205,12 @@ pub enum Error {
         /// What the store or the system said.
         why: String,
     },
+}
+
+impl From<InvalidName> for Error {
+    fn from(invalid: InvalidName) -> Self {
+        Error::invalid(invalid.param, invalid.message)
+    }
 }
 
 impl Error {

@@ -94,7 +94,7 @@ pub use types::assistant::{Assistant, CacheSize, Lifetime, MemorySize, RunLimits
 pub use types::blob::{Blob, BlobId, Cut};
 pub use types::byte_size::Size;
 pub use types::decision_chain::DecisionChain;
-pub use types::decision_hash::DecisionHash;
+pub use types::decision_chain::DecisionHash;
 pub use types::digest::{MAX_MARK_CALLS, Mark, VisibleHash};
 pub use types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Parent, Post, Record,
@@ -103,7 +103,9 @@ pub use types::entry::{
 pub use types::excerpt::excerpt;
 pub use types::head::{Front, Head, Lead, Lease, LogEnd, OpenReview, Reviewing, SessionInfo};
 pub use types::human_duration::Period;
-pub use types::id::{Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User};
+pub use types::id::{
+    InvalidName, Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User,
+};
 pub use types::log_hash::LogHash;
 pub use types::media::MIN_BLOB_TEXT;
 pub use types::message::{MAX_DEPTH, Message, Role, ToolCall};

@@ -2,6 +2,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod decided_calls;
+pub(crate) mod decision_chain;
 pub(crate) mod digest;
 pub(crate) mod matcher;
 pub(crate) mod metadata;

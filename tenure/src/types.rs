@@ -5,7 +5,6 @@ pub(crate) mod blob;
 pub(crate) mod byte_size;
 pub(crate) mod canonical_json;
 pub(crate) mod decision_chain;
-pub(crate) mod decision_hash;
 pub(crate) mod digest;
 pub(crate) mod entry;
 pub(crate) mod excerpt;

@@ -3,7 +3,7 @@
 use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
 use crate::error::Error;
 use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
-use crate::types::decision_hash::DecisionHash;
+use crate::types::decision_chain::DecisionHash;
 use crate::types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Post, Record, ReviewDecided,
     ReviewOpened, Rewound, Timeout,

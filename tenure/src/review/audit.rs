@@ -7,7 +7,7 @@ use crate::rules::session::Session;
 use crate::store::{Cursor, Query, Range, Whose};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
-use crate::types::decision_hash::DecisionHash;
+use crate::types::decision_chain::DecisionHash;
 use crate::types::entry::{Entry, Record, ReviewDecided};
 use crate::types::head::{DECISIONS, Head, Reviewing};
 use crate::types::id::{Principal, Reach, Seq, SessionId};

@@ -165,14 +165,14 @@ fn archive_id(id: &SessionId, at: Timestamp, attempt: usize) -> Result<SessionId
     }
     let id = id.as_str();
     if id.len() + end.len() <= MAX_NAME_BYTES {
-        return SessionId::new(format!("{id}{end}"));
+        return Ok(SessionId::new(format!("{id}{end}"))?);
     }
     let hash = &blake3::hash(id.as_bytes()).to_hex()[..16];
     let mut cut = MAX_NAME_BYTES - end.len() - hash.len() - 1;
     while !id.is_char_boundary(cut) {
         cut -= 1;
     }
-    SessionId::new(format!("{}:{hash}{end}", &id[..cut]))
+    Ok(SessionId::new(format!("{}:{hash}{end}", &id[..cut]))?)
 }
 
 #[cfg(test)]

@@ -1,14 +1,40 @@
-//! The hash chain over the decisions of a session.
+//! The hash chain over the decisions of a session: its links and its end.
 
-use crate::types::canonical_json::{Nulls, canonical};
-use crate::types::decision_hash::DecisionHash;
-use crate::types::entry::ReviewDecided;
-use jiff::Timestamp;
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use std::borrow::Cow;
+use std::fmt;
 
-/// The version of the hashed content. It is hashed too, so that a later version cannot be confused with this one.
-const CONTENT: &str = "tenure.decision.1";
+/// The BLAKE3 hash of a decision's canonical content.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Cow<'_, str>", into = "String")]
+pub struct DecisionHash(pub [u8; 32]);
+
+impl DecisionHash {
+    /// What the first decision of a chain names as the previous one.
+    pub const START: Self = Self([0; 32]);
+}
+
+impl fmt::Display for DecisionHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl fmt::Debug for DecisionHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl TryFrom<Cow<'_, str>> for DecisionHash {
+    type Error = Error;
+    fn try_from(s: Cow<'_, str>) -> Result<Self> {
+        let hash = blake3::Hash::from_hex(s.as_bytes());
+        let hash = hash.map_err(|_| Error::invalid("previous", "a hash has 64 hexadecimal digits"))?;
+        Ok(Self(*hash.as_bytes()))
+    }
+}
 
 /// The end of a session's hash chain: how many decisions are linked, and the hash of the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,42 +43,4 @@ pub struct DecisionChain {
     pub count: u64,
     /// The hash of the last one.
     pub hash: DecisionHash,
-}
-
-impl DecisionChain {
-    /// The chain after one more record. Decisions of older versions carry no link and leave it unchanged.
-    pub(crate) fn after(chain: Option<Self>, decided: &ReviewDecided, at: Timestamp) -> Option<Self> {
-        if decided.previous.is_none() {
-            return chain;
-        }
-        Some(Self { count: chain.map_or(0, |c| c.count) + 1, hash: decided.hash(at) })
-    }
-
-    /// What the next decision names as the previous one.
-    pub(crate) fn link(chain: Option<Self>) -> DecisionHash {
-        chain.map_or(DecisionHash::START, |c| c.hash)
-    }
-}
-
-impl ReviewDecided {
-    /// The hash of its canonical content. It does not depend on the session's id: of the review only the record that opened it counts.
-    pub fn hash(&self, at: Timestamp) -> DecisionHash {
-        let review = match self.review.seq() {
-            Some(seq) => json!(seq),
-            None => json!(self.review),
-        };
-        let previous = self.previous.unwrap_or(DecisionHash::START);
-        let content = json!([
-            CONTENT,
-            previous,
-            review,
-            self.step,
-            self.decision,
-            self.reviewer,
-            self.notes,
-            self.arguments,
-            at.as_microsecond(),
-        ]);
-        DecisionHash(*blake3::hash(canonical(&content, Nulls::Keep).as_bytes()).as_bytes())
-    }
 }

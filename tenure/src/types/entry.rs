@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::types::blob::Cut;
 use crate::types::decision_chain::DecisionChain;
-use crate::types::decision_hash::DecisionHash;
+use crate::types::decision_chain::DecisionHash;
 use crate::types::digest::Mark;
 use crate::types::id::{Label, ReviewId, RunId, Seq, SessionId, User};
 use crate::types::message::{Message, Text};

@@ -1,6 +1,5 @@
 //! Names: who is asking, and which session is meant. Parsed once at the edge, valid ever after.
 
-use crate::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::quota::Quota;
 use serde::{Deserialize, Serialize};
@@ -12,6 +11,16 @@ pub type Seq = u64;
 /// Longest session id, tenant, user, label and other name, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
 
+/// An id, user, tenant or label that is not valid. Converts into [`Error::Invalid`](crate::Error::Invalid).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct InvalidName {
+    /// The parameter that is wrong.
+    pub param: &'static str,
+    /// What is wrong with it.
+    pub message: String,
+}
+
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $what:literal, $check:path) => {
         $(#[$doc])*
@@ -21,11 +30,14 @@ macro_rules! name {
 
         impl $name {
             /// Checks and takes a name.
-            pub fn new(name: impl AsRef<str>) -> Result<Self> {
+            pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidName> {
                 let name = name.as_ref();
                 match $check(name) {
                     Ok(()) => Ok(Self(name.into())),
-                    Err(why) => Err(Error::invalid($what, format!("{name} is not a valid {}: {why}", $what, name = excerpt(name)))),
+                    Err(why) => {
+                        let message = format!("{name} is not a valid {}: {why}", $what, name = excerpt(name));
+                        Err(InvalidName { param: $what, message })
+                    }
                 }
             }
 
@@ -48,22 +60,22 @@ macro_rules! name {
         }
 
         impl FromStr for $name {
-            type Err = Error;
-            fn from_str(s: &str) -> Result<Self> {
+            type Err = InvalidName;
+            fn from_str(s: &str) -> Result<Self, InvalidName> {
                 Self::new(s)
             }
         }
 
         impl TryFrom<String> for $name {
-            type Error = Error;
-            fn try_from(s: String) -> Result<Self> {
+            type Error = InvalidName;
+            fn try_from(s: String) -> Result<Self, InvalidName> {
                 Self::new(s)
             }
         }
 
         impl TryFrom<&str> for $name {
-            type Error = Error;
-            fn try_from(s: &str) -> Result<Self> {
+            type Error = InvalidName;
+            fn try_from(s: &str) -> Result<Self, InvalidName> {
                 Self::new(s)
             }
         }
@@ -219,12 +231,12 @@ pub struct Principal {
 
 impl Principal {
     /// A user who sees only what is their own.
-    pub fn new(tenant: &str, user: &str) -> Result<Self> {
+    pub fn new(tenant: &str, user: &str) -> Result<Self, InvalidName> {
         Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: Reach::Own, quota: None })
     }
 
     /// An administrator of a tenant: sees every session in it, and acts as the user `default`.
-    pub fn tenant_wide(tenant: &str) -> Result<Self> {
+    pub fn tenant_wide(tenant: &str) -> Result<Self, InvalidName> {
         Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: Reach::Tenant, quota: None })
     }
 
