@@ -1,7 +1,6 @@
 //! The only code that reads and writes sessions in a store: cache, write loop, log reader, notifications.
 
 pub(crate) mod cache;
-pub(crate) mod concurrency;
 pub(crate) mod idempotency;
 pub(crate) mod log;
 pub(crate) mod quota;

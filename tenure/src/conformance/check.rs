@@ -1,7 +1,9 @@
 //! Checking: a store in order has nothing to tell, and removes nothing that is in use.
 
 use super::{Fixture, Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
-use crate::store::{Orphan, Owner, Store};
+use crate::store::contract::Store;
+use crate::store::finding::Orphan;
+use crate::store::item::Owner;
 use crate::types::entry::Created;
 
 /// Sessions of two tenants with blobs, forks and items; some are purged, some forks inherit. The keys that are left.

@@ -2,7 +2,9 @@
 
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
 use crate::error::{Error, Result};
-use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
+use crate::store::contract::{Commit, Store};
+use crate::store::item::{Item, Owner, Shelf};
+use crate::store::query::Range;
 use crate::types::entry::Entry;
 use crate::types::id::{Key, Tenant, User};
 use std::{collections::BTreeSet, future::Future, pin::Pin, sync::Arc};

@@ -1,6 +1,6 @@
 //! What a case is given: an empty store, and a way to open it again.
 
-use crate::store::Store;
+use crate::store::contract::Store;
 use std::{any::Any, fmt, future::Future, path::Path, pin::Pin, sync::Arc, time::Duration};
 
 /// A case that takes longer hangs.

@@ -2,7 +2,8 @@
 
 use super::{Fixture, Log, assert_fails, blob, key, moment, read_all, state, whole_log};
 use crate::error::Error;
-use crate::store::{Commit, Query, Store, Whose};
+use crate::store::contract::{Commit, Store};
+use crate::store::query::{Query, Whose};
 use crate::types::blob::Blob;
 use crate::types::entry::{Created, Entry};
 use crate::types::head::Head;

@@ -1,7 +1,8 @@
 //! Listing: every condition, the order, and pages.
 
 use super::{Fixture, Log, head_of, key, moment};
-use crate::store::{Commit, Cursor, Order, Query, Store, Whose};
+use crate::store::contract::{Commit, Store};
+use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::types::digest::VisibleHash;
 use crate::types::entry::{Claim, Created, Decision, Entry, InfoChange, Outcome, ReviewDecided, ReviewOpened};
 use crate::types::head::{Head, Reviewing};

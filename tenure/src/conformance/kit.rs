@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
-use crate::store::{Commit, Direction, Item, Owner, Query, Range, Shelf, Store, Whose};
+use crate::store::contract::{Commit, Store};
+use crate::store::item::{Item, Owner, Shelf};
+use crate::store::query::{Direction, Query, Range, Whose};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::{Created, Entry, Parent, Record};
 use crate::types::head::Head;

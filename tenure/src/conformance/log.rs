@@ -2,7 +2,9 @@
 
 use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
 use crate::error::Error;
-use crate::store::{Commit, Direction, Glance, MAX_PAGE_BYTES, Owner, Range};
+use crate::store::contract::{Commit, Glance, MAX_PAGE_BYTES};
+use crate::store::item::Owner;
+use crate::store::query::{Direction, Range};
 use crate::types::decision_chain::DecisionHash;
 use crate::types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Post, Record, ReviewDecided,
@@ -460,7 +462,7 @@ pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
     }
     assert_eq!(store.head(&key("c", "s")).await.unwrap(), None);
     // Nor does a shelf reach over.
-    let of = |tenant: &str| crate::store::Shelf {
+    let of = |tenant: &str| crate::store::item::Shelf {
         tenant: Tenant::new(tenant).unwrap(),
         ..shelf(Owner::Session(SessionId::new("s").unwrap()), "x")
     };

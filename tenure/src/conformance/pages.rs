@@ -1,7 +1,8 @@
 //! Lists with bounded work: page by page they find what an unbounded list finds.
 
 use super::{Fixture, Log, Rng, key, moment};
-use crate::store::{Cursor, HeadPage, Query, Store, Whose};
+use crate::store::contract::Store;
+use crate::store::query::{Cursor, HeadPage, Query, Whose};
 use crate::types::entry::{Change, Created, Entry, InfoChange};
 use crate::types::head::Head;
 use crate::types::id::{Tenant, User};

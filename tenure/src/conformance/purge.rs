@@ -1,7 +1,9 @@
 //! Purge: what was destroyed is gone, and only that.
 
 use super::{Fixture, Log, blob, item, key, moment, read_all, session_shelf, state};
-use crate::store::{Commit, Item, Query, Store, Whose};
+use crate::store::contract::{Commit, Store};
+use crate::store::item::Item;
+use crate::store::query::{Query, Whose};
 use crate::types::entry::Created;
 use crate::types::id::Tenant;
 

@@ -1,7 +1,9 @@
 //! Random checks against a model: the same in every run, and the seed is in the message.
 
 use super::{Fixture, Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
-use crate::store::{Cursor, Item, Order, Owner, Query, Store, Whose};
+use crate::store::contract::Store;
+use crate::store::item::{Item, Owner};
+use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::types::digest::VisibleHash;
 use crate::types::entry::{Claim, Created, Entry, InfoChange, ReviewOpened};
 use crate::types::head::{Head, Reviewing};

@@ -1,7 +1,8 @@
 //! Search: items by the words of their text.
 
 use super::{Fixture, Log, item, moment, session_shelf, shelf};
-use crate::store::{Item, Owner, Shelf, Store};
+use crate::store::contract::Store;
+use crate::store::item::{Item, Owner, Shelf};
 use crate::types::id::{Tenant, User};
 
 fn memory() -> Shelf {

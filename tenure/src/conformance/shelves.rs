@@ -2,7 +2,8 @@
 
 use super::{Fixture, Log, assert_fails, item, key, moment, session_shelf, shelf, state};
 use crate::error::Error;
-use crate::store::{Item, Owner, Shelf, Store};
+use crate::store::contract::Store;
+use crate::store::item::{Item, Owner, Shelf};
 use crate::types::id::{SessionId, Tenant, User};
 
 fn cache() -> Shelf {

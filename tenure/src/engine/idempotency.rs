@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::run::begin::Ask;
 use crate::run::executors::Replay;
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::id::{Key, Principal, RunId, SessionId};
 use jiff::SignedDuration;

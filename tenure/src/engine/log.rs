@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
-use crate::store::Range;
+use crate::store::query::Range;
 use crate::tenure::Tenure;
 use crate::types::entry::Record;
 use crate::types::head::Head;

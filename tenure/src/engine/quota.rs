@@ -4,7 +4,7 @@
 //! writes and deletions are seen with the next sum: a quota may be exceeded by what they write within [`FRESH`].
 
 use crate::error::{Error, Result};
-use crate::store::{Cursor, Query, Whose};
+use crate::store::query::{Cursor, Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
 use crate::types::id::{Principal, Tenant, User};

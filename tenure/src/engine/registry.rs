@@ -3,7 +3,7 @@
 //! Some are declared by whoever opens the house and stand for every tenant; the others are a tenant's own, and lie on its shelf.
 
 use crate::error::{Error, Result};
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::assistant::{Assistant, MemorySize};
 use crate::types::id::{Principal, Reach, Tenant, check_text};

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::memory::memories::{Kept, MEMORY, Place, bound, is_fresh, kept, shelf, written};
 use crate::memory::recall::{Event, RECALLS};
-use crate::store::{Item, Owner, Query, Shelf, Whose};
+use crate::store::item::{Item, Owner, Shelf};
+use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Reach, SessionId, Tenant, User};

@@ -8,7 +8,7 @@ use crate::engine::cache::Need;
 use crate::error::{Error, Result};
 use crate::memory::vector_index::Vector;
 use crate::rules::session::Said;
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;

@@ -1,16 +1,16 @@
 //! Recall: memories that have to do with a question, found by their words and by their meaning, and what a model is told of them.
 
-use crate::engine::concurrency::Batch;
 use crate::error::Result;
 use crate::memory::memories::{Memory, Mind, Place, findable, is_fresh, memory, shelf};
 use crate::memory::vector_index::Near;
 use crate::rules::prompt::tokens;
 use crate::rules::text::words;
-use crate::store::{Item, Owner};
+use crate::store::item::{Item, Owner};
 use crate::tenure::Tenure;
 use crate::types::id::{Principal, SessionId, Tenant};
 use crate::types::message::{Message, Role};
 use crate::types::policy::{MemoryPolicy, Scope};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -24,6 +24,9 @@ const RANK: f64 = 60.0;
 const MEANING: f64 = 2.0;
 /// Beside what is meant, words count only where so much of the question is there: `what`, `is` and `her` are everywhere.
 const MIN_SHARE: f64 = 0.3;
+/// How many found memories are read from the store concurrently.
+const CONCURRENT_READS: usize = 16;
+
 /// So many recalls are written down for each session or user.
 const RECALLS_KEPT: usize = 512;
 /// Longer questions are cut off.
@@ -156,17 +159,10 @@ impl Tenure {
         // Some may have gone since they were found.
         while memories.len() < limit && best.len() > 0 {
             let wanted: Vec<_> = best.by_ref().take(limit - memories.len()).collect();
-            let get = wanted.iter().map(|(key, _)| self.store().get(at, key, Some(now))).collect();
-            let mut batch = Batch::new(get, 16);
-            let mut found: Vec<Option<Item>> = vec![None; wanted.len()];
-            while let Some(done) = batch.next().await {
-                for (i, item) in done {
-                    found[i] = item?.filter(|i| is_fresh(i, now));
-                }
-            }
-            drop(batch);
+            let reads = wanted.iter().map(|(key, _)| self.store().get(at, key, Some(now)));
+            let found: Vec<Option<Item>> = stream::iter(reads).buffered(CONCURRENT_READS).try_collect().await?;
             for ((key, score), item) in wanted.iter().zip(found) {
-                let Some(item) = item else { continue };
+                let Some(item) = item.filter(|item| is_fresh(item, now)) else { continue };
                 let score = *score;
                 let similarity = near.iter().find(|(k, _)| k == key).map(|(_, cosine)| *cosine);
                 memories.push(Recall { score, similarity, memory: memory(at, item)? });

@@ -7,7 +7,7 @@
 use crate::error::Result;
 use crate::memory::embedder::Embedder;
 use crate::memory::memories::{Kept, MEMORY, kept};
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;

@@ -4,7 +4,7 @@
 
 use crate::error::Result;
 use crate::rules::session::Session;
-use crate::store::{Cursor, Query, Range, Whose};
+use crate::store::query::{Cursor, Query, Range, Whose};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::decision_chain::DecisionHash;

@@ -6,7 +6,7 @@ use crate::engine::cache::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::rules::session::{Review, Session};
 use crate::run::lease::owner;
-use crate::store::{Cursor, Order, Query, Whose};
+use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::entry::{Claim, Decision, Entry, ReviewDecided};

@@ -21,7 +21,7 @@ use crate::run::begin::{Spliced, Turn};
 use crate::run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
 use crate::run::lease::Held;
 use crate::run::model::{Beside, Prompt};
-use crate::store::Item;
+use crate::store::item::Item;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::entry::{Change, Checkpointed, Entry, InfoChange, Outcome, Post, ReviewOpened, Timeout};

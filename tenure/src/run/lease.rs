@@ -3,7 +3,7 @@
 
 use crate::engine::cache::{Draft, Need};
 use crate::error::{Error, Result};
-use crate::store::{Query, Whose};
+use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::{Claim, Entry};
 use crate::types::head::{Head, Lease};

@@ -9,7 +9,7 @@ use crate::run::begin::{KEYED, Spliced, Turn};
 use crate::run::execute::{CANCELLED, ended};
 use crate::run::lease::owner;
 use crate::run::model::Beside;
-use crate::store::Range;
+use crate::store::query::Range;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Outcome, Record};
 use crate::types::head::Head;

@@ -1,7 +1,7 @@
 //! The cache of tool results: the same tool with the same parameters is asked once per session and hour.
 
 use crate::error::{Error, Result};
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::canonical_json::{Nulls, canonical};
 use crate::types::id::{Principal, SessionId};

@@ -2,7 +2,7 @@
 
 use crate::engine::cache::{Draft, Need};
 use crate::error::{Error, Result};
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Post};
 use crate::types::id::{Principal, RunId, Seq, SessionId};

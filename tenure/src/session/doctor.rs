@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::review::audit::ChainCheck;
 use crate::rules::session::Session;
-use crate::store::{Commit, Cure, Finding, Orphan, Query, Whose};
+use crate::store::contract::Commit;
+use crate::store::finding::{Cure, Finding, Orphan};
+use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
 use crate::session::checkpoint::{fork_record, place};
-use crate::store::Commit;
+use crate::store::contract::Commit;
 use crate::tenure::Tenure;
 use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
 use crate::types::head::Head;

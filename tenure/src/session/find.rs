@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::rules::review_notice::noticed;
 use crate::rules::session::Session;
-use crate::store::{Query, Whose};
+use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::digest::VisibleHash;
 use crate::types::head::Head;

@@ -1,7 +1,7 @@
 //! Lists of sessions.
 
 use crate::error::{Error, Result};
-use crate::store::{Cursor, HeadPage, Query, Whose};
+use crate::store::query::{Cursor, HeadPage, Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Reach};

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::rules::matcher::{Needle, snippet};
 use crate::rules::redaction::Redaction;
-use crate::store::{Cursor, HeadPage, Order, Query, Range, Whose};
+use crate::store::query::{Cursor, HeadPage, Order, Query, Range, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Post, Record};
 use crate::types::head::Head;

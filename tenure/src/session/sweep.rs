@@ -6,17 +6,20 @@
 use crate::engine::cache::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
-use crate::store::{Commit, Order, Owner, Query, Whose};
+use crate::store::contract::Commit;
+use crate::store::item::Owner;
+use crate::store::query::{Order, Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::Entry;
 use crate::types::head::Head;
 use crate::types::id::{Key, Principal, Reach, User};
 use crate::types::status::Status;
+use futures_util::StreamExt;
+use futures_util::stream;
 use jiff::{SignedDuration, Timestamp};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 use std::{fmt, sync::Arc};
 
 /// A wall clock that is off by more is not trusted with destroying anything.
@@ -91,32 +94,13 @@ impl Report {
     }
 }
 
-/// Does some steps at once, in this task, and begins the next as soon as one of them is done. They begin in the order in which they come,
-/// and are reported in it.
+/// Runs steps concurrently in this task, at most [`SIDE_BY_SIDE`] at a time. They start and are reported in the given order.
 async fn side_by_side<T, F: Future<Output = Result<T>>>(
     steps: impl Iterator<Item = (Key, F)>,
     mut done: impl FnMut(Key, Result<T>),
 ) {
-    let mut steps = steps.enumerate().map(|(place, (key, step))| (place, key, Box::pin(step)));
-    let mut under_way: Vec<(usize, Key, Pin<Box<F>>)> = Vec::new();
-    let mut outcomes = Vec::new();
-    loop {
-        under_way.extend(steps.by_ref().take(SIDE_BY_SIDE - under_way.len()));
-        if under_way.is_empty() {
-            break;
-        }
-        let (at, outcome) = poll_fn(|context| {
-            for (at, (_, _, step)) in under_way.iter_mut().enumerate() {
-                if let Poll::Ready(outcome) = step.as_mut().poll(context) {
-                    return Poll::Ready((at, outcome));
-                }
-            }
-            Poll::Pending
-        })
-        .await;
-        let (place, key, _) = under_way.remove(at);
-        outcomes.push((place, key, outcome));
-    }
+    let steps = steps.enumerate().map(|(place, (key, step))| async move { (place, key, step.await) });
+    let mut outcomes: Vec<_> = stream::iter(steps).buffer_unordered(SIDE_BY_SIDE).collect().await;
     outcomes.sort_by_key(|(place, ..)| *place);
     outcomes.into_iter().for_each(|(_, key, outcome)| done(key, outcome));
 }

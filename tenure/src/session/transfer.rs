@@ -5,7 +5,7 @@ pub(crate) mod log;
 use crate::engine::cache::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
-use crate::store::{Query, Whose};
+use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::digest::Mark;

@@ -28,11 +28,11 @@ mod tests;
 use self::engine::Disk;
 use self::locks::Gates;
 use self::paths::Place;
-use super::{
-    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Repair, Shelf, Store,
-    Writes,
-};
 use crate::error::{Error, Result};
+use crate::store::contract::{Commit, Concurrency, Glance, Repair, Store, Writes};
+use crate::store::finding::{Finding, Orphan};
+use crate::store::item::{Hit, Item, Owner, Shelf};
+use crate::store::query::{HeadPage, Query, Range};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::head::Head;

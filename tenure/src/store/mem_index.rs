@@ -1,8 +1,10 @@
 //! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
 
-use super::{Commit, Cursor, HeadPage, Hit, Item, Order, Owner, Query, Shelf, Whose};
 use crate::error::{Error, Result};
-use crate::rules::text::Words;
+use crate::store::bm25::Words;
+use crate::store::contract::Commit;
+use crate::store::item::{Hit, Item, Owner, Shelf};
+use crate::store::query::{Cursor, HeadPage, Order, Query, Whose};
 use crate::types::blob::BlobId;
 use crate::types::digest::VisibleHash;
 use crate::types::head::Head;

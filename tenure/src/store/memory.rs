@@ -1,11 +1,11 @@
 //! The store in memory: for tests, and for sessions that need not outlive the process.
 
-use super::{
-    Commit, Concurrency, Direction, Finding, Glance, HeadPage, Hit, Item, MAX_FINDINGS, MAX_PAGE_BYTES, Orphan, Owner,
-    Query, Range, Shelf, Store, Writes,
-};
 use crate::error::Result;
+use crate::store::contract::{Commit, Concurrency, Glance, MAX_PAGE_BYTES, Store, Writes};
+use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
+use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::mem_index::Index;
+use crate::store::query::{Direction, HeadPage, Query, Range};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::head::Head;

@@ -20,6 +20,7 @@
 mod check;
 mod commit;
 mod connection;
+mod failure;
 mod heads;
 mod hosts;
 mod items;
@@ -27,15 +28,18 @@ mod migrate;
 mod notify;
 mod purge;
 mod records;
+mod row;
 mod url;
 
 #[cfg(test)]
 mod tests;
 
 use crate::error::{Error, Result};
-use crate::store::{
-    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
-};
+use crate::store::contract::{Commit, Concurrency, Glance, Store, Writes};
+use crate::store::finding::{Finding, Orphan};
+use crate::store::item::{Hit, Item, Owner, Shelf};
+use crate::store::postgres::row::column;
+use crate::store::query::{HeadPage, Query, Range};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::head::Head;
@@ -46,8 +50,7 @@ use connection::Link;
 use jiff::Timestamp;
 use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
-use tokio_postgres::Row;
-use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::types::Type;
 
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
@@ -181,34 +184,4 @@ impl Store for PostgresStore {
         check::remove(&self.link, remove).await?;
         check::check(&self.link).await
     }
-}
-
-/// A value of a row. One that can not be read is damage at a place.
-fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, place: impl FnOnce() -> String) -> Result<T> {
-    row.try_get(index).map_err(|e| Error::corrupt(place(), e))
-}
-
-/// A session's place, for errors.
-fn place(key: &Key) -> String {
-    format!("postgres, session {key}")
-}
-
-/// A time as it is stored.
-fn micros(at: Timestamp) -> i64 {
-    at.as_microsecond()
-}
-
-/// A time that was stored.
-fn instant(at: i64, place: impl FnOnce() -> String) -> Result<Timestamp> {
-    Timestamp::from_microsecond(at).map_err(|_| Error::corrupt(place(), "a time is out of range"))
-}
-
-/// A count as it is stored. No log or counter comes near the largest number that fits; `Seq::MAX` stands for no bound.
-fn whole(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
-/// A number of rows as it is bound.
-fn row_limit(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }

@@ -5,6 +5,7 @@ mod blocking;
 mod check;
 mod commit;
 mod database;
+mod fault;
 mod heads;
 mod items;
 mod purge;
@@ -21,10 +22,12 @@ use self::commit::Write;
 use self::database::{File, Pool};
 use self::readers::Readers;
 use self::writer::Writer;
-use super::{
-    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Writes,
-};
 use crate::error::{Error, Result};
+use crate::store::contract::{Commit, Concurrency, Glance, Store, Writes};
+use crate::store::finding::{Finding, Orphan};
+use crate::store::item::{Hit, Item, Owner, Shelf};
+use crate::store::query::{HeadPage, Query, Range};
+use crate::store::sqlite::fault::Done;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::head::Head;
@@ -33,8 +36,8 @@ use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
+use std::fmt;
 use std::sync::Arc;
-use std::{fmt, result};
 use tokio::sync::{OwnedSemaphorePermit, broadcast, oneshot};
 
 /// Sessions in one SQLite file.
@@ -42,27 +45,6 @@ pub struct SqliteStore {
     readers: Arc<Pool>,
     threads: Readers,
     writer: Writer,
-}
-
-/// What stopped a piece of work: a rule of the store, or SQLite itself, whose errors the [`File`] puts into words.
-enum Fault {
-    Told(Error),
-    Sql(rusqlite::Error),
-}
-
-/// The result of work on a connection.
-type Done<T> = result::Result<T, Fault>;
-
-impl From<Error> for Fault {
-    fn from(e: Error) -> Self {
-        Fault::Told(e)
-    }
-}
-
-impl From<rusqlite::Error> for Fault {
-    fn from(e: rusqlite::Error) -> Self {
-        Fault::Sql(e)
-    }
 }
 
 impl SqliteStore {

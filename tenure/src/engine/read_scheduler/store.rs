@@ -2,9 +2,10 @@
 
 use super::Scheduler;
 use crate::error::Result;
-use crate::store::{
-    Commit, Concurrency, Finding, Glance, HeadPage, Hit, Item, Orphan, Owner, Query, Range, Shelf, Store, Whose,
-};
+use crate::store::contract::{Commit, Concurrency, Glance, Store};
+use crate::store::finding::{Finding, Orphan};
+use crate::store::item::{Hit, Item, Owner, Shelf};
+use crate::store::query::{HeadPage, Query, Range, Whose};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::head::Head;

@@ -2,7 +2,6 @@
 
 use super::insist::Pauses;
 use super::{Work, limit};
-use crate::engine::concurrency::Batch;
 use crate::error::{Error, Result};
 use crate::memory::tool;
 use crate::rules::next::{Doing, Job, Step, arguments};
@@ -10,8 +9,9 @@ use crate::run::executors::{Heard, Progress, TurnError};
 use crate::run::tools::Call;
 use crate::types::message::Message;
 use crate::types::tool::{Output, ToolError};
+use futures_util::{StreamExt, future, stream};
 use serde_json::{Value, json};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 impl<'a> Work<'a> {
     /// Finds what the cache has of the calls of an answer.
@@ -46,7 +46,11 @@ impl<'a> Work<'a> {
             self.tell(Heard::Tool(progress)).await;
         }
         let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
-        let mut batch = Batch::new(makers, self.policy.parallel.max(1));
+        let concurrent = self.policy.parallel.max(1);
+        let stopped = AtomicBool::new(false);
+        let makers = makers.into_iter().enumerate().map(|(i, call)| async move { (i, call.await) });
+        let makers = stream::iter(makers).take_while(|_| future::ready(!stopped.load(Ordering::Relaxed)));
+        let mut batch = makers.buffer_unordered(concurrent).ready_chunks(concurrent);
         let (mut results, mut kept): (Vec<Option<Made>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
         let mut trouble: Option<TurnError> = None;
         while let Some(ready) = batch.next().await {
@@ -55,7 +59,7 @@ impl<'a> Work<'a> {
                     Ok(made) => results[i] = Some(made),
                     // Those under way may have done something: what they say is waited for. No other is begun.
                     Err(e) => {
-                        batch.begin_no_more();
+                        stopped.store(true, Ordering::Relaxed);
                         trouble = trouble.or(Some(e));
                     }
                 }

@@ -3,7 +3,7 @@
 
 use crate::engine::cache::{Draft, Need, State};
 use crate::error::{Error, Result};
-use crate::store::Range;
+use crate::store::query::Range;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
 use crate::types::id::{Key, Principal, Seq, SessionId};

@@ -18,7 +18,7 @@
 //!
 //! So the last 18 bytes of a commit are `"sum":"xxxxxxxx"}` and a line break, and no other line ends in `"}`: those end in `}}`.
 
-use crate::store::{Item, Owner};
+use crate::store::item::{Item, Owner};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::head::Head;

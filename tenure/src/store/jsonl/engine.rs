@@ -3,11 +3,13 @@
 use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
 use crate::error::{Error, Result};
 use crate::private_files;
+use crate::store::contract::{Commit, MAX_PAGE_BYTES};
+use crate::store::item::{Item, Shelf};
 use crate::store::jsonl::codec::{Batch, Sealed};
 use crate::store::jsonl::paths::{self, Place};
 use crate::store::jsonl::recover::{Contents, End, replay};
 use crate::store::mem_index::Index;
-use crate::store::{Commit, Direction, Item, MAX_PAGE_BYTES, Range, Shelf};
+use crate::store::query::{Direction, Range};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
 use crate::types::head::Head;

@@ -3,11 +3,12 @@
 use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
 use crate::error::{Error, Result};
 use crate::private_files;
+use crate::store::contract::{FORMAT, Repair};
+use crate::store::item::{Owner, Shelf};
 use crate::store::jsonl::codec::Line;
 use crate::store::jsonl::engine::{Damage, Log, State};
 use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
 use crate::store::jsonl::recover::{Contents, End, replay};
-use crate::store::{FORMAT, Owner, Repair, Shelf};
 use crate::types::blob::BlobId;
 use crate::types::id::{Key, Tenant};
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! Where things are: the names of files and directories. Nothing a client can choose leads out of its tenant's directory.
 
-use crate::store::{Owner, Shelf};
+use crate::store::item::{Owner, Shelf};
 use crate::types::blob::BlobId;
 use crate::types::id::{Key, SessionId, Tenant};
 use std::path::{Path, PathBuf};

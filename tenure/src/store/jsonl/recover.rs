@@ -1,6 +1,6 @@
 //! Reading a whole file: what is in it, and whether it is in order.
 
-use crate::store::Item;
+use crate::store::item::Item;
 use crate::store::jsonl::codec::{Commits, Line, Next, any_commit};
 use crate::store::jsonl::paths::{Place, parse_owner};
 use crate::types::blob::BlobId;

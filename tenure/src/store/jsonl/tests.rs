@@ -5,7 +5,8 @@ mod model;
 mod purging;
 
 use super::*;
-use crate::store::{Direction, FORMAT, Order, Whose};
+use crate::store::contract::FORMAT;
+use crate::store::query::{Direction, Order, Whose};
 use crate::types::blob::Blob;
 use crate::types::entry::{Created, Entry, Parent, Rewound};
 use crate::types::message::Message;

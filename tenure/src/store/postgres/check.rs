@@ -1,9 +1,11 @@
 //! Looking for what does not belong, and removing it.
 
-use super::column;
 use crate::error::{Error, Result};
-use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
-use crate::store::{Finding, MAX_FINDINGS, Orphan, Owner};
+use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
+use crate::store::item::Owner;
+use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::postgres::failure::Fail;
+use crate::store::postgres::row::column;
 use crate::types::blob::BlobId;
 use crate::types::id::{SessionId, Tenant};
 use tokio_postgres::Row;

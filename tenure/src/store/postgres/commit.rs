@@ -2,10 +2,12 @@
 
 use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
-use super::{micros, whole};
 use crate::error::{Error, Result};
-use crate::store::postgres::connection::{Fail, Link, Param};
-use crate::store::{Commit, Item, Owner};
+use crate::store::contract::Commit;
+use crate::store::item::{Item, Owner};
+use crate::store::postgres::connection::{Link, Param};
+use crate::store::postgres::failure::Fail;
+use crate::store::postgres::row::{micros, whole};
 use crate::types::entry::Record;
 use crate::types::log_hash::LogHash;
 use std::collections::BTreeMap;

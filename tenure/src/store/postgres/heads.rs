@@ -1,9 +1,9 @@
 //! Index cards and how they are found.
 
-use super::{column, micros, row_limit};
 use crate::error::{Error, Result};
 use crate::store::postgres::connection::{Link, Param};
-use crate::store::{HeadPage, Order, Query, Whose};
+use crate::store::postgres::row::{column, micros, row_limit};
+use crate::store::query::{HeadPage, Order, Query, Whose};
 use crate::types::digest::VisibleHash;
 use crate::types::entry::Parent;
 use crate::types::head::Head;

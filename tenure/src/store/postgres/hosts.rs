@@ -5,9 +5,11 @@
 //! machine behind a partition) would block all others. The hosts are tried at staggered times, the one that worked last first.
 
 use super::url::{Settings, tls};
-use crate::engine::concurrency::Batch;
 use crate::error::Result;
-use crate::store::postgres::connection::Fail;
+use crate::store::postgres::failure::Fail;
+use crate::store::postgres::url::host_name;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -148,17 +150,15 @@ async fn first_success<T, F: Future<Output = Result<T, Fail>>>(attempts: Vec<F>)
             attempt.await
         }
     });
-    let staggered: Vec<_> = staggered.collect();
-    let (mut fails, all) = (Vec::new(), staggered.len());
-    let mut batch = Batch::new(staggered, all);
-    while let Some(done) = batch.next().await {
-        for (i, outcome) in done {
-            match outcome {
-                Ok(done) => return Ok((i, done)),
-                Err(fail) => {
-                    fails.push(fail);
-                    failed.send_modify(|n| *n += 1);
-                }
+    let mut attempts: FuturesUnordered<_> =
+        staggered.enumerate().map(|(host, attempt)| async move { (host, attempt.await) }).collect();
+    let mut fails = Vec::new();
+    while let Some((host, outcome)) = attempts.next().await {
+        match outcome {
+            Ok(done) => return Ok((host, done)),
+            Err(fail) => {
+                fails.push(fail);
+                failed.send_modify(|n| *n += 1);
             }
         }
     }
@@ -172,16 +172,4 @@ fn together(fails: Vec<Fail>, separator: &str) -> Fail {
         return fails.pop().unwrap_or_else(|| Fail::Lost("the URL names no host".to_owned()));
     }
     Fail::Lost(fails.iter().map(Fail::to_string).collect::<Vec<_>>().join(separator))
-}
-
-/// A host with its port, for people.
-pub(super) fn host_name(host: &Config) -> String {
-    let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
-    match (host.get_hosts().first(), host.get_hostaddrs().first()) {
-        (Some(Host::Tcp(name)), _) => format!("{name}:{port}"),
-        #[cfg(unix)]
-        (Some(Host::Unix(path)), _) => format!("{}:{port}", path.display()),
-        (None, Some(ip)) => format!("{ip}:{port}"),
-        (None, None) => "?".to_owned(),
-    }
 }

@@ -5,8 +5,9 @@
 //! after it would wait too.
 
 use crate::error::{Error, Result};
-use crate::store::FORMAT;
-use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT};
+use crate::store::contract::FORMAT;
+use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT};
+use crate::store::postgres::failure::Fail;
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_postgres::types::Type;

@@ -5,7 +5,8 @@
 
 use super::hosts::Hosts;
 use super::url::{Prepare, Settings};
-use crate::store::postgres::connection::{Fail, Link};
+use crate::store::postgres::connection::Link;
+use crate::store::postgres::failure::Fail;
 use crate::types::id::{Key, SessionId, Tenant};
 use std::collections::HashSet;
 use std::future::poll_fn;

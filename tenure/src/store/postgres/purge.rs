@@ -1,8 +1,9 @@
 //! The end of a session, and who inherits its log.
 
 use crate::error::{Error, Result};
-use crate::store::Owner;
-use crate::store::postgres::connection::{Fail, Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::item::Owner;
+use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::postgres::failure::Fail;
 use crate::types::id::{Key, Seq};
 use jiff::Timestamp;
 use tokio_postgres::types::Type;

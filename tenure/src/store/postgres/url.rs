@@ -1,6 +1,7 @@
 //! The store's URL: what the driver takes, and what is ours.
 
-use super::hosts::host_name;
+use futures_util::StreamExt;
+
 use crate::error::{Error, Result};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use std::{sync::Arc, time::Duration};
@@ -273,5 +274,17 @@ mod tests {
         for mode in [SslMode::Disable, SslMode::Require] {
             tls(mode).unwrap();
         }
+    }
+}
+
+/// A host with its port, for people.
+pub(super) fn host_name(host: &Config) -> String {
+    let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
+    match (host.get_hosts().first(), host.get_hostaddrs().first()) {
+        (Some(Host::Tcp(name)), _) => format!("{name}:{port}"),
+        #[cfg(unix)]
+        (Some(Host::Unix(path)), _) => format!("{}:{port}", path.display()),
+        (None, Some(ip)) => format!("{ip}:{port}"),
+        (None, None) => "?".to_owned(),
     }
 }

@@ -1,9 +1,11 @@
 //! Looking for what does not belong, and removing it.
 
-use super::{Done, items};
+use super::items;
 use crate::error::Error;
+use crate::store::finding::{Cure, Finding, MAX_FINDINGS, Orphan};
+use crate::store::item::Owner;
 use crate::store::sqlite::database::File;
-use crate::store::{Cure, Finding, MAX_FINDINGS, Orphan, Owner};
+use crate::store::sqlite::fault::Done;
 use crate::types::blob::BlobId;
 use crate::types::excerpt::excerpt;
 use crate::types::id::{Key, SessionId, Tenant};

@@ -1,9 +1,11 @@
 //! A commit, made ready outside the thread that writes: what is left to do there is to bind and step.
 
-use super::{Done, heads, items};
+use super::{heads, items};
 use crate::error::{Error, Result};
+use crate::store::contract::Commit;
+use crate::store::item::{Item, Owner};
 use crate::store::sqlite::database::File;
-use crate::store::{Commit, Item, Owner};
+use crate::store::sqlite::fault::Done;
 use crate::types::blob::Blob;
 use crate::types::digest::VisibleHash;
 use crate::types::entry::Record;
@@ -295,7 +297,7 @@ impl Write {
         }
     }
 
-    fn exists(&self) -> super::Fault {
+    fn exists(&self) -> crate::store::sqlite::fault::Fault {
         Error::Exists { session_id: self.session.clone() }.into()
     }
 

@@ -1,10 +1,11 @@
 //! Purging: a session goes, and the forks that lean on its log keep what is theirs.
 
 use super::commit::{record_key, remove_matches};
-use super::{Done, heads, items};
+use super::{heads, items};
 use crate::error::Error;
-use crate::store::Owner;
+use crate::store::item::Owner;
 use crate::store::sqlite::database::File;
+use crate::store::sqlite::fault::Done;
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId};
 use jiff::Timestamp;

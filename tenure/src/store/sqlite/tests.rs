@@ -8,7 +8,9 @@ mod writing;
 
 use super::SqliteStore;
 use crate::error::Result;
-use crate::store::{Commit, Item, Owner, Range, Shelf, Store};
+use crate::store::contract::{Commit, Store};
+use crate::store::item::{Item, Owner, Shelf};
+use crate::store::query::Range;
 use crate::types::entry::{Created, Entry, Record};
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Key, Seq, SessionId, Tenant, User};

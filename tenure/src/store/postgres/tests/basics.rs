@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::error::Error;
+use crate::store::contract::{FORMAT, MAX_PAGE_BYTES};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::store::postgres::migrate;
-use crate::store::{FORMAT, Item, MAX_PAGE_BYTES, Owner, Query, Shelf, Whose};
+use crate::store::query::{Query, Whose};
 use crate::types::entry::InfoChange;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

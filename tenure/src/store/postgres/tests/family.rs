@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::error::Error;
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 use crate::types::blob::{Blob, BlobId};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Lists of sessions, against `Query::matches`.
 
 use super::*;
-use crate::store::{Cursor, Order, Query, Whose};
+use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::types::entry::InfoChange;
 use crate::types::head::Lease;
 use crate::types::id::{RunId, User};

@@ -1,7 +1,7 @@
 //! Items.
 
 use super::*;
-use crate::store::{Item, Owner, Shelf};
+use crate::store::item::{Item, Owner, Shelf};
 
 fn shelf(owner: Owner) -> Shelf {
     Shelf { tenant: tenant(), owner, name: "notes".to_owned() }

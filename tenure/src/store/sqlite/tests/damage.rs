@@ -1,7 +1,7 @@
 //! Files that are damaged, foreign or from the future: the error says what is wrong and where.
 
 use super::*;
-use crate::store::FORMAT;
+use crate::store::contract::FORMAT;
 
 async fn refusal(file: &str) -> String {
     SqliteStore::open(file).await.unwrap_err().to_string()

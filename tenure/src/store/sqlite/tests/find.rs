@@ -1,8 +1,8 @@
 //! Finding: indexes are used, and the full-text index follows the items.
 
 use super::*;
+use crate::store::query::{Order, Query, Whose};
 use crate::store::sqlite::heads::{Narrow, Select};
-use crate::store::{Order, Query, Whose};
 use crate::types::digest::VisibleHash;
 use rusqlite::params_from_iter;
 

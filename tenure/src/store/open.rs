@@ -1,0 +1,108 @@
+//! Opening a store by its URL.
+
+use crate::error::{Error, Result};
+use crate::store::contract::{Repair, Store};
+use crate::store::jsonl::JsonlStore;
+use crate::store::memory::MemoryStore;
+use crate::store::postgres::PostgresStore;
+use crate::store::sqlite::SqliteStore;
+use std::sync::Arc;
+
+/// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Migrations run here. What had to be mended
+/// is reported.
+pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
+    let none = Vec::new();
+    match url.split_once(':') {
+        Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), none)),
+        Some(("jsonl", dir)) if !dir.is_empty() => {
+            let (store, repairs) = JsonlStore::open(dir).await?;
+            Ok((Arc::new(store), repairs))
+        }
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", file)) if !file.is_empty() => Ok((Arc::new(SqliteStore::open(file).await?), none)),
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => Ok((Arc::new(PostgresStore::open(url).await?), none)),
+        #[cfg(not(all(feature = "sqlite", feature = "postgres")))]
+        Some((scheme @ ("sqlite" | "postgres"), rest)) if !rest.is_empty() => Err(Error::invalid(
+            "store",
+            format!("this build has no {scheme} store; build it with the feature `{scheme}`"),
+        )),
+        _ => {
+            let known = "memory: | jsonl:DIR | sqlite:FILE | postgres://USER@HOST/DATABASE";
+            Err(Error::invalid("store", format!("{:?} is not a store; use {known}", redacted(url))))
+        }
+    }
+}
+
+/// The format of what is stored at a URL, which is not changed; `None` if nothing is there yet.
+pub async fn format(url: &str) -> Result<Option<u32>> {
+    match url.split_once(':') {
+        Some(("jsonl", dir)) if !dir.is_empty() => JsonlStore::format(dir),
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", file)) if !file.is_empty() => SqliteStore::format(file).await,
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => PostgresStore::format(url).await,
+        // Nothing lasts there; or it is no store, which opening it says better.
+        _ => Ok(None),
+    }
+}
+
+/// Query parameters of URLs that are never secret.
+const PUBLIC_PARAMETERS: [&str; 13] = [
+    "application_name",
+    "channel_binding",
+    "connect_timeout",
+    "dbname",
+    "host",
+    "load_balance_hosts",
+    "pool",
+    "port",
+    "prepare",
+    "retry",
+    "schema",
+    "sslmode",
+    "target_session_attrs",
+];
+
+/// A URL without its secrets, for messages and logs: the password, and the value of every query parameter that could be one.
+pub fn redacted(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (place, query) = rest.split_once(['?', '#']).unwrap_or((rest, ""));
+    let (user, place) = match place.rsplit_once('@') {
+        Some((who, place)) => (format!("{}:***@", who.split(':').next().unwrap_or_default()), place),
+        // Perhaps a password with a `?` in it.
+        None if query.contains('@') => return format!("{scheme}://***"),
+        None => (String::new(), place),
+    };
+    let shown = |pair: &str| match pair.split_once('=') {
+        Some((name, value)) if PUBLIC_PARAMETERS.contains(&name) => format!("{name}={value}"),
+        Some((name, _)) => format!("{name}=***"),
+        None => "***".to_owned(),
+    };
+    match query.is_empty() {
+        true => format!("{scheme}://{user}{place}"),
+        false => format!("{scheme}://{user}{place}?{}", query.split('&').map(shown).collect::<Vec<_>>().join("&")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::open::redacted;
+
+    #[test]
+    fn a_url_is_shown_without_its_secrets() {
+        for (url, expected) in [
+            ("memory:", "memory:"),
+            ("sqlite:a.db", "sqlite:a.db"),
+            ("postgres://me:secret@db/x", "postgres://me:***@db/x"),
+            ("postgres://me:se/cr@et@db/x", "postgres://me:***@db/x"),
+            ("postgres://me:sec?ret@db/x", "postgres://***"),
+            ("postgres://db/x?user=me&password=secret&pool=4", "postgres://db/x?user=***&password=***&pool=4"),
+            ("https://hook.example/a?token=secret#secret", "https://hook.example/a?token=***"),
+            ("https://hook.example/a?secret", "https://hook.example/a?***"),
+            ("https://hook.example/a?x=1@secret", "https://***"),
+        ] {
+            assert_eq!(redacted(url), expected, "{url}");
+        }
+    }
+}
