@@ -1,9 +1,22 @@
 //! The only code that reads and writes sessions in a store: cache, write loop, log reader, notifications.
 
 pub(crate) mod cache;
-pub(crate) mod idempotency;
+pub(crate) mod core;
+pub(crate) mod draft;
+pub(crate) mod hooks;
 pub(crate) mod log;
+pub(crate) mod node;
+pub(crate) mod notifications;
+pub(crate) mod observer;
+pub(crate) mod options;
+pub(crate) mod policies;
 pub(crate) mod quota;
+pub(crate) mod read;
 pub(crate) mod read_scheduler;
 pub(crate) mod registry;
+pub(crate) mod status;
 pub(crate) mod turn_lock;
+pub(crate) mod usage;
+pub(crate) mod vector_index;
+pub(crate) mod watch;
+pub(crate) mod write;

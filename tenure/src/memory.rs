@@ -1,8 +1,8 @@
 //! Long-term memory of sessions, users and groups: storage, recall, vectors, consolidation.
 
 pub(crate) mod dream;
-pub(crate) mod embedder;
 pub(crate) mod memories;
 pub(crate) mod recall;
+pub(crate) mod retract;
 pub(crate) mod tool;
-pub(crate) mod vector_index;
+pub(crate) mod vectors;

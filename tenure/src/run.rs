@@ -3,8 +3,8 @@
 pub(crate) mod begin;
 pub(crate) mod execute;
 pub(crate) mod executors;
+pub(crate) mod idempotency;
 pub(crate) mod lease;
-pub(crate) mod model;
+pub(crate) mod request;
 pub(crate) mod resume;
 pub(crate) mod tool_cache;
-pub(crate) mod tools;

@@ -2,11 +2,13 @@
 
 pub(crate) mod append;
 pub(crate) mod archive;
+pub(crate) mod assistants;
 pub(crate) mod checkpoint;
 pub(crate) mod compact;
 pub(crate) mod doctor;
 pub(crate) mod edit;
 pub(crate) mod find;
+pub(crate) mod lifecycle;
 pub(crate) mod list;
 pub(crate) mod merge;
 pub(crate) mod redaction;

@@ -1,21 +1,21 @@
 //! Reading logs: the whole of one, with its parent's part, or the newest part of a long one.
 
+use crate::engine::core::Engine;
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::query::Range;
-use crate::tenure::Tenure;
 use crate::types::entry::Record;
 use crate::types::head::Head;
 use crate::types::id::Key;
 use crate::types::policy::Window;
 
 /// A log of so many records is long.
-const LONG_LOG: u64 = 1000;
+pub(crate) const LONG_LOG: u64 = 1000;
 
 /// The newest part of a log is at least so many records.
-const SHORT_TAIL: u64 = 64;
+pub(crate) const SHORT_TAIL: u64 = 64;
 
-impl Tenure {
+impl Engine {
     /// The newest part of a long session, if what a run needs is in less than half of its log.
     pub(crate) async fn newest(&self, head: &Head, window: &Window) -> Result<Option<Session>> {
         let Some(front) = &head.front else { return Ok(None) };
@@ -63,7 +63,7 @@ impl Tenure {
         }
     }
 
-    async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
+    pub async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
         let mut parts = Vec::new();
         let (mut current, mut upto) = (head.clone(), head.seq);
         loop {
@@ -87,7 +87,7 @@ impl Tenure {
         halves.map(|(older, newer)| older.into_iter().chain(newer).collect())
     }
 
-    async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
+    pub async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         let key = head.key();
         let mut pages = Vec::new();
         let mut last = after;
@@ -102,7 +102,7 @@ impl Tenure {
 
     /// Why a record is not there that a head promises: the session was purged, or purged and created again, since the head was
     /// read; otherwise it is damaged.
-    async fn missing_record(&self, head: &Head, seq: u64) -> Error {
+    pub async fn missing_record(&self, head: &Head, seq: u64) -> Error {
         let (key, session_id) = (head.key(), head.info.session_id.clone());
         match self.store().head(&key).await {
             Ok(None) => Error::NotFound { session_id },

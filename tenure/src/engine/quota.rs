@@ -4,10 +4,8 @@
 //! writes and deletions are seen with the next sum: a quota may be exceeded by what they write within [`FRESH`].
 
 use crate::error::{Error, Result};
-use crate::store::query::{Cursor, Query, Whose};
-use crate::tenure::Tenure;
-use crate::types::entry::{Entry, Record};
-use crate::types::id::{Principal, Tenant, User};
+use crate::types::entry::Entry;
+use crate::types::id::{Tenant, User};
 use crate::types::quota::{Quota, QuotaScope};
 use jiff::{SignedDuration, Timestamp};
 use quick_cache::sync::Cache;
@@ -15,13 +13,13 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 
 /// A sum is trusted for so long.
-const FRESH: SignedDuration = SignedDuration::from_secs(60);
+pub(crate) const FRESH: SignedDuration = SignedDuration::from_secs(60);
 /// A request is refused only by a sum that is not older than this: what was deleted since must count.
-const FRESH_REFUSAL: SignedDuration = SignedDuration::from_secs(5);
+pub(crate) const FRESH_REFUSAL: SignedDuration = SignedDuration::from_secs(5);
 /// Sums are kept for so many users and tenants.
-const MAX_CACHED: usize = 10_000;
+pub(crate) const MAX_CACHED: usize = 10_000;
 /// Heads that are read at once.
-const PAGE: usize = 1000;
+pub(crate) const PAGE: usize = 1000;
 
 /// What is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,17 +31,17 @@ pub struct Usage {
 }
 
 #[derive(Debug)]
-struct Sum {
-    usage: Usage,
-    at: Timestamp,
+pub(crate) struct Sum {
+    pub usage: Usage,
+    pub at: Timestamp,
 }
 
 /// A tenant, or one of its users.
-type ScopeKey = (Tenant, Option<User>);
+pub(crate) type ScopeKey = (Tenant, Option<User>);
 
 /// The sums of users and tenants that have quotas.
 #[derive(Debug)]
-pub(crate) struct UsageCache(Cache<ScopeKey, Arc<Mutex<Option<Sum>>>>);
+pub(crate) struct UsageCache(pub Cache<ScopeKey, Arc<Mutex<Option<Sum>>>>);
 
 impl Default for UsageCache {
     fn default() -> Self {
@@ -51,86 +49,9 @@ impl Default for UsageCache {
     }
 }
 
-impl Tenure {
-    /// What is stored of a user, or of a whole tenant.
-    pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
-        let whose = match scope {
-            QuotaScope::User => Whose::User(who.tenant.clone(), who.user.clone()),
-            QuotaScope::Tenant => Whose::Tenant(who.tenant.clone()),
-        };
-        let (mut usage, mut cursor) = (Usage::default(), None::<Cursor>);
-        loop {
-            let page = self.store().heads(&Query { cursor, ..Query::new(whose.clone(), PAGE) }).await?;
-            for head in &page {
-                usage.sessions += u64::from(self.status_of(head).is_live());
-                usage.bytes += head.stored_bytes.unwrap_or(0);
-            }
-            match page.last() {
-                Some(last) if page.len() == PAGE => cursor = Some(Cursor::of(last)),
-                _ => return Ok(usage),
-            }
-        }
-    }
-
-    /// Counts a new session with its first records, or refuses it.
-    pub(crate) async fn reserve_session<'a>(
-        &self,
-        who: &Principal,
-        records: impl Iterator<Item = &'a Record>,
-    ) -> Result<()> {
-        self.reserve(who, Usage { sessions: 1, bytes: stored_bytes(records.map(|r| &r.entry)) }).await
-    }
-
-    /// Counts what is going to be stored, or refuses it.
-    pub(crate) async fn reserve(&self, who: &Principal, more: Usage) -> Result<()> {
-        let Some(quota) = who.quota else { return Ok(()) };
-        let sum = self.cached_sum(who, quota.scope);
-        let mut sum = sum.lock().await;
-        for max_age in [FRESH, FRESH_REFUSAL] {
-            let now = self.now();
-            let current = match &mut *sum {
-                Some(current) if now.duration_since(current.at).abs() < max_age => current,
-                stale => stale.insert(Sum { usage: self.usage(who, quota.scope).await?, at: now }),
-            };
-            let total = Usage {
-                sessions: current.usage.sessions + more.sessions,
-                bytes: current.usage.bytes.saturating_add(more.bytes),
-            };
-            let refused = quota.check(more, total);
-            if refused.is_ok() {
-                current.usage = total;
-                return Ok(());
-            }
-            if max_age == FRESH_REFUSAL {
-                return refused;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Tenure {
-    /// Counts what is stored in any case.
-    pub(crate) async fn count(&self, who: &Principal, more: Usage) {
-        let Some(quota) = who.quota else { return };
-        if let Some(sum) = &mut *self.cached_sum(who, quota.scope).lock().await {
-            sum.usage.sessions += more.sessions;
-            sum.usage.bytes = sum.usage.bytes.saturating_add(more.bytes);
-        }
-    }
-
-    fn cached_sum(&self, who: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<Sum>>> {
-        let user = (scope == QuotaScope::User).then(|| who.user.clone());
-        let empty = || Ok::<_, std::convert::Infallible>(Arc::default());
-        match self.usage_cache().0.get_or_insert_with(&(who.tenant.clone(), user), empty) {
-            Ok(sum) => sum,
-            Err(never) => match never {},
-        }
-    }
-}
-
 impl Quota {
-    fn check(&self, more: Usage, total: Usage) -> Result<()> {
+    /// Refuses what would exceed it.
+    pub(crate) fn check(&self, more: Usage, total: Usage) -> Result<()> {
         let whose = match self.scope {
             QuotaScope::User => "this user",
             QuotaScope::Tenant => "this tenant",

@@ -1,13 +1,14 @@
 //! Dreams: what a session recalled often, for different questions, on different days, becomes its user's. Nothing else is ever promoted.
 
 use crate::error::{Error, Result};
-use crate::memory::memories::{Kept, MEMORY, Place, bound, is_fresh, kept, shelf, written};
+use crate::memory::memories::{MEMORY, Place, bound, is_fresh, kept, shelf, written};
 use crate::memory::recall::{Event, RECALLS};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Reach, SessionId, Tenant, User};
+use crate::types::memory::Kept;
 use crate::types::policy::{MemoryPolicy, Scope};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
@@ -188,7 +189,7 @@ impl Tenure {
         let age = place.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
         let expires_at = age.and_then(|age| self.now().checked_add(age).ok());
         let item = Item { value: written(&all), expires_at, uses: 0, ..item };
-        let _changing = self.memories().changing(&item.key).await;
+        let _changing = self.shared.memories.changing(&item.key).await;
         self.store().put(&place.shelf, &item, bound(place.policy.max_entries, &item.key)).await?;
         self.memory_changed(&place.shelf, &item.key).await
     }
@@ -220,7 +221,7 @@ impl Tenure {
         let mut undone = 0;
         for one in &dream.promoted {
             let theirs = shelf(&who.tenant, Owner::User(one.user.clone()), MEMORY);
-            let _changing = self.memories().changing(&one.memory).await;
+            let _changing = self.shared.memories.changing(&one.memory).await;
             let Some(item) = self.store().get(&theirs, &one.memory, None).await? else { continue };
             let mut all = kept(&item)?;
             if all.dream.as_deref() != Some(id) {

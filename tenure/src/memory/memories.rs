@@ -4,27 +4,26 @@
 //! whatever removes the item (retention, the cap, erasing its owner) leaves nothing behind. The sessions it came from keep a trace of it:
 //! when they are rewound or purged on purpose, what came only from there is retracted.
 
-use crate::engine::cache::Need;
+use crate::engine::draft::Need;
 use crate::error::{Error, Result};
-use crate::memory::vector_index::Vector;
 use crate::rules::session::Said;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
+use crate::types::id::{Principal, Seq, SessionId, Tenant, User};
+use crate::types::memory::{Kept, Memory, Source};
 use crate::types::policy::{MemoryPolicy, Scope};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const MEMORY: &str = "memory";
 pub(crate) const TRACES: &str = "memory-traces";
 /// Where it is written down which shelves have memories, so that they can be given new vectors.
-const SHELVES: &str = "memory-shelves";
+pub(crate) const SHELVES: &str = "memory-shelves";
 /// Belongs to no tenant.
-const SYSTEM: &str = "tenure:system";
+pub(crate) const SYSTEM: &str = "tenure:system";
 
 /// Whose memories are meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,78 +47,6 @@ pub struct Remember {
     pub metadata: Map<String, Value>,
 }
 
-/// Something that is remembered.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Memory {
-    /// Its id: the same words have the same one.
-    pub id: String,
-    /// The words.
-    pub text: String,
-    /// Who shares it.
-    pub scope: Scope,
-    /// The session whose it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub session_id: Option<SessionId>,
-    /// The user whose it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<User>,
-    /// The group whose it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<String>,
-    /// The assistant that it was told to first.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub assistant: Option<String>,
-    /// Where it came from.
-    pub sources: Vec<Source>,
-    /// Anything else.
-    pub metadata: Map<String, Value>,
-    /// When it was said last.
-    pub created_at: Timestamp,
-    /// When it was recalled last.
-    pub used_at: Timestamp,
-    /// How often it was.
-    pub uses: u64,
-    /// When its time is over.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expires_at: Option<Timestamp>,
-    /// The dream that brought it here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dream: Option<String>,
-}
-
-/// Where a memory came from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Source {
-    /// The session.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub session_id: Option<SessionId>,
-    /// Its messages, by their records; none: it was not said which.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub messages: Vec<Seq>,
-    /// Who said it outside of any session.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<User>,
-}
-
-/// What an item holds besides its text.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Kept {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub assistant: Option<String>,
-    /// By session, or by `@` and a user.
-    #[serde(default)]
-    pub sources: BTreeMap<String, Vec<Seq>>,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub metadata: Map<String, Value>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vector: Option<Vector>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dream: Option<String>,
-    /// The words, if they are not what it can be found by.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-}
-
 /// What a text can be found by: its words. Where words are not written apart, every two letters that stand side by side.
 pub(crate) fn findable(text: &str) -> String {
     let apart = |c: char| {
@@ -140,9 +67,9 @@ pub(crate) fn findable(text: &str) -> String {
 /// That a memory elsewhere came from here.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Trace {
-    id: String,
+    pub id: String,
     pub owner: String,
-    source: String,
+    pub source: String,
 }
 
 /// Whose memories are meant, found.
@@ -164,7 +91,7 @@ pub(crate) fn shelf(tenant: &Tenant, owner: Owner, name: &str) -> Shelf {
 }
 
 /// An owner as its shelf is written.
-fn owner_of(text: &str) -> Option<Owner> {
+pub(crate) fn owner_of(text: &str) -> Option<Owner> {
     match text.split_once('/')? {
         ("session", id) => SessionId::new(id).ok().map(Owner::Session),
         ("user", user) => User::new(user).ok().map(Owner::User),
@@ -216,16 +143,34 @@ pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
     })
 }
 
+pub(crate) fn is_there(messages: &[Said], seq: Seq) -> bool {
+    messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
+}
+
+/// How many memories a shelf may hold, if that is to be looked at now: of many, one in so many looks, and there may be a few too many until then.
+pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
+    let one_in = (max / 1000).clamp(1, 256);
+    (usize::from(blake3::hash(id.as_bytes()).as_bytes()[1]) % one_in == 0).then_some(max)
+}
+
+pub(crate) fn registry() -> Shelf {
+    shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
+}
+
+pub(crate) fn entry(at: &Shelf) -> String {
+    format!("{} {}", at.tenant, at.owner)
+}
+
 impl Tenure {
     /// Where memories are kept; an error says why there are none.
     pub(crate) async fn mind(&self, who: &Principal, mind: &Mind) -> Result<Place> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let none = |param: &str, whose: String| {
             let why = format!("{whose} remembers nothing: its `memory.scope` is none; set one on the assistant");
             Error::invalid(param, why)
         };
         let (owner, policy, assistant, session) = match mind {
-            Mind::Own => (Owner::User(who.user.clone()), self.house_policy().memory.clone(), None, None),
+            Mind::Own => (Owner::User(who.user.clone()), self.engine.default_policy().memory.clone(), None, None),
             Mind::Assistant(name) => {
                 let Some(assistant) = self.assistant(who, name).await? else {
                     return Err(Error::invalid(
@@ -276,7 +221,7 @@ impl Tenure {
         let id = memory_id(&text);
         // First who will have to let go of it: a trace of nothing is harmless.
         self.leave_traces(&place, &id, &source, &who.user).await?;
-        let _changing = self.memories().changing(&id).await;
+        let _changing = self.shared.memories.changing(&id).await;
         let (now, shelf) = (self.now(), &place.shelf);
         let before = self.store().get(shelf, &id, None).await?.filter(|i| is_fresh(i, now));
         let mut all = before.as_ref().map_or_else(|| Ok(Kept::default()), kept)?;
@@ -309,7 +254,7 @@ impl Tenure {
     }
 
     /// The words as they may be kept.
-    fn memory_text(&self, text: &str) -> Result<String> {
+    pub fn memory_text(&self, text: &str) -> Result<String> {
         let (text, _) = self.redact(text.trim());
         let text = &*text;
         let max = self.limits().max_memory_bytes;
@@ -333,16 +278,17 @@ impl Tenure {
             };
         };
         let id = &head.info.session_id;
-        self.read(who, id, Need::Session, |state| {
-            let session = self.whole_ref(state, id)?;
-            match messages.iter().find(|seq| !is_there(&session.messages, **seq)) {
-                None => Ok(()),
-                Some(seq) => {
-                    Err(Error::NoSuchPoint { session_id: id.clone(), what: format!("a message with record {seq}") })
+        self.engine
+            .read(who, id, Need::Session, |state| {
+                let session = self.engine.whole_ref(state, id)?;
+                match messages.iter().find(|seq| !is_there(&session.messages, **seq)) {
+                    None => Ok(()),
+                    Some(seq) => {
+                        Err(Error::NoSuchPoint { session_id: id.clone(), what: format!("a message with record {seq}") })
+                    }
                 }
-            }
-        })
-        .await
+            })
+            .await
     }
 
     pub(crate) async fn leave_traces(&self, place: &Place, id: &str, source: &str, user: &User) -> Result<()> {
@@ -369,8 +315,8 @@ impl Tenure {
     }
 
     /// Writes down that a shelf has memories. Those of sessions come and go with them.
-    async fn register(&self, at: &Shelf) -> Result<()> {
-        if matches!(at.owner, Owner::Session(_)) || !self.memories().is_new(at) {
+    pub async fn register(&self, at: &Shelf) -> Result<()> {
+        if matches!(at.owner, Owner::Session(_)) || !self.shared.memories.is_new(at) {
             return Ok(());
         }
         self.store().put(&registry(), &self.lasting(entry(at), "null".to_owned()), None).await
@@ -422,7 +368,7 @@ impl Tenure {
     /// Forgets a memory; whether there was one.
     pub async fn forget_memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<bool> {
         let place = self.mind(who, mind).await?;
-        let _changing = self.memories().changing(id).await;
+        let _changing = self.shared.memories.changing(id).await;
         let gone = self.store().remove(&place.shelf, id).await?;
         self.memory_changed(&place.shelf, id).await?;
         if gone {
@@ -430,95 +376,4 @@ impl Tenure {
         }
         Ok(gone)
     }
-
-    /// A session has lost messages: what came only from them is retracted. `left`: what it still has; nothing: it goes.
-    pub(crate) async fn retract(&self, key: &Key, left: Option<&[Said]>) -> Result<()> {
-        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
-        self.retract_from(&at, |messages| match left {
-            None => false,
-            Some(left) => messages.is_empty() || messages.iter().any(|seq| is_there(left, *seq)),
-        })
-        .await
-    }
-
-    /// The same after a rewind, which is done already.
-    pub(crate) async fn retract_rewound(&self, who: &Principal, id: &SessionId) -> Result<()> {
-        let key = who.key(id);
-        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
-        if self.store().items(&at, None, 1).await?.is_empty() {
-            return Ok(());
-        }
-        let session = self.shared(who, id).await?;
-        self.retract(&key, Some(&session.messages)).await
-    }
-
-    /// Takes back what traces on a shelf lead to, unless it still stands.
-    async fn retract_from(&self, at: &Shelf, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
-        let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
-        loop {
-            let page = self.store().items(at, after.as_deref(), 256).await?;
-            let Some(last) = page.last() else { break };
-            after = Some(last.key.clone());
-            for item in page {
-                let trace: Trace = serde_json::from_str(&item.value)
-                    .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
-                if self.take_back(&at.tenant, &trace, &stands).await? {
-                    self.store().remove(at, &item.key).await?;
-                    emptied.insert(trace.owner);
-                }
-            }
-        }
-        for owner in emptied.iter().filter_map(|o| owner_of(o)) {
-            self.store().wipe(&at.tenant, &owner).await?;
-        }
-        Ok(())
-    }
-
-    /// Takes a source away from a memory, and the memory with its last one. Whether the trace leads nowhere now.
-    async fn take_back(&self, tenant: &Tenant, trace: &Trace, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
-        let Some(owner) = owner_of(&trace.owner) else { return Ok(true) };
-        let place = shelf(tenant, owner, MEMORY);
-        let _changing = self.memories().changing(&trace.id).await;
-        let Some(item) = self.store().get(&place, &trace.id, None).await? else { return Ok(true) };
-        let mut all = kept(&item)?;
-        match all.sources.get(&trace.source) {
-            None => return Ok(true),
-            Some(messages) if stands(messages) => return Ok(false),
-            Some(_) => all.sources.remove(&trace.source),
-        };
-        match all.sources.is_empty() {
-            true => drop(self.store().remove(&place, &trace.id).await?),
-            false => self.store().put(&place, &Item { value: written(&all), ..item }, None).await?,
-        }
-        self.memory_changed(&place, &trace.id).await?;
-        Ok(true)
-    }
-
-    /// Takes back what a user said to groups, and forgets that there were memories of theirs.
-    pub(crate) async fn retract_user(&self, tenant: &Tenant, user: &User) -> Result<()> {
-        let owner = Owner::User(user.clone());
-        self.retract_from(&shelf(tenant, owner.clone(), TRACES), |_| false).await?;
-        self.undream(tenant, user).await?;
-        let own = shelf(tenant, owner, MEMORY);
-        self.memories().forget(&own);
-        self.store().remove(&registry(), &entry(&own)).await.map(drop)
-    }
-}
-
-fn is_there(messages: &[Said], seq: Seq) -> bool {
-    messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
-}
-
-/// How many memories a shelf may hold, if that is to be looked at now: of many, one in so many looks, and there may be a few too many until then.
-pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
-    let one_in = (max / 1000).clamp(1, 256);
-    (usize::from(blake3::hash(id.as_bytes()).as_bytes()[1]) % one_in == 0).then_some(max)
-}
-
-fn registry() -> Shelf {
-    shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
-}
-
-fn entry(at: &Shelf) -> String {
-    format!("{} {}", at.tenant, at.owner)
 }

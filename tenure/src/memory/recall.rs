@@ -1,16 +1,17 @@
 //! Recall: memories that have to do with a question, found by their words and by their meaning, and what a model is told of them.
 
 use crate::error::Result;
-use crate::memory::memories::{Memory, Mind, Place, findable, is_fresh, memory, shelf};
-use crate::memory::vector_index::Near;
+use crate::memory::memories::{Mind, Place, findable, is_fresh, memory, shelf};
+use crate::memory::vectors::Near;
 use crate::rules::prompt::tokens;
 use crate::rules::text::words;
 use crate::store::item::{Item, Owner};
 use crate::tenure::Tenure;
 use crate::types::id::{Principal, SessionId, Tenant};
+use crate::types::memory::Memory;
 use crate::types::message::{Message, Role};
 use crate::types::policy::{MemoryPolicy, Scope};
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::future::try_join_all;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -159,8 +160,10 @@ impl Tenure {
         // Some may have gone since they were found.
         while memories.len() < limit && best.len() > 0 {
             let wanted: Vec<_> = best.by_ref().take(limit - memories.len()).collect();
-            let reads = wanted.iter().map(|(key, _)| self.store().get(at, key, Some(now)));
-            let found: Vec<Option<Item>> = stream::iter(reads).buffered(CONCURRENT_READS).try_collect().await?;
+            let mut found: Vec<Option<Item>> = Vec::with_capacity(wanted.len());
+            for keys in wanted.chunks(CONCURRENT_READS) {
+                found.extend(try_join_all(keys.iter().map(|(key, _)| self.store().get(at, key, Some(now)))).await?);
+            }
             for ((key, score), item) in wanted.iter().zip(found) {
                 let Some(item) = item.filter(|item| is_fresh(item, now)) else { continue };
                 let score = *score;

@@ -1,8 +1,8 @@
 //! The tool `memory`: what a model can do with what its assistant remembers.
 
 use crate::error::{Error, Result};
+use crate::executors::tools::Call;
 use crate::memory::memories::{Mind, Remember};
-use crate::run::tools::Call;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::id::{Principal, SessionId};
@@ -78,7 +78,7 @@ impl Tenure {
         match action {
             Action::Remember { text } => {
                 // It comes from the message that made the call.
-                let session = self.shared(who, id).await?;
+                let session = self.engine.shared(who, id).await?;
                 let calls = |m: &&crate::Said| m.message.tool_calls().iter().any(|c| c.id == call.id);
                 let messages = session.messages.iter().rev().find(calls).map(|m| m.seq).into_iter().collect();
                 let memory = self.remember(who, &mind, Remember { text, messages, ..Remember::default() }).await?;

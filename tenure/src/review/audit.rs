@@ -181,7 +181,7 @@ impl Tenure {
     /// The audit trail of a session, whatever its status; a fork's begins with its parent's part.
     pub async fn audit(&self, who: &Principal, id: &SessionId) -> Result<AuditTrail> {
         let head = self.head(who, id).await?;
-        let log = self.log(&head).await?;
+        let log = self.engine.log(&head).await?;
         Ok(AuditTrail::of(&head, log.iter().flatten()))
     }
 

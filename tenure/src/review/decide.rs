@@ -2,10 +2,9 @@
 //!
 //! Open reviews are found by the sessions' cards, and told by their logs; there is no other list.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::rules::session::{Review, Session};
-use crate::run::lease::owner;
 use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
@@ -66,8 +65,8 @@ impl Tenure {
         let page = self.list(who, query).await?;
         let mut reviews = Vec::new();
         for head in page.heads {
-            let found = self.read(who, &head.info.session_id, Need::Session, |state| {
-                let session = self.whole_ref(state, &head.info.session_id)?;
+            let found = self.engine.read(who, &head.info.session_id, Need::Session, |state| {
+                let session = self.engine.whole_ref(state, &head.info.session_id)?;
                 let wanted = session.reviews.iter().filter(|r| match which {
                     Reviews::Open(queue) => {
                         r.decided.is_none() && !r.void && (queue.is_none() || r.opened.queue == *queue)
@@ -89,8 +88,8 @@ impl Tenure {
     /// A review, with the card of its session.
     pub async fn review(&self, who: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
-        let found = self.read(who, &session_id, Need::Session, |state| {
-            let session = self.whole_ref(state, &session_id)?;
+        let found = self.engine.read(who, &session_id, Need::Session, |state| {
+            let session = self.engine.whole_ref(state, &session_id)?;
             Ok((session.head().clone(), find(session, id)?.clone()))
         });
         found.await.map_err(|e| hidden(e, id))
@@ -159,8 +158,8 @@ impl Tenure {
         step: &impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
         let done = self.write(who, session_id, need, |state, now| {
-            let session = self.run_ref(state, session_id)?;
-            self.check_live(session)?;
+            let session = self.engine.run_ref(state, session_id)?;
+            self.engine.check_live(session)?;
             let review = find(session, id)?;
             if review.decided.is_some() || review.void {
                 let how = review.decided.as_ref().map_or_else(
@@ -188,9 +187,9 @@ impl Tenure {
     }
 
     pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
-        let (who, id) = (owner(head), &head.info.session_id);
-        let overdue = self.read(&who, id, Need::Run, |state| {
-            let (session, now) = (self.run_ref(state, id)?, self.now());
+        let (who, id) = (head.owner(), &head.info.session_id);
+        let overdue = self.engine.read(&who, id, Need::Run, |state| {
+            let (session, now) = (self.engine.run_ref(state, id)?, self.now());
             let late =
                 session.open_reviews().filter_map(|r| Some((r.opened.review.clone(), r.opened.timeout.clone()?)));
             Ok(late.filter(|(_, timeout)| timeout.at <= now).collect::<Vec<_>>())

@@ -4,17 +4,18 @@
 //! while it is being kept. The answer is durable before the turn is called done. A turn that fails or is stopped keeps what it has and
 //! says so (`run_ended`).
 
-use crate::engine::cache::{Draft, Need};
-use crate::engine::idempotency::{Claim, place, same_id, same_run};
+use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy, Pass};
 use crate::error::{Error, Result};
-use crate::memory::recall::{Recollection, Told, with_block};
+use crate::executors::model::{Beside, First};
+use crate::memory::recall::{Recollection, with_block};
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::shown_with;
-use crate::rules::reconcile::{Incoming, Plan, reconcile};
+use crate::rules::reconcile::{Plan, reconcile};
 use crate::rules::session::{Point, Run, Said, Session};
 use crate::run::executors::Replay;
-use crate::run::model::{Beside, First};
+use crate::run::idempotency::{Claim, place, same_id, same_run};
+use crate::run::request::{Ask, OnExpired, Spliced};
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::blob::Blob;
@@ -26,78 +27,10 @@ use crate::types::message::Message;
 use crate::types::policy::HistoryMode;
 use crate::types::policy::{Compact, OnDisconnect, Window};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
-
-/// What a request under the id of an expired session does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnExpired {
-    /// It goes on with it.
-    #[default]
-    Restore,
-    /// The old session ends with its hooks and moves to another id, where it can be read and restored until its retention ends. A new
-    /// session starts.
-    Fresh,
-    /// It is refused.
-    Reject,
-}
-
-/// A request for a turn.
-#[derive(Clone, Debug, Default)]
-pub struct Ask {
-    /// The session; if none is named, it is found by content, or begun.
-    pub session: Option<SessionId>,
-    /// What the client sends.
-    pub messages: Vec<Message>,
-    /// How to read it; `None`: as the assistant says, else as `default_history` says.
-    pub history: Option<HistoryMode>,
-    /// How to read it if neither the request nor the assistant says.
-    pub default_history: HistoryMode,
-    /// The client's SDK says that it sends this request again.
-    pub is_retry: bool,
-    /// The assistant that a new session belongs to.
-    pub assistant: Option<String>,
-    /// The model's name, for the session's card.
-    pub model: Option<String>,
-    /// Whether to look for the session by content.
-    pub content_matching: bool,
-    /// What to do if the session is busy.
-    pub on_busy: OnBusy,
-    /// What to do if it has expired.
-    pub on_expired: OnExpired,
-    /// The same key with the same body is answered once, and the same each time.
-    pub idempotency: Option<(String, String)>,
-    /// What its run is started with. One that names its `model` can be taken over by another node.
-    pub detail: Map<String, Value>,
-    /// Is told when the request has to wait because its session is busy.
-    pub queued: Option<Arc<Notify>>,
-}
-
-/// What was made of the messages of a request.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spliced {
-    /// How many of them were stored already.
-    pub matched: usize,
-    /// How many stored messages the request leaves out after the first that it repeats, such as tool messages.
-    pub spliced: usize,
-    /// How many stored messages were rewound.
-    pub rewound: usize,
-    /// How many of them are new and were stored.
-    pub appended: usize,
-    /// How many of them are shown to the model and not stored.
-    #[serde(default)]
-    pub ephemeral: usize,
-    /// Tool results that answer no call we know of, which were left out.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub orphans: Vec<String>,
-    /// Memories that the model was told of.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memories: Vec<Told>,
-}
 
 impl Turn {
     /// Whose session it is in.
@@ -186,11 +119,11 @@ impl Tenure {
     }
 
     async fn begin_turn(&self, who: &Principal, ask: Ask, first: Option<&First>) -> Result<Begun> {
-        let (incoming, blobs) = self.detach(&ask.messages)?;
+        let (incoming, blobs) = self.engine.detach(&ask.messages)?;
         // The same key at the same time: the second one waits until it is known what the first one is.
         let _claiming = match &ask.idempotency {
             Some((key, _)) => {
-                Some(self.key_gates().enter(&place(who, key)?, OnBusy::Queue, self.limits().max_queue).await?)
+                Some(self.shared.key_locks.enter(&place(who, key)?, OnBusy::Queue, self.limits().max_queue).await?)
             }
             None => None,
         };
@@ -211,7 +144,7 @@ impl Tenure {
         while tries <= self.limits().max_retries {
             let key = who.key(&id);
             let max = self.limits().max_queue;
-            let pass = match self.gates().enter_telling(&key, on_busy, max, || ask.tell_queued()).await? {
+            let pass = match self.shared.turn_locks.enter_telling(&key, on_busy, max, || ask.tell_queued()).await? {
                 Entered::Pass(pass) => pass,
                 Entered::Branch(before) => {
                     id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
@@ -342,7 +275,7 @@ impl Tenure {
 
     /// What a model would be shown if this were said. Nothing is kept.
     pub async fn preview(&self, who: &Principal, ask: &Ask) -> Result<Vec<Message>> {
-        self.detach(&ask.messages)?; // for its limits
+        self.engine.detach(&ask.messages)?; // for its limits
         let session = match &ask.session {
             Some(id) => match self.load(who, id).await {
                 Ok(session) => Some(session),
@@ -387,7 +320,7 @@ impl Tenure {
         for message in said {
             messages.push(match message.cuts().is_empty() {
                 true => message,
-                false => self.attach_message(tenant, &message).await?,
+                false => self.engine.attach_message(tenant, &message).await?,
             });
         }
         Ok(messages)
@@ -400,7 +333,7 @@ impl Tenure {
         if *waited > self.limits().max_wait {
             return Err(Error::Busy { session_id: key.session.clone() });
         }
-        let watch = self.watch(key);
+        let watch = self.engine.watch(key);
         let _ = tokio::time::timeout(pause, watch.elsewhere()).await;
         Ok(())
     }
@@ -422,8 +355,8 @@ impl Tenure {
         blobs: &[Blob],
     ) -> Result<Opened> {
         self.write(who, id, Need::Session, |state, now| {
-            let session = self.whole_ref(state, id)?;
-            self.check_active(session)?;
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_active(session)?;
             if opening.is_done(session) {
                 return Err(Error::Conflict { session_id: id.clone(), expected: session.seq });
             }
@@ -434,7 +367,7 @@ impl Tenure {
                 self.step_in(session, opening.run, opening.ask.on_busy, now)?.into_iter().collect();
             let mut cut = Vec::new();
             if plan.keep < session.messages.len() {
-                let (entry, messages) = crate::session::checkpoint::rewound(session, plan.keep);
+                let (entry, messages) = crate::rules::checkpoint::rewound(session, plan.keep);
                 entries.push(entry);
                 cut = messages;
             }
@@ -504,7 +437,7 @@ impl Tenure {
         let (key, now) = (who.key(id), self.now());
         let mut created = Created { user: who.user.clone(), ..Created::default() };
         created.assistant = opening.ask.assistant.clone();
-        self.check_info(&created)?;
+        self.engine.check_info(&created)?;
         let first = Record { seq: 1, at: now, entry: Entry::created(created) };
         let Some(head) = Head::begin(&key, &first) else { return Err(Error::invalid("session", "not a session")) };
         let empty = Session::empty(head);
@@ -520,8 +453,8 @@ impl Tenure {
         opened.check()?;
         // The model is not asked meanwhile: the id may turn out to be somebody else's.
         let more: Vec<Record> = more.collect();
-        self.reserve_session(who, more.iter()).await?;
-        self.begin_with(&key, &first, more, blobs.to_vec()).await?;
+        self.engine.reserve_session(who, more.iter()).await?;
+        self.engine.begin_with(&key, &first, more, blobs.to_vec()).await?;
         Ok(opened)
     }
 
@@ -597,19 +530,6 @@ impl Opened {
         let ids = self.spliced.orphans.iter().take(3).map(excerpt).collect::<Vec<_>>();
         let message = format!("there is nothing to answer: no tool call {} is known here", ids.join(", "));
         Err(Error::invalid("messages", message))
-    }
-}
-
-impl Ask {
-    fn tell_queued(&self) {
-        if let Some(queued) = &self.queued {
-            queued.notify_one();
-        }
-    }
-
-    fn incoming<'a>(&self, messages: &'a [Message], assistant: Option<HistoryMode>, has_waited: bool) -> Incoming<'a> {
-        let history = self.history.or(assistant).unwrap_or(self.default_history);
-        Incoming { messages, history, is_retry: self.is_retry, has_waited }
     }
 }
 

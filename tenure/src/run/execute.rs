@@ -6,21 +6,23 @@
 mod calls;
 mod insist;
 
-use crate::engine::cache::{Draft, Need};
-use crate::engine::idempotency::ANSWERS;
+use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Pass, Stop};
 use crate::error::{Error, Result};
+use crate::executors::model::{Beside, Prompt};
 use crate::memory::recall::{RECALLS, Recollection, with_block};
 use crate::rules::answer::{Answer, add_usage};
 use crate::rules::next::{Doing, Job, Question, Rules, Step, next_after};
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::shown_with;
+use crate::rules::run_entries::{CANCELLED, ended};
 use crate::rules::session::{CACHED, Run, Said, Session, TOKENS, spent};
 use crate::rules::tool_call_filter::Sift;
-use crate::run::begin::{Spliced, Turn};
+use crate::run::begin::Turn;
 use crate::run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
+use crate::run::idempotency::ANSWERS;
 use crate::run::lease::Held;
-use crate::run::model::{Beside, Prompt};
+use crate::run::request::Spliced;
 use crate::store::item::Item;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
@@ -268,8 +270,8 @@ impl<'a> Work<'a> {
     /// What a run that goes on has spent already.
     async fn recall(&mut self) -> Result<()> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let spent = tenure.read(&self.who, id, Need::Run, |state| {
-            let session = tenure.run_ref(state, id)?;
+        let spent = tenure.engine.read(&self.who, id, Need::Run, |state| {
+            let session = tenure.engine.run_ref(state, id)?;
             let own = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
             let rounds = own.filter(|m| m.message.role() == Role::Assistant).count();
             let last = session.checkpoints.iter().rev().find(|c| c.run.as_ref() == Some(run));
@@ -365,8 +367,8 @@ impl<'a> Work<'a> {
     /// What the model is shown in a later round.
     async fn shown(&mut self) -> Result<Vec<Message>> {
         let (tenure, id) = (&self.tenure, &self.session_id);
-        let said = tenure.read_known(&self.who, id, Need::Run, |state| {
-            let session = tenure.run_ref(state, id)?;
+        let said = tenure.engine.read_known(&self.who, id, Need::Run, |state| {
+            let session = tenure.engine.run_ref(state, id)?;
             let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
             Ok(shown_with(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
         });
@@ -433,7 +435,7 @@ impl<'a> Work<'a> {
     async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<Step> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
         let done = tenure.write_insisting(&self.who, id, Need::Run, |state, now| {
-            let session = tenure.run_ref(state, id)?;
+            let session = tenure.engine.run_ref(state, id)?;
             let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
             let post = |m: &Message| Entry::Message(Post::by(run, m.clone()));
             let mut log = Log { session, entries: Vec::new(), steps: steps(session, this) };
@@ -469,7 +471,7 @@ impl<'a> Work<'a> {
                 }
                 Step::Done if last => {
                     let turn = (self.policy.checkpoints != Checkpoints::Manual)
-                        .then(|| crate::session::checkpoint::automatic(session, &said, Some(run)));
+                        .then(|| crate::rules::checkpoint::automatic(session, &said, Some(run)));
                     log.entries.extend(turn.flatten());
                     log.entries.extend(self.new_model(session));
                     log.entries.push(ended(run, Outcome::Completed, None, None));
@@ -580,7 +582,7 @@ impl<'a> Work<'a> {
         let outcome = if stopped { Outcome::Cancelled } else { Outcome::Failed };
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
         let done = tenure.write(&self.who, id, Need::Run, |state, _| {
-            let session = tenure.run_ref(state, id)?;
+            let session = tenure.engine.run_ref(state, id)?;
             let post = |m: &Message| Entry::Message(Post { partial: true, ..Post::by(run, m.clone()) });
             // It may have been stored at the very moment when the run was stopped.
             let last = session.messages.last().filter(|m| m.run.as_ref() == Some(run));
@@ -604,9 +606,6 @@ impl<'a> Work<'a> {
         }
     }
 }
-
-/// The code of a run that somebody cancelled.
-pub(crate) const CANCELLED: &str = "cancelled";
 
 /// Entries in the making.
 struct Log<'s> {
@@ -634,8 +633,4 @@ impl Log<'_> {
 fn steps(session: &Session, run: &Run) -> u64 {
     let since = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
     since.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)
-}
-
-pub(crate) fn ended(run: &RunId, outcome: Outcome, error: Option<String>, code: Option<&str>) -> Entry {
-    Entry::RunEnded { run: run.clone(), outcome, error, code: code.map(str::to_owned) }
 }

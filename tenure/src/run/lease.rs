@@ -1,51 +1,16 @@
 //! Who works on a run. A node holds a lease in the session's card and renews it; a claim is a commit, so whoever lost its lease
 //! finds that the log has moved on and can not write any more, whatever its clock says.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
+use crate::engine::node::is_gone;
 use crate::error::{Error, Result};
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::{Claim, Entry};
 use crate::types::head::{Head, Lease};
-use crate::types::id::{Principal, Reach, RunId, SessionId};
+use crate::types::id::{Principal, RunId, SessionId};
 use jiff::{SignedDuration, Timestamp};
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-
-/// The name of a node: where it runs, and what cannot run twice. A node whose process is gone need not be waited for.
-pub(crate) fn node_name() -> String {
-    let random = uuid::Uuid::now_v7().simple();
-    match (place(), start_of(std::process::id())) {
-        (Some(place), Some(start)) => format!("{place}/{}/{start}/{random}", std::process::id()),
-        _ => random.to_string(),
-    }
-}
-
-/// Where process ids mean the same: this boot of this machine, and this namespace.
-fn place() -> Option<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
-    let digits: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    Some(format!("{}-{digits}", boot.trim()))
-}
-
-/// When a process began that lives; ids are used again.
-fn start_of(process: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may hold anything; the 22nd field is the 20th after it.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // One that is dead stays in the list until its parent has looked.
-    fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
-    fields.nth(18).map(str::to_owned)
-}
-
-/// Whether the process of a node is known to have ended.
-fn is_gone(node: &str) -> bool {
-    let mut parts = node.split('/');
-    let (Some(there), Some(process), Some(start)) = (parts.next(), parts.next(), parts.next()) else { return false };
-    let Ok(process) = process.parse() else { return false };
-    place().is_some_and(|here| here == there) && start_of(process).is_none_or(|now| now != start)
-}
 
 /// What whoever works on a run knows of its lease.
 #[derive(Debug)]
@@ -110,7 +75,7 @@ impl Tenure {
 
     /// Renews a lease for as long as it is held. When another node has changed the session, it may be gone: that is looked at right away.
     pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, held: &Held) -> Error {
-        let watch = self.watch(&who.key(id));
+        let watch = self.engine.watch(&who.key(id));
         let pause = || tokio::time::sleep(self.limits().lease / 3);
         let (due, told) = (pause(), watch.elsewhere());
         tokio::pin!(due, told);
@@ -142,7 +107,7 @@ impl Tenure {
 
     /// Claims a run that nobody works on; `false` if somebody else was first.
     pub(crate) async fn claim_run(&self, head: &Head, run: &RunId) -> Result<bool> {
-        let (id, who) = (&head.info.session_id, owner(head));
+        let (id, who) = (&head.info.session_id, head.owner());
         let claimed = self.write(&who, id, Need::Head, |state, now| {
             let free = state.head().is_some_and(|h| {
                 h.status.is_live()
@@ -156,45 +121,5 @@ impl Tenure {
             Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(false),
             other => other,
         }
-    }
-}
-
-/// Whoever works on a session's run acts for its owner.
-pub(crate) fn owner(head: &Head) -> Principal {
-    Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own, quota: None }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_that_lives_is_not_gone_and_one_whose_process_ended_is() {
-        let node = node_name();
-        assert!(!is_gone(&node));
-        if let Some(place) = place() {
-            assert!(is_gone(&format!("{place}/{}/1/x", std::process::id())), "the id was used again");
-            assert!(!is_gone(&format!("elsewhere/{}/1/x", std::process::id())));
-        }
-        assert!(!is_gone("just-a-name"));
-    }
-
-    /// A process that was killed stays in the list until somebody asks how it ended, which may take its time.
-    #[test]
-    fn a_node_whose_process_is_dead_and_not_buried_is_gone() {
-        use std::process::{Command, Stdio};
-        let Some(place) = place() else { return };
-        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let start = start_of(child.id()).unwrap();
-        let node = format!("{place}/{}/{start}/x", child.id());
-        assert!(!is_gone(&node));
-        drop(child.stdin.take());
-        let waited = (0..500).find(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            is_gone(&node)
-        });
-        let listed = fs::exists(format!("/proc/{}/stat", child.id())).unwrap();
-        child.wait().unwrap();
-        assert!(waited.is_some() && listed, "{waited:?} {listed}");
     }
 }

@@ -1,28 +1,22 @@
 //! Runs: finding them, following them, stopping them, and going on with them.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy};
 use crate::error::{Error, Result};
+use crate::executors::model::Beside;
 use crate::rules::overlay::Overlay;
+use crate::rules::run_entries::{CANCELLED, ended, unpaused};
 use crate::rules::session::{Run, Session};
-use crate::run::begin::{KEYED, Spliced, Turn};
-use crate::run::execute::{CANCELLED, ended};
-use crate::run::lease::owner;
-use crate::run::model::Beside;
+use crate::run::begin::{KEYED, Turn};
+use crate::run::request::Spliced;
 use crate::store::query::Range;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Outcome, Record};
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, RunId, Seq, SessionId};
-use crate::types::status::Status;
+use crate::types::id::{Principal, RunId, Seq, SessionId};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
-use tokio::sync::Notify;
-use tokio::sync::broadcast::{self, error::RecvError};
-use tokio::sync::futures::Notified;
 
 /// What happened in a run since a point.
 #[derive(Clone, Debug)]
@@ -33,98 +27,42 @@ pub struct Followed {
     pub over: bool,
 }
 
-/// How long to wait before a session is looked at again that another process may have changed, if nobody tells.
-const LOOK: Duration = Duration::from_millis(250);
-/// The same, if other processes tell: they may forget to.
-const LOOK_ANYWAY: Duration = Duration::from_secs(1);
-
 /// A run that is stopped has so long to save what it has.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// So many changes wait for whoever is told of all; of those that are slower it is told that something was missed.
-const NEWS: usize = 4096;
-
-/// Those who wait for a session to change, and how many.
-#[derive(Debug, Default)]
-pub(crate) struct Watchers {
-    all: Mutex<HashMap<Key, (usize, Arc<Changes>)>>,
-    /// Whether other processes tell; known once somebody asked.
-    told: OnceLock<bool>,
-    /// Who wants to hear of every session, if anybody does.
-    news: OnceLock<broadcast::Sender<Key>>,
+/// The model that a run was started with.
+fn model_of(detail: &Map<String, Value>) -> Option<String> {
+    detail.get("model").and_then(Value::as_str).map(str::to_owned)
 }
 
-/// Changes of one session.
-#[derive(Debug, Default)]
-pub(crate) struct Changes {
-    /// By anybody.
-    any: Notify,
-    /// By another process.
-    elsewhere: Notify,
-}
-
-/// Somebody who waits for a session to change.
-pub(crate) struct Watch<'a> {
-    watchers: &'a Watchers,
-    key: Key,
-    changes: Arc<Changes>,
-}
-
-impl Watchers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, (usize, Arc<Changes>)>> {
-        self.all.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// This process has changed a session.
-    pub fn tell(&self, key: &Key) {
-        if let Some((_, changes)) = self.lock().get(key) {
-            changes.any.notify_waiters();
-        }
-        if let Some(news) = self.news.get() {
-            // Nobody listens any more, or somebody does.
-            let _ = news.send(key.clone());
+/// How long a run has waited for people. Questions that were asked at once are waited for together.
+fn waited(session: &Session, run: &RunId) -> SignedDuration {
+    let reviews = session.reviews.iter().filter(|r| r.opened.run.as_ref() == Some(run));
+    let mut pauses: Vec<(Timestamp, Timestamp)> = Vec::new();
+    for (from, to) in reviews.filter_map(|r| Some((r.opened_at, r.decided.as_ref()?.0))) {
+        match pauses.last_mut().filter(|(last, _)| *last == from) {
+            Some((_, end)) => *end = to.max(*end),
+            None => pauses.push((from, to)),
         }
     }
-
-    /// Another process has changed a session, or perhaps any.
-    fn tell_elsewhere(&self, key: Option<&Key>) {
-        let all = self.lock();
-        for (_, (_, changes)) in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
-            changes.any.notify_waiters();
-            changes.elsewhere.notify_waiters();
-        }
-    }
+    pauses.into_iter().map(|(from, to)| to.duration_since(from).max(SignedDuration::ZERO)).sum()
 }
 
-impl Watch<'_> {
-    /// Until another process has changed the session.
-    pub fn elsewhere(&self) -> Notified<'_> {
-        self.changes.elsewhere.notified()
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        let mut all = self.watchers.lock();
-        if let Some((waiting, _)) = all.get_mut(&self.key) {
-            *waiting -= 1;
-            if *waiting == 0 {
-                all.remove(&self.key);
-            }
-        }
-    }
+fn no_run(id: &SessionId, run: &RunId) -> Error {
+    Error::NoSuchRun { session_id: id.clone(), run: run.clone() }
 }
 
 impl Tenure {
     /// A run, and where its session stands.
     pub async fn run(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
-        self.read(who, id, Need::Session, |state| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
-            let found = session.run(run).ok_or_else(|| no_run(id, run))?;
-            Ok((session.head().clone(), found.clone()))
-        })
-        .await
+        self.engine
+            .read(who, id, Need::Session, |state| {
+                let session = self.engine.whole_ref(state, id)?;
+                self.engine.check_live(session)?;
+                let found = session.run(run).ok_or_else(|| no_run(id, run))?;
+                Ok((session.head().clone(), found.clone()))
+            })
+            .await
     }
 
     /// What happened in a run after a record, at most so much.
@@ -137,9 +75,10 @@ impl Tenure {
         limit: usize,
     ) -> Result<Followed> {
         let (head, from, over) = self
+            .engine
             .read(who, id, Need::Session, |state| {
-                let session = self.whole_ref(state, id)?;
-                self.check_live(session)?;
+                let session = self.engine.whole_ref(state, id)?;
+                self.engine.check_live(session)?;
                 let found = session.run(run).ok_or_else(|| no_run(id, run))?;
                 Ok((session.head().clone(), found.seq, found.ended.is_some()))
             })
@@ -160,71 +99,19 @@ impl Tenure {
             if let Entry::Message(post) = &mut record.entry
                 && !post.message.cuts().is_empty()
             {
-                post.message = self.attach_message(&head.tenant, &post.message).await?;
+                post.message = self.engine.attach_message(&head.tenant, &post.message).await?;
             }
         }
         let over = end.is_some() || (over && records.is_empty());
         Ok(Followed { records, over })
     }
 
-    /// Waits until a session may have changed since a record. Look again then: nobody promises that it has.
-    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
-        let watch = self.watch(&who.key(id));
-        let told = watch.changes.any.notified();
-        tokio::pin!(told);
-        told.as_mut().enable();
-        if self.head(who, id).await?.seq > seen {
-            return Ok(());
-        }
-        let look = if self.is_told() { LOOK_ANYWAY } else { LOOK };
-        let _ = tokio::time::timeout(look, told).await;
-        Ok(())
-    }
-
-    /// Every session that this process begins or writes to, from now on, after it was written. Who is slow misses some, and is told so.
-    pub fn changes(&self) -> broadcast::Receiver<Key> {
-        self.watchers().news.get_or_init(|| broadcast::channel(NEWS).0).subscribe()
-    }
-
-    pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {
-        self.is_told();
-        let watchers = self.watchers();
-        let changes = {
-            let mut all = watchers.lock();
-            let (waiting, changes) = all.entry(key.clone()).or_default();
-            *waiting += 1;
-            changes.clone()
-        };
-        Watch { watchers, key: key.clone(), changes }
-    }
-
-    /// Whether other processes tell of what they change. From the first time on, whoever waits here hears of it.
-    #[expect(clippy::disallowed_methods, reason = "it ends with the house, and nothing waits for it")]
-    fn is_told(&self) -> bool {
-        *self.watchers().told.get_or_init(|| {
-            let Some(mut news) = self.store().hear() else { return false };
-            let house = self.downgrade();
-            tokio::spawn(async move {
-                loop {
-                    let key = match news.recv().await {
-                        Ok(key) => key,
-                        Err(RecvError::Lagged(_)) => None,
-                        Err(RecvError::Closed) => return,
-                    };
-                    let Some(house) = house.upgrade() else { return };
-                    house.watchers.tell_elsewhere(key.as_ref());
-                }
-            });
-            true
-        })
-    }
-
     /// Stops a run. What happened is kept; whoever works on it can write no more.
     pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
         self.stop_here(who, id, run).await?;
         let stopped = self.write(who, id, Need::Session, |state, now| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_live(session)?;
             let mut found = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
             if found.ended.is_some() {
                 return Ok(Draft::new(Vec::new(), found));
@@ -244,7 +131,7 @@ impl Tenure {
     async fn stop_here(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
         // Whose it is is checked first: a stranger must not stop anything.
         let mut head = self.head(who, id).await?;
-        if !self.gates().cancel(&who.key(id), run) {
+        if !self.shared.turn_locks.cancel(&who.key(id), run) {
             return Ok(());
         }
         let saved = async {
@@ -266,14 +153,14 @@ impl Tenure {
         detail: Map<String, Value>,
     ) -> Result<Turn> {
         let key = who.key(id);
-        let pass = match self.gates().enter(&key, on_busy, self.limits().max_queue).await? {
+        let pass = match self.shared.turn_locks.enter(&key, on_busy, self.limits().max_queue).await? {
             Entered::Pass(pass) => pass,
             Entered::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
         };
         let (run, began) = (RunId::generate(), self.now());
         let opened = self.write(who, id, Need::Run, |state, now| {
-            let session = self.run_ref(state, id)?;
-            self.check_active(session)?;
+            let session = self.engine.run_ref(state, id)?;
+            self.engine.check_active(session)?;
             let mut entries: Vec<Entry> = self.step_in(session, &run, on_busy, now)?.into_iter().collect();
             let claim = Some(self.claim(now));
             entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
@@ -306,9 +193,9 @@ impl Tenure {
     /// Takes over a run that nobody works on. One that can not go on without whoever asked for it is ended; then, and if somebody else
     /// was first, there is nothing to do.
     pub async fn take_over(&self, head: &Head) -> Result<Option<Turn>> {
-        let (id, who) = (&head.info.session_id, owner(head));
+        let (id, who) = (&head.info.session_id, head.owner());
         let Some(run) = head.run.clone() else { return Ok(None) };
-        let pass = match self.gates().enter(&head.key(), OnBusy::Reject, 0).await {
+        let pass = match self.shared.turn_locks.enter(&head.key(), OnBusy::Reject, 0).await {
             Ok(Entered::Pass(pass)) => pass,
             // Somebody here is at it.
             _ => return Ok(None),
@@ -319,8 +206,9 @@ impl Tenure {
             return Ok(None);
         }
         let (found, assistant, waited) = self
+            .engine
             .read(&who, id, Need::Run, |state| {
-                let session = self.run_ref(state, id)?;
+                let session = self.engine.run_ref(state, id)?;
                 Ok((session.run(&run).cloned(), session.assistant.clone(), waited(session, &run)))
             })
             .await?;
@@ -361,32 +249,4 @@ impl Tenure {
         })
         .await
     }
-}
-
-/// The model that a run was started with.
-fn model_of(detail: &Map<String, Value>) -> Option<String> {
-    detail.get("model").and_then(Value::as_str).map(str::to_owned)
-}
-
-/// How long a run has waited for people. Questions that were asked at once are waited for together.
-fn waited(session: &Session, run: &RunId) -> SignedDuration {
-    let reviews = session.reviews.iter().filter(|r| r.opened.run.as_ref() == Some(run));
-    let mut pauses: Vec<(Timestamp, Timestamp)> = Vec::new();
-    for (from, to) in reviews.filter_map(|r| Some((r.opened_at, r.decided.as_ref()?.0))) {
-        match pauses.last_mut().filter(|(last, _)| *last == from) {
-            Some((_, end)) => *end = to.max(*end),
-            None => pauses.push((from, to)),
-        }
-    }
-    pauses.into_iter().map(|(from, to)| to.duration_since(from).max(SignedDuration::ZERO)).sum()
-}
-
-/// A session that waits for a person only because of a run that is over need not wait any more.
-pub(crate) fn unpaused(session: &Session) -> Option<Entry> {
-    let waits = session.status == Status::Paused && session.open_reviews().next().is_some();
-    waits.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })
-}
-
-fn no_run(id: &SessionId, run: &RunId) -> Error {
-    Error::NoSuchRun { session_id: id.clone(), run: run.clone() }
 }

@@ -45,9 +45,9 @@ impl Tenure {
         tool: &str,
         parameters: &Value,
     ) -> Result<Option<Cached>> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
-        self.check_live(&head)?;
+        self.engine.check_live(&head)?;
         let now = self.now();
         let key = cache_key(tool, parameters);
         let item = self.store().get(&shelf(who, id), &key, Some(now)).await?;
@@ -66,9 +66,9 @@ impl Tenure {
         parameters: &Value,
         result: &Value,
     ) -> Result<()> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
-        self.check_live(&head)?;
+        self.engine.check_live(&head)?;
         let policy = self.policy(&head.tenant, head.assistant.as_deref()).cache;
         let now = self.now();
         let value = serde_json::json!([tool, parameters, result]).to_string();

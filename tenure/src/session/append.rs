@@ -1,6 +1,6 @@
 //! Appending: messages that are new, all or none, once or under a condition.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
@@ -70,7 +70,7 @@ impl Tenure {
     /// Adds messages to a session, all or none, durable when it returns.
     pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<Appended> {
         let append: Append = append.into();
-        let (stored, blobs) = self.detach(&append.messages)?;
+        let (stored, blobs) = self.engine.detach(&append.messages)?;
         let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
         for _ in 0..=self.limits().max_retries {
             let seen = match self.done_before(who, id, &append, body.as_deref()).await? {
@@ -80,7 +80,7 @@ impl Tenure {
             };
             let written = self.write(who, id, Need::Head, |state, now| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
-                self.check_active(head)?;
+                self.engine.check_active(head)?;
                 // With a key: whoever wrote since we asked may have done this very request. Ask again.
                 if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
                     return Err(Error::Conflict { session_id: id.clone(), expected });
@@ -89,7 +89,7 @@ impl Tenure {
                 let mut entries: Vec<Entry> = stored.iter().map(post).collect();
                 let position = head.mark.messages;
                 if append.checkpoint == AutoCheckpoint::Turn {
-                    entries.extend(crate::session::checkpoint::automatic(head, &stored, append.run.as_ref()));
+                    entries.extend(crate::rules::checkpoint::automatic(head, &stored, append.run.as_ref()));
                 }
                 let seq = head.seq + entries.len() as Seq;
                 let appended = Appended { seq, position, messages: position + stored.len() };

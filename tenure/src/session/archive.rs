@@ -5,12 +5,12 @@
 //! and the old session's items, and the purge, which is refused if anything was written since. A crash between any two of them leaves the
 //! old session as it was, and the next request repeats the rest: the id of the archive follows from the old session.
 
+use crate::engine::hooks::{ArchiveHook, Ending};
 use crate::error::{Error, Result};
 use crate::memory::memories::{MEMORY, TRACES, Trace};
 use crate::memory::recall::RECALLS;
+use crate::rules::checkpoint::fork_record;
 use crate::rules::session::Place;
-use crate::session::checkpoint::fork_record;
-use crate::session::sweep::Ending;
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
@@ -19,22 +19,8 @@ use crate::types::head::Head;
 use crate::types::id::{Key, MAX_NAME_BYTES, Principal, SessionId};
 use crate::types::status::Status;
 use jiff::Timestamp;
-use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-
-type ArchiveFn = dyn Fn(Head, Head) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
-
-/// A callback for sessions that move to another id.
-#[derive(Clone)]
-pub(crate) struct ArchiveHook(Arc<ArchiveFn>);
-
-impl fmt::Debug for ArchiveHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ArchiveHook")
-    }
-}
 
 /// The names of the namespaces of a session that move with it. Idempotency keys do not: they belong to the id. Nor does the cache, which
 /// can be filled again.
@@ -51,7 +37,7 @@ impl Tenure {
         F: Fn(Head, Head) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), String>> + Send + 'static,
     {
-        let mut hooks = self.archive_hooks().write().unwrap_or_else(|e| e.into_inner());
+        let mut hooks = self.shared.archive_hooks.write().unwrap_or_else(|e| e.into_inner());
         hooks.push(ArchiveHook(Arc::new(move |old, new| Box::pin(hook(old, new)))));
     }
 
@@ -61,7 +47,7 @@ impl Tenure {
             Err(Error::NotFound { .. }) => return Ok(()),
             head => head?,
         };
-        if head.status.is_live() && self.status_of(&head) == Status::Expired {
+        if head.status.is_live() && self.engine.status_of(&head) == Status::Expired {
             let now = self.now();
             self.end(head, Ending::Expired, now).await?;
             head = self.head(who, id).await?;
@@ -70,7 +56,7 @@ impl Tenure {
             return Ok(());
         }
         let Some(archive) = self.begin_archive(&head).await? else { return Ok(()) };
-        let hooks = self.archive_hooks().read().unwrap_or_else(|e| e.into_inner()).clone();
+        let hooks = self.shared.archive_hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         for ArchiveHook(hook) in &hooks {
             hook(head.clone(), archive.clone())
                 .await
@@ -78,9 +64,9 @@ impl Tenure {
         }
         let key = head.key();
         let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
-        self.forget(&key);
-        self.forget(&archive.key());
-        self.memories().forget(&namespace(&key, MEMORY));
+        self.engine.forget(&key);
+        self.engine.forget(&archive.key());
+        self.shared.memories.forget(&namespace(&key, MEMORY));
         match purged {
             // Somebody wrote to it meanwhile: it goes on, and its archive is a fork like any other.
             Err(Error::Conflict { .. }) => Ok(()),
@@ -111,10 +97,10 @@ impl Tenure {
             let invalid = || Error::invalid("session", "a log must begin with `created`");
             let mut head = Head::begin(&key, &created).ok_or_else(invalid)?;
             head.apply(&expired);
-            head.due_at = self.due_at(&head);
+            head.due_at = self.engine.due_at(&head);
             let mut commit = Commit::new(None, vec![created.clone(), expired.clone()], head.clone());
             commit.items = self.items_to_move(&old.key(), &key).await?;
-            match self.commit_step(&commit).await {
+            match self.engine.commit_step(&commit).await {
                 Ok(()) => return Ok(Some(head)),
                 Err(Error::Exists { .. }) => {}
                 Err(Error::NotFound { .. }) => return Ok(None),

@@ -1,15 +1,17 @@
 //! Checkpoints, rewind and fork: points to come back to, and ways to come back.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
+use crate::engine::write::Committed;
 use crate::error::{Error, Result};
+use crate::rules::checkpoint::{fork_record, place};
+use crate::rules::run_entries::ended;
+use crate::rules::run_entries::unpaused;
 use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
-use crate::run::execute::ended;
-use crate::run::resume::unpaused;
-use crate::tenure::Tenure;
-use crate::types::entry::{Checkpointed, Created, Entry, Outcome, Parent, Record, Rewound};
+use crate::tenure::{SessionObserver, Tenure};
+use crate::types::entry::{Checkpointed, Entry, Outcome, Rewound};
 use crate::types::head::Head;
-use crate::types::id::{Key, Label, Principal, RunId, Seq, SessionId};
-use crate::types::message::{Message, Role};
+use crate::types::id::{Key, Label, Principal, Seq, SessionId};
+use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::Serialize;
 use std::fmt;
@@ -41,15 +43,25 @@ pub struct Discarded {
     pub messages: Vec<Said>,
 }
 
-type WatchFn = dyn Fn(Head, Label, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+type CheckpointFn = dyn Fn(Head, Label, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
 
 /// What is called after a checkpoint.
 #[derive(Clone)]
-pub(crate) struct Watch(Arc<WatchFn>);
+struct CheckpointHook(Arc<CheckpointFn>);
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for CheckpointHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch")
+        f.write_str("CheckpointHook")
+    }
+}
+
+#[async_trait]
+impl SessionObserver for CheckpointHook {
+    async fn committed(&self, _: &Tenure, event: &Committed) {
+        let Some((label, seq)) = event.checkpoint.clone() else { return };
+        if let Err(why) = self.0(event.head.clone(), label, seq).await {
+            tracing::warn!(session_id = %event.head.info.session_id, why, "an on_checkpoint hook failed");
+        }
     }
 }
 
@@ -61,41 +73,15 @@ impl Tenure {
         F: Fn(Head, Label, Seq) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), String>> + Send + 'static,
     {
-        let mut watches = self.watches().write().unwrap_or_else(|e| e.into_inner());
-        watches.push(Watch(Arc::new(move |head, label, seq| Box::pin(hook(head, label, seq)))));
-    }
-
-    /// The last checkpoint that is set by entries after a record, if anybody wants to know.
-    pub(crate) fn watched<'a>(
-        &self,
-        base: Seq,
-        entries: impl DoubleEndedIterator<Item = &'a Entry> + ExactSizeIterator,
-    ) -> Option<(Label, Seq)> {
-        if self.watches().read().unwrap_or_else(|e| e.into_inner()).is_empty() {
-            return None;
-        }
-        let last = base + entries.len() as Seq;
-        entries.rev().zip(0..).find_map(|(entry, after)| match entry {
-            Entry::Checkpoint(c) => Some((c.label.clone(), last - after)),
-            _ => None,
-        })
-    }
-
-    /// Tells of a checkpoint that was kept.
-    pub(crate) async fn checkpointed(&self, head: &Head, (label, seq): (Label, Seq)) {
-        let watches = self.watches().read().unwrap_or_else(|e| e.into_inner()).clone();
-        for Watch(watch) in watches {
-            if let Err(why) = watch(head.clone(), label.clone(), seq).await {
-                tracing::warn!(session_id = %head.info.session_id, why, "an on_checkpoint hook failed");
-            }
-        }
+        let hook = CheckpointHook(Arc::new(move |head, label, seq| Box::pin(hook(head, label, seq))));
+        self.shared.observers.write().unwrap_or_else(|e| e.into_inner()).push(Arc::new(hook));
     }
 
     /// Sets a checkpoint at the end of a session. Without a label it counts as automatic and is named after its record.
     pub async fn checkpoint(&self, who: &Principal, id: &SessionId, label: Option<Label>) -> Result<Checkpoint> {
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
-            self.check_live(head)?;
+            self.engine.check_live(head)?;
             let seq = head.seq + 1;
             let auto = label.is_none();
             let label = label.clone().map_or_else(|| Label::new(format!("auto-{seq}")), Ok)?;
@@ -109,20 +95,21 @@ impl Tenure {
 
     /// The checkpoints of a session, oldest first.
     pub async fn checkpoints(&self, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
-        self.read(who, id, Need::Session, |state| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
-            Ok(session.checkpoints.clone())
-        })
-        .await
+        self.engine
+            .read(who, id, Need::Session, |state| {
+                let session = self.engine.whole_ref(state, id)?;
+                self.engine.check_live(session)?;
+                Ok(session.checkpoints.clone())
+            })
+            .await
     }
 
     /// Goes back to a point: what came after it is cut off, and stays readable as discarded.
     pub async fn rewind(&self, who: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<Rewind> {
         let to = to.into();
         self.write(who, id, Need::Session, |state, _| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_live(session)?;
             let place = place(session, &to)?;
             let (discarded, position) = (session.messages.len() - place.position, place.position);
             if discarded == 0 && session.checkpoints.iter().all(|c| c.seq <= place.seq) {
@@ -155,10 +142,10 @@ impl Tenure {
         let head = self.head(who, id).await?;
         let mut session = Session::empty(head.clone());
         let mut all = Vec::new();
-        for record in self.log(&head).await?.into_iter().flatten() {
+        for record in self.engine.log(&head).await?.into_iter().flatten() {
             let mut messages = session.take(&record);
             for said in &mut messages {
-                said.message = self.attach_message(&head.tenant, &said.message).await?;
+                said.message = self.engine.attach_message(&head.tenant, &said.message).await?;
             }
             if !messages.is_empty() {
                 let position = session.messages.len();
@@ -179,15 +166,16 @@ impl Tenure {
         let at = at.into();
         let need = if at == Point::End { Need::Head } else { Need::Session };
         let (head, place) = self
+            .engine
             .read(who, id, need, |state| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
-                self.check_live(head)?;
-                self.check_expected(head)?;
+                self.engine.check_live(head)?;
+                self.engine.check_expected(head)?;
                 let end = Place { seq: head.seq, position: head.mark.messages, mark: head.mark.clone() };
                 if need == Need::Head {
                     return Ok((head.clone(), end));
                 }
-                let session = self.whole_ref(state, id)?;
+                let session = self.engine.whole_ref(state, id)?;
                 let place = place(session, &at)?;
                 Ok((session.head_at(place.seq), place))
             })
@@ -195,8 +183,8 @@ impl Tenure {
         let owner = self.owner_of(head.clone(), place.seq).await?;
         let record = fork_record(&head, &owner.info.session_id, place, self.now());
         let key = who.key(&new.unwrap_or_else(SessionId::generate));
-        self.reserve_session(who, [&record].into_iter()).await?;
-        self.begin(&key, &record, Vec::new()).await
+        self.engine.reserve_session(who, [&record].into_iter()).await?;
+        self.engine.begin(&key, &record, Vec::new()).await
     }
 
     /// The session whose own log has a record: a fork leans on it, not on one that leans on it in turn.
@@ -208,95 +196,4 @@ impl Tenure {
         }
         Ok(head)
     }
-}
-
-/// The first record of a fork of `source`, whose point is in the log of `owner`.
-pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Timestamp) -> Record {
-    let parent = Parent { session: owner.clone(), seq: place.seq, mark: place.mark };
-    let info = source.info.clone();
-    let created = Created {
-        user: source.user.clone(),
-        assistant: source.assistant.clone(),
-        thread: source.thread.clone(),
-        model: info.model,
-        title: info.title,
-        tags: info.tags,
-        metadata: info.metadata,
-        parent: Some(parent),
-        began_at: None,
-        decisions: source.decisions,
-        origin: None,
-    };
-    Record { seq: place.seq + 1, at, entry: Entry::created(created) }
-}
-
-/// A point, found; else an error that names it.
-pub(crate) fn place(session: &Session, at: &Point) -> Result<Place> {
-    let session_id = session.info.session_id.clone();
-    session.locate(at).ok_or_else(|| Error::NoSuchPoint { session_id, what: at.to_string() })
-}
-
-/// The entry that keeps only so many messages, and the messages that it cuts off.
-pub(crate) fn rewound(session: &Session, keep: usize) -> (Entry, Vec<Message>) {
-    let end = Place { seq: session.seq, position: keep, mark: session.mark.clone() };
-    let place = session.locate(&Point::Position(keep)).unwrap_or(end);
-    let cut = session.messages[keep..].iter().map(|m| m.message.clone()).collect();
-    (Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), cut)
-}
-
-/// The automatic checkpoint after new messages, if they end a turn.
-pub(crate) fn automatic(head: &Head, new: &[Message], run: Option<&RunId>) -> Option<Entry> {
-    let last = new.last()?;
-    if last.role() != Role::Assistant || !last.is_visible() {
-        return None;
-    }
-    let mut turns = Turns { seen: head.mark.turns, last: head.mark.last };
-    new.iter().for_each(|m| turns.count(m.role()));
-    let label = Label::new(format!("turn-{}", turns.seen)).ok()?;
-    let (step, state) = Default::default();
-    Some(Entry::Checkpoint(Checkpointed { label, auto: true, run: run.cloned(), step, state }))
-}
-
-struct Turns {
-    seen: usize,
-    last: Option<Role>,
-}
-
-impl Turns {
-    fn count(&mut self, role: Role) {
-        if role == Role::User && self.last != Some(Role::User) {
-            self.seen += 1;
-        }
-        if !role.instructs() {
-            self.last = Some(role);
-        }
-    }
-}
-
-/// The checkpoints that a runtime would have set along these messages: `turn-N` after each answer, and `turn-N.M` after the
-/// results of the turn's M-th round of tools.
-pub fn make_checkpoints(messages: &[Said]) -> Vec<Checkpoint> {
-    let mut made = Vec::new();
-    let (mut turns, mut rounds) = (Turns { seen: 0, last: None }, 0);
-    for (i, said) in messages.iter().enumerate() {
-        let role = said.message.role();
-        turns.count(role);
-        let next = messages.get(i + 1).map(|m| m.message.role());
-        let label = match role {
-            Role::User => {
-                rounds = 0;
-                continue;
-            }
-            Role::Assistant if said.message.is_visible() => format!("turn-{}", turns.seen),
-            Role::Tool if next != Some(Role::Tool) => {
-                rounds += 1;
-                format!("turn-{}.{rounds}", turns.seen)
-            }
-            _ => continue,
-        };
-        let Ok(label) = Label::new(label) else { continue };
-        let entry = Checkpointed { label, auto: true, run: said.run.clone(), step: None, state: Default::default() };
-        made.push(checkpoint(&entry, said.seq, said.at, i + 1));
-    }
-    made
 }

@@ -1,14 +1,14 @@
 //! Compaction: a model writes a summary of the oldest turns, and models are shown that instead. The messages stay, and all other verbs
 //! go on with them; `uncompact` takes the summary away.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::OnBusy;
 use crate::error::{Error, Result};
+use crate::executors::model::{Model, Prompt};
 use crate::rules::answer::Answer;
 use crate::rules::session::Summary;
 use crate::rules::summary::{self, Piece};
 use crate::run::executors::TurnError;
-use crate::run::model::{Model, Prompt};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
 use crate::types::head::Head;
@@ -45,10 +45,10 @@ impl Tenure {
         keep: Option<usize>,
     ) -> Result<Compacted, TurnError> {
         let on_busy = if keep.is_some() { OnBusy::Queue } else { OnBusy::Reject };
-        let _one = self.compact_gates().enter(&who.key(id), on_busy, self.limits().max_queue).await?;
+        let _one = self.shared.compaction_locks.enter(&who.key(id), on_busy, self.limits().max_queue).await?;
         let (mut goal, mut messages) = (None, 0);
         loop {
-            let session = self.shared(who, id).await?;
+            let session = self.engine.shared(who, id).await?;
             let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
             goal = goal.or_else(|| summary::goal(&session, &window, keep));
             let Some(piece) = goal.and_then(|goal| summary::piece(&session, &window, goal)) else {
@@ -80,8 +80,8 @@ impl Tenure {
         message: Message,
     ) -> Result<()> {
         self.write(who, id, Need::Session, |state, _| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_live(session)?;
             if session.info.created_at != began || !piece.fits(session) {
                 return Err(Error::Superseded { session_id: id.clone() });
             }
@@ -94,8 +94,8 @@ impl Tenure {
     /// until somebody asks for one.
     pub async fn uncompact(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.write(who, id, Need::Session, |state, now| {
-            let session = self.whole_ref(state, id)?;
-            self.check_live(session)?;
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_live(session)?;
             let mut head = session.head().clone();
             if session.uncompacted {
                 return Ok(Draft::new(Vec::new(), head));

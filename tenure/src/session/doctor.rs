@@ -117,14 +117,14 @@ impl Tenure {
     async fn rebuild_card(&self, key: &Key) -> Result<()> {
         let missing = || Error::NotFound { session_id: key.session.clone() };
         let stored = self.store().head(key).await?.ok_or_else(missing)?;
-        let log = self.log(&stored).await?.into_iter().flatten();
+        let log = self.engine.log(&stored).await?.into_iter().flatten();
         let Some(session) = Session::replay(key, log) else {
             return Err(Error::corrupt(format!("session {key}"), "its log does not begin with `created`"));
         };
         let mut head = card(&stored, session.head());
-        head.due_at = self.due_at(&head);
+        head.due_at = self.engine.due_at(&head);
         self.store().commit(&Commit::new(Some(stored.end()), Vec::new(), head)).await?;
-        self.forget(key);
+        self.engine.forget(key);
         Ok(())
     }
 }
@@ -211,7 +211,7 @@ impl Exam<'_> {
                 return Ok(vec![Finding::new(place, what, "restore its parent from a backup, or purge it")]);
             }
         }
-        let log: Vec<Record> = self.tenure.log(head).await?.into_iter().flatten().collect();
+        let log: Vec<Record> = self.tenure.engine.log(head).await?.into_iter().flatten().collect();
         let mut found = Vec::new();
         if let Some((want, got)) = (1..).zip(&log).map(|(want, r)| (want, r.seq)).find(|(want, got)| want != got) {
             return Err(Error::corrupt(place, format!("record {want} is missing, {got} is in its place")));

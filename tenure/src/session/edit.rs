@@ -3,9 +3,10 @@
 //! For work outside of an agent loop. Changes are made in memory and saved in one step; if somebody else wrote meanwhile, saving
 //! is [`Error::Conflict`] and changes nothing.
 
+use crate::engine::write::Committed;
 use crate::error::{Error, Result};
+use crate::rules::checkpoint::{fork_record, place};
 use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
-use crate::session::checkpoint::{fork_record, place};
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
 use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
@@ -25,13 +26,13 @@ impl Session {
         let Some(first) = self.pending.first().cloned() else { return Ok(()) };
         let speaks = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
         match speaks {
-            true => tenure.check_active(self)?,
-            false => tenure.check_live(self)?,
+            true => tenure.engine.check_active(self)?,
+            false => tenure.engine.check_live(self)?,
         }
         let (mut records, mut blobs) = (Vec::new(), Vec::new());
         for mut record in self.pending.iter().cloned() {
             if let Entry::Message(post) = &mut record.entry {
-                let (stored, media) = tenure.detach(std::slice::from_ref(&post.message))?;
+                let (stored, media) = tenure.engine.detach(std::slice::from_ref(&post.message))?;
                 post.message = stored.into_iter().next().unwrap_or_else(|| post.message.clone());
                 blobs.extend(media);
             }
@@ -45,7 +46,7 @@ impl Session {
                 parent.session = tenure.owner_of(source, parent.seq).await?.info.session_id;
             }
             records[0].entry = Entry::Created(created);
-            let head = tenure.begin_with(&self.key(), &records[0], more, blobs).await?;
+            let head = tenure.engine.begin_with(&self.key(), &records[0], more, blobs).await?;
             self.set_head(head);
         } else {
             let cut = self.cut_off.clone();
@@ -54,11 +55,11 @@ impl Session {
             let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
             let head = Head { log, ..self.head().clone() };
             let commit = Commit { blobs, cut, ..Commit::new(self.saved, records, head) };
-            tenure.commit_step(&commit).await?;
-            tenure.forget(&self.key());
+            tenure.engine.commit_step(&commit).await?;
+            tenure.engine.forget(&self.key());
             self.set_head(commit.head);
-            if let Some(set) = tenure.watched(first.seq - 1, commit.records.iter().map(|r| &r.entry)) {
-                tenure.checkpointed(self.head(), set).await;
+            if let Some(event) = Committed::of(self.head(), &commit.records) {
+                tenure.tell_observers(&event).await;
             }
         }
         self.pending.clear();

@@ -118,7 +118,7 @@ impl Tenure {
         if keys.prefixes.is_empty() && keys.calls.is_empty() {
             return Ok(None);
         }
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         // A notice is in no session, but says in which it was given.
         if let Some(id) = messages.iter().rev().find_map(noticed)
             && self.is_continued(who, &id, messages).await?
@@ -150,7 +150,7 @@ impl Tenure {
         // Not every server makes unique ids: the call and its question must agree too, as far as the request has them.
         let mut found = None;
         for head in heads {
-            let session = self.fold(head).await?;
+            let session = self.engine.fold(head).await?;
             if issued_calls(&session, messages) && found.replace(session.info.session_id.clone()).is_some() {
                 return Ok(Some(None));
             }
@@ -205,7 +205,7 @@ impl Tenure {
     async fn with_same_media(&self, heads: Vec<Head>, messages: &[Message]) -> Result<Vec<Head>> {
         let mut same = Vec::new();
         for head in heads {
-            let session = self.fold(head.clone()).await?;
+            let session = self.engine.fold(head.clone()).await?;
             let visible = messages.iter().filter(|m| m.is_visible());
             let mut pairs = session.messages.iter().filter(|m| m.message.is_visible()).zip(visible);
             if pairs.all(|(stored, message)| stored.message.is_same(message)) {
@@ -228,7 +228,7 @@ impl Tenure {
         }
         let mut found = None;
         for head in heads.into_iter().filter(|h| h.mark.exchange == Some(*exchange)) {
-            let session = self.fold(head).await?;
+            let session = self.engine.fold(head).await?;
             if has_in_order(&session, window) && found.replace(session.info.session_id.clone()).is_some() {
                 return Ok(None);
             }
@@ -239,8 +239,10 @@ impl Tenure {
     /// Whether these messages go on with a session of the principal's own, notices apart.
     async fn is_continued(&self, who: &Principal, id: &SessionId, messages: &[Message]) -> Result<bool> {
         let head = self.store().head(&who.key(id)).await?;
-        let Some(head) = head.filter(|h| h.user == who.user && self.status_of(h).is_live()) else { return Ok(false) };
-        let session = self.fold(head).await?;
+        let Some(head) = head.filter(|h| h.user == who.user && self.engine.status_of(h).is_live()) else {
+            return Ok(false);
+        };
+        let session = self.engine.fold(head).await?;
         let known = |m: &&Message| m.is_visible() && noticed(m).is_none();
         let mut before: Vec<&Message> = messages.iter().filter(known).collect();
         let last = before.iter().rposition(|m| m.role() == Role::Assistant).map_or(0, |i| i + 1);
@@ -257,7 +259,7 @@ impl Tenure {
             return Ok(Vec::new());
         }
         let mut heads = self.store().heads(&query).await?;
-        heads.retain(|head| self.status_of(head).is_live());
+        heads.retain(|head| self.engine.status_of(head).is_live());
         Ok(heads)
     }
 }

@@ -20,7 +20,7 @@ impl Tenure {
     /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for. The work is bounded
     /// (`max_scan`): a page may be short, or empty, and still have a next one.
     pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         self.narrow(who, &mut query)?;
         query.limit += 1;
         let HeadPage { mut heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
@@ -32,7 +32,7 @@ impl Tenure {
         heads.truncate(query.limit - 1);
         let next = heads.last().filter(|_| more).map(Cursor::of).or(stopped);
         // Some may have expired since the last sweep.
-        heads.retain(|h| query.status.contains(&self.status_of(h)));
+        heads.retain(|h| query.status.contains(&self.engine.status_of(h)));
         Ok(Page { heads, next })
     }
 

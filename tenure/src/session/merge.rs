@@ -1,6 +1,6 @@
 //! Bringing a session up to date with what a client sends, without a run.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
 use crate::error::Result;
 use crate::rules::reconcile::{Incoming, Plan, reconcile};
 use crate::tenure::Tenure;
@@ -18,15 +18,15 @@ impl Tenure {
         messages: &[Message],
         history: HistoryMode,
     ) -> Result<Plan> {
-        let (incoming, blobs) = self.detach(messages)?;
+        let (incoming, blobs) = self.engine.detach(messages)?;
         self.write(who, id, Need::Session, |state, _| {
-            let session = self.whole_ref(state, id)?;
-            self.check_active(session)?;
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_active(session)?;
             let plan = reconcile(session, &Incoming { messages: &incoming, history, ..Incoming::default() });
             let mut entries = Vec::new();
             let mut cut = Vec::new();
             if plan.keep < session.messages.len() {
-                let (entry, messages) = crate::session::checkpoint::rewound(session, plan.keep);
+                let (entry, messages) = crate::rules::checkpoint::rewound(session, plan.keep);
                 entries.push(entry);
                 cut = messages;
             }

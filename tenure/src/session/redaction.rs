@@ -7,7 +7,7 @@ use std::borrow::Cow;
 impl Tenure {
     /// What must not leave the log.
     pub fn redaction(&self) -> &Redaction {
-        &self.options().redaction
+        &self.engine.options().redaction
     }
 
     /// A text as it may leave the log, and the names of the rules that matched: for whoever writes it anywhere else.

@@ -274,7 +274,7 @@ impl Tenure {
     /// out unless asked for; what was rewound is not found, nor what is redacted.
     pub async fn search_sessions(&self, who: &Principal, search: &Search) -> Result<FoundPage> {
         let needle = Arc::new(Needle::parse(&search.text)?);
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let mut query = search.query.clone();
         self.narrow(who, &mut query)?;
         (query.order, query.offset, query.limit) = (Order::Newest, 0, CARDS);
@@ -291,7 +291,7 @@ impl Tenure {
         let search = hunt.search;
         if let Some(SearchCursor { session, inside: Some(inside) }) = &search.cursor {
             match self.head(who, &session.session).await {
-                Ok(head) if query.matches(&head) && query.status.contains(&self.status_of(&head)) => {
+                Ok(head) if query.matches(&head) && query.status.contains(&self.engine.status_of(&head)) => {
                     if !self.look_into(head, Some(*inside), session, hunt).await? {
                         return Ok(());
                     }
@@ -315,7 +315,9 @@ impl Tenure {
                 let place = Cursor::of(&head);
                 query.cursor = Some(place.clone());
                 // Some may have expired since the last sweep.
-                if query.status.contains(&self.status_of(&head)) && !self.look_into(head, None, &place, hunt).await? {
+                if query.status.contains(&self.engine.status_of(&head))
+                    && !self.look_into(head, None, &place, hunt).await?
+                {
                     return Ok(());
                 }
             }
@@ -364,7 +366,7 @@ impl Tenure {
                 false => look(&hunt.needle, hunt.redaction, passed),
                 true => {
                     // As a read of this principal: at most so many go on at once as it may have reads under way.
-                    let _permit = self.browse_permit(hunt.who).await?;
+                    let _permit = self.engine.browse_permit(hunt.who).await?;
                     let (needle, redaction) = (hunt.needle.clone(), hunt.redaction.clone());
                     let looked = tokio::task::spawn_blocking(move || look(&needle, &redaction, passed)).await;
                     looked.map_err(Error::unavailable)?
@@ -428,7 +430,7 @@ impl Tenure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenure::New;
+    use crate::session::lifecycle::New;
 
     #[tokio::test]
     async fn a_search_leaves_the_cache_alone() {
@@ -437,12 +439,12 @@ mod tests {
             let id = SessionId::new(format!("s{i}")).unwrap();
             tenure.create(&who, New { id: Some(id.clone()), ..New::default() }).await.unwrap();
             tenure.append(&who, &id, vec![Message::user("the ferry")]).await.unwrap();
-            tenure.forget(&who.key(&id));
+            tenure.engine.forget(&who.key(&id));
         }
         let hot = SessionId::new("s0").unwrap();
         tenure.load(&who, &hot).await.unwrap();
-        let before = (tenure.hot_sessions().len(), tenure.hot_sessions().weight());
+        let before = (tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight());
         assert_eq!(tenure.search_sessions(&who, &Search::new("ferry", 100)).await.unwrap().found.len(), 50);
-        assert_eq!((tenure.hot_sessions().len(), tenure.hot_sessions().weight()), before);
+        assert_eq!((tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight()), before);
     }
 }

@@ -3,7 +3,8 @@
 //! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded, and trouble with one session
 //! never stops it. Destroying needs a clock that can be trusted: while the wall clock has jumped, nothing is expired or purged.
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
+use crate::engine::hooks::{Ending, Hook};
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
@@ -15,12 +16,11 @@ use crate::types::head::Head;
 use crate::types::id::{Key, Principal, Reach, User};
 use crate::types::status::Status;
 use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::stream::FuturesUnordered;
 use jiff::{SignedDuration, Timestamp};
 use std::future::Future;
-use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::{fmt, sync::Arc};
 
 /// A wall clock that is off by more is not trusted with destroying anything.
 pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
@@ -30,27 +30,6 @@ const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
 
 /// So many sessions are ended side by side: a hook that takes its time holds up no more than these.
 const SIDE_BY_SIDE: usize = 16;
-
-/// Why a session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// It was idle for longer than its time to live.
-    Expired,
-    /// There were too many, and it was idle the longest.
-    Evicted,
-}
-
-type HookFn = dyn Fn(Arc<Session>, Ending) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
-
-/// What is called with a session before it goes.
-#[derive(Clone)]
-pub(crate) struct Hook(Arc<HookFn>);
-
-impl fmt::Debug for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hook")
-    }
-}
 
 /// What a pass of the sweep did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,8 +78,18 @@ async fn side_by_side<T, F: Future<Output = Result<T>>>(
     steps: impl Iterator<Item = (Key, F)>,
     mut done: impl FnMut(Key, Result<T>),
 ) {
-    let steps = steps.enumerate().map(|(place, (key, step))| async move { (place, key, step.await) });
-    let mut outcomes: Vec<_> = stream::iter(steps).buffer_unordered(SIDE_BY_SIDE).collect().await;
+    let mut steps = steps.enumerate();
+    let mut running = FuturesUnordered::new();
+    let mut outcomes = Vec::new();
+    loop {
+        for (place, (key, step)) in steps.by_ref().take(SIDE_BY_SIDE - running.len()) {
+            running.push(async move { (place, key, step.await) });
+        }
+        match running.next().await {
+            Some(outcome) => outcomes.push(outcome),
+            None => break,
+        }
+    }
     outcomes.sort_by_key(|(place, ..)| *place);
     outcomes.into_iter().for_each(|(_, key, outcome)| done(key, outcome));
 }
@@ -124,14 +113,14 @@ impl Tenure {
         F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), String>> + Send + 'static,
     {
-        let mut hooks = self.hooks().write().unwrap_or_else(|e| e.into_inner());
+        let mut hooks = self.shared.hooks.write().unwrap_or_else(|e| e.into_inner());
         hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
     }
 
     /// One bounded pass: expires, sends away what is over the cap, purges what is over its retention.
     pub async fn sweep(&self) -> Result<Report> {
         let mut report = Report::default();
-        let drift = self.clock().drift();
+        let drift = self.engine.clock().drift();
         if drift.abs() > MAX_CLOCK_JUMP {
             let why = format!("the clock has jumped by {drift:#}; restart the process once it is right");
             tracing::warn!(%drift, "the clock has jumped: nothing is expired or purged");
@@ -145,15 +134,15 @@ impl Tenure {
         report.more = heads.len() == max;
         let due = heads.into_iter().map(|head| (head.key(), self.end_due(head, now)));
         side_by_side(due, |key, done| report.note(key, done)).await;
-        if self.max_sessions() > 0 {
+        if self.engine.options().max_sessions > 0 {
             let heads = self.over_the_cap(max).await?;
             report.more |= heads.len() == max;
             let tried = heads.len();
             let over = heads.into_iter().map(|head| (head.key(), self.end(head, Ending::Evicted, now)));
             side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(End::Evicted)))).await;
             match report.evicted.is_empty() {
-                true => self.stuck().fetch_add(tried, Ordering::Relaxed),
-                false => self.stuck().swap(0, Ordering::Relaxed),
+                true => self.shared.stuck.fetch_add(tried, Ordering::Relaxed),
+                false => self.shared.stuck.swap(0, Ordering::Relaxed),
             };
         }
         report.items = self.store().expire(now, max).await?;
@@ -166,10 +155,10 @@ impl Tenure {
     async fn over_the_cap(&self, max: usize) -> Result<Vec<Head>> {
         let counted = self.store().count().await?;
         let live: u64 = counted.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
-        let over = usize::try_from(live).unwrap_or(usize::MAX).saturating_sub(self.max_sessions());
-        let from = self.stuck().load(Ordering::Relaxed);
+        let over = usize::try_from(live).unwrap_or(usize::MAX).saturating_sub(self.engine.options().max_sessions);
+        let from = self.shared.stuck.load(Ordering::Relaxed);
         let from = if from < over { from } else { 0 };
-        self.stuck().store(from, Ordering::Relaxed);
+        self.shared.stuck.store(from, Ordering::Relaxed);
         if over == 0 {
             return Ok(Vec::new());
         }
@@ -181,8 +170,8 @@ impl Tenure {
 
     async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<End>> {
         let key = head.key();
-        self.know(&key.tenant).await?;
-        match self.due_at(&head) {
+        self.engine.know(&key.tenant).await?;
+        match self.engine.due_at(&head) {
             // It was active since its card was marked.
             due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
             _ if head.status == Status::Paused => match self.decide_for(&head).await? {
@@ -192,7 +181,7 @@ impl Tenure {
             _ if head.status.is_live() => Ok(self.end(head, Ending::Expired, now).await?.then_some(End::Expired)),
             _ => {
                 let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
-                self.forget(&key);
+                self.engine.forget(&key);
                 match purged {
                     Ok(()) => Ok(Some(End::Purged)),
                     // Restored meanwhile.
@@ -205,9 +194,9 @@ impl Tenure {
 
     /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
     pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
-        let hooks = self.hooks().read().unwrap_or_else(|e| e.into_inner()).clone();
+        let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         if !hooks.is_empty() {
-            let session = Arc::new(self.attach(self.fold(head.clone()).await?).await?);
+            let session = Arc::new(self.engine.attach(self.engine.fold(head.clone()).await?).await?);
             for Hook(hook) in &hooks {
                 if let Err(e) = hook(session.clone(), why).await {
                     self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
@@ -231,8 +220,8 @@ impl Tenure {
     /// Notes on the card when the sweep should come back. Losing a race here is harmless.
     async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
         let head = Head { due_at, ..head.clone() };
-        self.forget(&head.key());
-        match self.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
+        self.engine.forget(&head.key());
+        match self.engine.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
             Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
             done => done,
         }
@@ -252,7 +241,7 @@ impl Tenure {
             }
             for head in page {
                 self.retract(&head.key(), None).await?;
-                self.purge_key(&head.key()).await?;
+                self.engine.purge_key(&head.key()).await?;
                 sessions += 1;
             }
         }

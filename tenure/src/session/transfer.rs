@@ -2,7 +2,7 @@
 
 pub(crate) mod log;
 
-use crate::engine::cache::{Draft, Need};
+use crate::engine::draft::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::query::{Query, Whose};
@@ -99,7 +99,7 @@ impl Tenure {
     /// A session as it travels, with its log.
     pub async fn export(&self, who: &Principal, id: &SessionId) -> Result<Export> {
         let head = self.live(who, id).await?;
-        let log: Vec<Record> = self.log(&head).await?.into_iter().flatten().collect();
+        let log: Vec<Record> = self.engine.log(&head).await?.into_iter().flatten().collect();
         let session = Session::replay(&head.key(), log.iter().cloned());
         let session = session.ok_or_else(|| {
             Error::corrupt(format!("session {}", head.key()), "its log does not begin with `created`")
@@ -111,14 +111,14 @@ impl Tenure {
             blobs.insert(id, STANDARD.encode(bytes));
         }
         let metadata = session.info.metadata.clone();
-        let readable = Export::from(self.attach(session).await?);
+        let readable = Export::from(self.engine.attach(session).await?);
         let log = log.into_iter().map(log::marked).collect();
         Ok(Export { metadata, log, blobs, ..readable })
     }
 
     /// The sessions of `who` that the same export was imported to before, the newest first, at most ten.
     pub async fn imported_before(&self, who: &Principal, export: &Export) -> Result<Vec<SessionId>> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let mut query = Query::new(Whose::Tenant(who.tenant.clone()), MAX_DUPLICATES);
         query.origin = Some(hash(&of_form(export.clone())));
         self.narrow(who, &mut query)?;
@@ -129,12 +129,12 @@ impl Tenure {
     /// Puts a session under an id, in place of what is there: one step, wholly in or wholly out. What it replaces is rewound, not
     /// destroyed. A session that exists has a log of its own: it gets the export's messages, checkpoints and info, and not its log.
     pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let export = of_form(export);
         let (entries, blobs) = self.prepare(who, &export)?;
         for _ in 0..=self.limits().max_retries {
             let replaced = self.write(who, id, Need::Session, |state, now| {
-                let session = self.whole_ref(state, id)?;
+                let session = self.engine.whole_ref(state, id)?;
                 if session.status == Status::Deleted {
                     return Err(Error::Gone { session_id: id.clone(), status: Status::Deleted.as_str() });
                 }
@@ -162,7 +162,7 @@ impl Tenure {
                 Err(Error::NotFound { .. }) => {}
                 answer => return answer,
             }
-            self.check_expected_none(id)?;
+            self.engine.check_expected_none(id)?;
             match self.begin_import(who, id, &export, &entries, blobs.clone()).await {
                 // Either somebody just made it, or it is somebody else's: the next look tells.
                 Err(Error::Exists { session_id }) => {
@@ -176,7 +176,7 @@ impl Tenure {
 
     /// Puts a session under an id that is free; else it is [`Error::Exists`].
     pub async fn import_new(&self, who: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
-        self.know(&who.tenant).await?;
+        self.engine.know(&who.tenant).await?;
         let export = of_form(export.clone());
         let (entries, blobs) = self.prepare(who, &export)?;
         self.begin_import(who, id, &export, &entries, blobs).await
@@ -199,8 +199,8 @@ impl Tenure {
             let id = export.session_id.clone().unwrap_or_else(SessionId::generate);
             self.rebuild(who, &id, export, self.origin(export), self.now())?;
         }
-        self.check_info(&info)?;
-        let (stored, blobs) = self.detach(&export.messages)?;
+        self.engine.check_info(&info)?;
+        let (stored, blobs) = self.engine.detach(&export.messages)?;
         Ok((imported(export, &stored)?, blobs))
     }
 
@@ -221,9 +221,9 @@ impl Tenure {
         } else {
             self.rebuild(who, id, export, origin, now)?
         };
-        self.reserve_session(who, records.iter()).await?;
+        self.engine.reserve_session(who, records.iter()).await?;
         let more = records.split_off(1);
-        self.begin_with(&who.key(id), &records[0], more, blobs).await
+        self.engine.begin_with(&who.key(id), &records[0], more, blobs).await
     }
 
     fn origin(&self, export: &Export) -> Origin {

@@ -12,7 +12,7 @@ use crate::types::message::Message;
 use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+
 use std::fmt;
 use std::sync::Arc;
 use tokio::sync::broadcast;

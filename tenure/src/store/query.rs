@@ -6,7 +6,7 @@ use crate::types::head::{Head, Reviewing, field_label, fold_case, origin_label, 
 use crate::types::id::{Seq, SessionId, Tenant, User};
 use crate::types::status::Status;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+
 use serde_json::Value;
 use std::fmt;
 

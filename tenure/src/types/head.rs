@@ -3,7 +3,7 @@
 use crate::types::decision_chain::DecisionChain;
 use crate::types::digest::{Mark, VisibleHash};
 use crate::types::entry::{Claim, Origin, Parent};
-use crate::types::id::{Key, RunId, Seq, SessionId, Tenant, User};
+use crate::types::id::{Key, Principal, Reach, RunId, Seq, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;
 use crate::types::status::Status;
 use jiff::Timestamp;
@@ -163,6 +163,11 @@ pub struct Head {
 }
 
 impl Head {
+    /// The principal whose session it is, without a quota: for work on their behalf.
+    pub(crate) fn owner(&self) -> Principal {
+        Principal { tenant: self.tenant.clone(), user: self.user.clone(), reach: Reach::Own, quota: None }
+    }
+
     /// As it is stored.
     pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("cards have string keys and finite numbers only")

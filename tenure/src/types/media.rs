@@ -6,8 +6,8 @@ use crate::types::blob::{Blob, BlobId, Cut};
 use crate::types::message::Message;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Serialize};
-use std::{str::FromStr, sync::Arc};
+
+use std::sync::Arc;
 
 /// Media of fewer base64 characters stay in their message: a blob would cost more than it saves.
 pub const MIN_BLOB_TEXT: usize = 1024;

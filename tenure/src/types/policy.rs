@@ -6,7 +6,7 @@ use crate::types::excerpt::excerpt;
 use crate::types::human_duration::Period;
 
 use serde::{Deserialize, Serialize};
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 impl From<Period> for String {
     fn from(p: Period) -> String {

@@ -3,15 +3,16 @@
 use super::insist::Pauses;
 use super::{Work, limit};
 use crate::error::{Error, Result};
+use crate::executors::tools::Call;
 use crate::memory::tool;
 use crate::rules::next::{Doing, Job, Step, arguments};
 use crate::run::executors::{Heard, Progress, TurnError};
-use crate::run::tools::Call;
 use crate::types::message::Message;
 use crate::types::tool::{Output, ToolError};
-use futures_util::{StreamExt, future, stream};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 impl<'a> Work<'a> {
     /// Finds what the cache has of the calls of an answer.
@@ -45,23 +46,28 @@ impl<'a> Work<'a> {
             let progress = self.progress(job);
             self.tell(Heard::Tool(progress)).await;
         }
-        let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
         let concurrent = self.policy.parallel.max(1);
-        let stopped = AtomicBool::new(false);
-        let makers = makers.into_iter().enumerate().map(|(i, call)| async move { (i, call.await) });
-        let makers = stream::iter(makers).take_while(|_| future::ready(!stopped.load(Ordering::Relaxed)));
-        let mut batch = makers.buffer_unordered(concurrent).ready_chunks(concurrent);
+        let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
+        let mut waiting = makers.into_iter().enumerate();
+        let mut running = FuturesUnordered::new();
         let (mut results, mut kept): (Vec<Option<Made>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
         let mut trouble: Option<TurnError> = None;
-        while let Some(ready) = batch.next().await {
+        loop {
+            while running.len() < concurrent && trouble.is_none() {
+                let Some((i, call)) = waiting.next() else { break };
+                running.push(numbered(i, call));
+            }
+            let Some(first) = running.next().await else { break };
+            // Results that are ready together are committed together.
+            let mut ready = vec![first];
+            while let Some(Some(next)) = running.next().now_or_never() {
+                ready.push(next);
+            }
             for (i, made) in ready {
                 match made {
                     Ok(made) => results[i] = Some(made),
                     // Those under way may have done something: what they say is waited for. No other is begun.
-                    Err(e) => {
-                        stopped.store(true, Ordering::Relaxed);
-                        trouble = trouble.or(Some(e));
-                    }
+                    Err(e) => trouble = trouble.or(Some(e)),
                 }
             }
             if trouble.as_ref().is_some_and(|t| t.code() == "superseded") {
@@ -207,4 +213,9 @@ enum Made {
     Said(String),
     /// It may or may not have happened: a person is asked.
     Lost,
+}
+
+/// A future with its position in the order of the calls.
+async fn numbered<T>(position: usize, call: impl Future<Output = T>) -> (usize, T) {
+    (position, call.await)
 }

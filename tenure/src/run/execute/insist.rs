@@ -1,7 +1,8 @@
 //! The store away while a run holds what can not be had again: an answer that was paid for, a result of a tool that has done something.
 //! It waits with it in hand. Somebody else may take the run over meanwhile; then the log says so, and what it holds is dropped.
 
-use crate::engine::cache::{Draft, Need, State};
+use crate::engine::cache::State;
+use crate::engine::draft::{Draft, Need};
 use crate::error::{Error, Result};
 use crate::store::query::Range;
 use crate::tenure::Tenure;
@@ -80,7 +81,7 @@ impl Tenure {
                 }
             };
             if stored {
-                self.forget(&who.key(id));
+                self.engine.forget(&who.key(id));
                 return Ok(unknown.reply);
             }
         }

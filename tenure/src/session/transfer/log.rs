@@ -148,7 +148,7 @@ impl Tenure {
         origin: Origin,
         now: Timestamp,
     ) -> Result<(Vec<Record>, Vec<Blob>)> {
-        let (readable, inside) = self.detach(&export.messages)?;
+        let (readable, inside) = self.engine.detach(&export.messages)?;
         let mut media: HashMap<BlobId, Arc<[u8]>> = inside.into_iter().map(|b| (b.id, b.bytes)).collect();
         for (id, data) in &export.blobs {
             let wrong = |why: &str| Error::invalid(format!("blobs.{id}"), why);
@@ -218,7 +218,7 @@ impl Rebuild<'_> {
             Entry::Created(created) => {
                 created.user = self.who.user.clone();
                 created.metadata.remove(DECISIONS);
-                self.tenure.check_info(created)?;
+                self.tenure.engine.check_info(created)?;
                 match (&mut created.parent, self.head()) {
                     (None, None) => created.decisions = None,
                     (Some(parent), Some(head)) if parent.seq + 1 == seq => {
@@ -403,7 +403,7 @@ impl Rebuild<'_> {
             self.append(Entry::Status { to: Status::Active, reason: reason() })?;
         }
         if let Some(head) = self.head().cloned()
-            && !self.tenure.status_of(&head).is_live()
+            && !self.tenure.engine.status_of(&head).is_live()
         {
             if head.status.is_live() {
                 self.append(Entry::Status { to: Status::Expired, reason: None })?;
@@ -414,7 +414,7 @@ impl Rebuild<'_> {
         if change != Default::default() {
             self.append(Entry::info(change))?;
         }
-        self.head().map_or(Ok(()), |head| self.tenure.check_info_of(head))
+        self.head().map_or(Ok(()), |head| self.tenure.engine.check_info_of(head))
     }
 
     /// Writes what happens now.

@@ -1,7 +1,5 @@
 //! The store's URL: what the driver takes, and what is ours.
 
-use futures_util::StreamExt;
-
 use crate::error::{Error, Result};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use std::{sync::Arc, time::Duration};

@@ -4,208 +4,29 @@
 //! by the signs of their numbers, which is a few machine words each, then the best of them by the numbers themselves. What another process
 //! changes is written down on a shelf beside, for a while, and read before each search.
 
+use crate::engine::vector_index::{Codes, Slot};
 use crate::error::Result;
-use crate::memory::embedder::Embedder;
-use crate::memory::memories::{Kept, MEMORY, kept};
+use crate::executors::embedder::Embedder;
+use crate::memory::memories::{MEMORY, kept};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
+use crate::types::memory::Kept;
+use crate::types::vector::Vector;
 use jiff::{SignedDuration, Timestamp};
-use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
-use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::Mutex;
 
 const CHANGES: &str = "memory-changes";
 /// So long a change is written down.
 const CHANGES_FOR: SignedDuration = SignedDuration::from_hours(1);
 /// So far the clocks of two nodes may be apart.
 const SKEW: SignedDuration = SignedDuration::from_mins(1);
-/// So many of those whose signs are nearest are compared by their numbers.
-const CLOSER_LOOK: usize = 256;
-/// Less alike is not alike at all.
-const MIN_COSINE: f32 = 0.2;
 /// So long is waited for a vector of a question; then it is looked for by its words alone.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// So many texts are given to the embedder at once.
 pub(crate) const BATCH: usize = 32;
-
-/// A vector as it is kept.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Vector {
-    /// Which model made it.
-    pub model: String,
-    /// A signed byte for each number, in Base64.
-    pub bytes: String,
-}
-
-impl Vector {
-    fn new(model: &str, numbers: &[f32]) -> Self {
-        let bytes: Vec<u8> = small(numbers).into_iter().map(|n| n as u8).collect();
-        Self { model: model.to_owned(), bytes: STANDARD_NO_PAD.encode(bytes) }
-    }
-
-    fn numbers(&self) -> Option<Vec<i8>> {
-        let bytes = STANDARD_NO_PAD.decode(&self.bytes).ok()?;
-        Some(bytes.into_iter().map(|b| b as i8).collect())
-    }
-}
-
-/// A signed byte for each number: only the direction counts.
-fn small(numbers: &[f32]) -> Vec<i8> {
-    let most = numbers.iter().fold(f32::MIN_POSITIVE, |most, n| most.max(n.abs()));
-    numbers.iter().map(|n| (n / most * 127.0).round() as i8).collect()
-}
-
-fn signs(numbers: &[i8]) -> Vec<u64> {
-    let word = |part: &[i8]| part.iter().enumerate().fold(0, |word, (i, n)| word | (u64::from(*n > 0) << i));
-    numbers.chunks(64).map(word).collect()
-}
-
-fn product(a: &[i8], b: &[i8]) -> i32 {
-    a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
-}
-
-/// The vectors of one shelf.
-#[derive(Debug, Default)]
-pub(crate) struct Codes {
-    model: String,
-    length: usize,
-    keys: Vec<String>,
-    at: HashMap<String, usize>,
-    signs: Vec<u64>,
-    numbers: Vec<i8>,
-    /// Memories without a vector of this model.
-    bare: HashSet<String>,
-    /// Changes that were seen, and when they were looked for last; never: nothing is known.
-    seen: HashMap<String, Timestamp>,
-    looked: Option<Timestamp>,
-}
-
-impl Codes {
-    fn words(&self) -> usize {
-        self.length.div_ceil(64)
-    }
-
-    /// Takes in a memory as it is now, or that it is gone.
-    fn set(&mut self, key: &str, kept: Option<&Kept>) {
-        self.take_out(key);
-        let Some(kept) = kept else { return };
-        let vector = kept.vector.as_ref().filter(|v| v.model == self.model).and_then(Vector::numbers);
-        match vector.filter(|v| !v.is_empty() && (self.keys.is_empty() || v.len() == self.length)) {
-            Some(numbers) => {
-                self.length = numbers.len();
-                self.at.insert(key.to_owned(), self.keys.len());
-                self.keys.push(key.to_owned());
-                self.signs.extend(signs(&numbers));
-                self.numbers.extend(numbers);
-            }
-            None => drop(self.bare.insert(key.to_owned())),
-        }
-    }
-
-    fn take_out(&mut self, key: &str) {
-        self.bare.remove(key);
-        let Some(at) = self.at.remove(key) else { return };
-        // The last one moves to its place.
-        let (last, words, length) = (self.keys.len() - 1, self.words(), self.length);
-        self.keys.swap_remove(at);
-        if at < last {
-            self.signs.copy_within(last * words..(last + 1) * words, at * words);
-            self.numbers.copy_within(last * length..(last + 1) * length, at * length);
-            self.at.insert(self.keys[at].clone(), at);
-        }
-        self.signs.truncate(last * words);
-        self.numbers.truncate(last * length);
-    }
-
-    /// The nearest, the best first.
-    fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
-        let question = small(question);
-        if question.len() != self.length || self.keys.is_empty() {
-            return Vec::new();
-        }
-        let sign = signs(&question);
-        let apart = |words: &[u64]| words.iter().zip(&sign).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
-        let mut all: Vec<(u32, u32)> =
-            self.signs.chunks(self.words()).enumerate().map(|(i, words)| (apart(words), i as u32)).collect();
-        let closer = CLOSER_LOOK.max(limit * 4);
-        if all.len() > closer {
-            all.select_nth_unstable(closer);
-            all.truncate(closer);
-        }
-        let norm = |v: &[i8]| (product(v, v) as f32).sqrt().max(1.0);
-        let ours = norm(&question);
-        let cosine = |i: usize| {
-            let theirs = &self.numbers[i * self.length..(i + 1) * self.length];
-            product(&question, theirs) as f32 / (ours * norm(theirs))
-        };
-        let mut best: Vec<_> =
-            all.into_iter().map(|(_, i)| (self.keys[i as usize].clone(), cosine(i as usize))).collect();
-        best.retain(|(_, cosine)| *cosine >= MIN_COSINE);
-        best.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
-        best.truncate(limit);
-        best
-    }
-
-    fn weight(&self) -> usize {
-        1024 + self.keys.len() * 160 + self.numbers.len() + self.signs.len() * 8 + self.bare.len() * 80
-    }
-}
-
-/// The vectors of a shelf, with the weight that the cache knows them by.
-#[derive(Clone, Debug)]
-pub(crate) struct Slot {
-    codes: Arc<Mutex<Codes>>,
-    weight: usize,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct ByBytes;
-
-impl Weighter<Shelf, Slot> for ByBytes {
-    fn weight(&self, _: &Shelf, slot: &Slot) -> u64 {
-        slot.weight as u64
-    }
-}
-
-/// What this process knows of memories. Nothing of it is the truth.
-#[derive(Debug)]
-pub(crate) struct Memories {
-    vectors: Cache<Shelf, Slot, ByBytes>,
-    /// Held while a memory is read, changed and written; which one is told by its id.
-    changing: Vec<Mutex<()>>,
-    /// Shelves that are written down as having memories.
-    known: std::sync::Mutex<HashSet<Shelf>>,
-}
-
-impl Memories {
-    pub fn new(bytes: usize) -> Self {
-        let options =
-            OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
-        let options = options.expect("all options are given");
-        let vectors = Cache::with_options(options, ByBytes, Default::default(), Default::default());
-        Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
-    }
-
-    pub async fn changing(&self, id: &str) -> MutexGuard<'_, ()> {
-        let place = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
-        self.changing[place].lock().await
-    }
-
-    /// Whether a shelf is seen for the first time.
-    pub fn is_new(&self, shelf: &Shelf) -> bool {
-        self.known.lock().unwrap_or_else(|e| e.into_inner()).insert(shelf.clone())
-    }
-
-    pub fn forget(&self, shelf: &Shelf) {
-        self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(shelf);
-        self.vectors.remove(shelf);
-    }
-}
 
 /// What a search by meaning found.
 pub(crate) enum Near {
@@ -218,7 +39,7 @@ pub(crate) enum Near {
 impl Tenure {
     /// The vector of a text, if there is who makes it. A memory without one is found by its words, and gets one later.
     pub(crate) async fn vector_of(&self, text: &str) -> Option<Vector> {
-        let embedder = self.embedder()?;
+        let embedder = self.engine.options().embedder.as_ref()?;
         match ask(embedder, vec![text.to_owned()]).await {
             Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
             Err(why) => {
@@ -230,7 +51,7 @@ impl Tenure {
 
     /// Writes down that a memory has changed, for others, and for our own vectors.
     pub(crate) async fn memory_changed(&self, shelf: &Shelf, id: &str) -> Result<()> {
-        if self.embedder().is_none() {
+        if self.engine.options().embedder.as_ref().is_none() {
             return Ok(());
         }
         let now = self.now();
@@ -241,7 +62,9 @@ impl Tenure {
 
     /// The memories of a shelf whose vectors are nearest to that of a question.
     pub(crate) async fn nearest(&self, shelf: &Shelf, question: &str, limit: usize) -> Result<Near> {
-        let Some(embedder) = self.embedder() else { return Ok(Near::Not("there is no embedder".to_owned())) };
+        let Some(embedder) = self.engine.options().embedder.as_ref() else {
+            return Ok(Near::Not("there is no embedder".to_owned()));
+        };
         let vectors = match ask(embedder, vec![question.to_owned()]).await {
             Ok(vectors) => vectors,
             Err(why) => return Ok(Near::Not(why)),
@@ -260,7 +83,7 @@ impl Tenure {
         let weight = codes.weight();
         drop(codes);
         if weight > slot.weight + slot.weight / 8 {
-            self.memories().vectors.insert(shelf.clone(), Slot { weight, ..slot });
+            self.shared.memories.vectors.insert(shelf.clone(), Slot { weight, ..slot });
         }
         Ok(Near::Found(found))
     }
@@ -270,7 +93,7 @@ impl Tenure {
             let codes = Codes { model: embedder.name().to_owned(), ..Codes::default() };
             Ok::<_, std::convert::Infallible>(Slot { weight: codes.weight(), codes: Arc::new(Mutex::new(codes)) })
         };
-        match self.memories().vectors.get_or_insert_with(shelf, fresh) {
+        match self.shared.memories.vectors.get_or_insert_with(shelf, fresh) {
             Ok(slot) => slot,
             Err(never) => match never {},
         }
@@ -347,7 +170,7 @@ impl Tenure {
     }
 
     async fn give_vector(&self, shelf: &Shelf, id: &str, vector: Vector) -> Result<()> {
-        let _changing = self.memories().changing(id).await;
+        let _changing = self.shared.memories.changing(id).await;
         // It may have gone meanwhile.
         let Some(item) = self.store().get(shelf, id, None).await? else { return Ok(()) };
         let all = Kept { vector: Some(vector), ..kept(&item)? };
@@ -359,7 +182,7 @@ impl Tenure {
     /// Gives all memories of users and groups that have no vector of the model in force one; how many that were. Memories can be recalled
     /// meanwhile. Those of a session get theirs when they are recalled.
     pub async fn embed_all(&self, mut told: impl FnMut(usize)) -> Result<usize> {
-        let Some(embedder) = self.embedder() else { return Ok(0) };
+        let Some(embedder) = self.engine.options().embedder.as_ref() else { return Ok(0) };
         let mut done = 0;
         for shelf in self.memory_shelves().await? {
             done += self.embed_shelf(&shelf, embedder, &mut told).await?;

@@ -1,8 +1,8 @@
 //! Idempotency keys of turns: the same request is answered once, and the same each time.
 
 use crate::error::{Error, Result};
-use crate::run::begin::Ask;
 use crate::run::executors::Replay;
+use crate::run::request::Ask;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::id::{Key, Principal, RunId, SessionId};

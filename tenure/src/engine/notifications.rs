@@ -1,0 +1,62 @@
+//! Waiting for a session to change.
+
+use crate::engine::core::Engine;
+use crate::engine::watch::{LOOK, LOOK_ANYWAY, NEWS, Watch};
+use crate::error::Result;
+use crate::types::id::{Key, Principal, Seq, SessionId};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+
+impl Engine {
+    /// Waits until a session may have changed since a record. Look again then: nobody promises that it has.
+    pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
+        let watch = self.watch(&who.key(id));
+        let told = watch.changes.any.notified();
+        tokio::pin!(told);
+        told.as_mut().enable();
+        if self.head(who, id).await?.seq > seen {
+            return Ok(());
+        }
+        let look = if self.is_told() { LOOK_ANYWAY } else { LOOK };
+        let _ = tokio::time::timeout(look, told).await;
+        Ok(())
+    }
+
+    /// Every session that this process begins or writes to, from now on, after it was written. Who is slow misses some, and is told so.
+    pub fn changes(&self) -> broadcast::Receiver<Key> {
+        self.watchers().news.get_or_init(|| broadcast::channel(NEWS).0).subscribe()
+    }
+
+    pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {
+        self.is_told();
+        let watchers = self.watchers();
+        let changes = {
+            let mut all = watchers.lock();
+            let (waiting, changes) = all.entry(key.clone()).or_default();
+            *waiting += 1;
+            changes.clone()
+        };
+        Watch { watchers, key: key.clone(), changes }
+    }
+
+    /// Whether other processes tell of what they change. From the first time on, whoever waits here hears of it.
+    #[expect(clippy::disallowed_methods, reason = "it ends with the house, and nothing waits for it")]
+    pub fn is_told(&self) -> bool {
+        *self.watchers().told.get_or_init(|| {
+            let Some(mut news) = self.store().hear() else { return false };
+            let state = self.downgrade();
+            tokio::spawn(async move {
+                loop {
+                    let key = match news.recv().await {
+                        Ok(key) => key,
+                        Err(RecvError::Lagged(_)) => None,
+                        Err(RecvError::Closed) => return,
+                    };
+                    let Some(state) = state.upgrade() else { return };
+                    state.watchers.tell_elsewhere(key.as_ref());
+                }
+            });
+            true
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! Policies: those of a session's assistant, or the defaults.
+
+use crate::engine::core::Engine;
+use crate::engine::registry::{Own, shelf};
+use crate::error::{Error, Result};
+use crate::types::id::Tenant;
+use crate::types::policy::Policy;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Engine {
+    /// The policy for the sessions of an assistant, or of none. A tenant's own assistants count once they were read.
+    pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
+        let house = self.default_policy();
+        let assistant = assistant.and_then(|name| self.assistants_known().find(tenant, name));
+        assistant.map_or_else(|| house.clone(), |a| a.policy(house))
+    }
+
+    /// The shortest time to live of any session here, as far as assistants are known: how often sweeping makes sense.
+    pub fn shortest_ttl(&self) -> Option<Duration> {
+        let known = self.assistants_known();
+        let declared = known.declared.read().unwrap_or_else(|e| e.into_inner());
+        let own = known.own.read().unwrap_or_else(|e| e.into_inner());
+        let all = declared.values().chain(own.values().flat_map(|o| o.by_name.values()));
+        let ttls = all.filter_map(|a| a.sessions.ttl?.duration());
+        ttls.chain(self.default_policy().ttl).min()
+    }
+
+    /// Sees to it that a tenant's assistants are known: every verb whose answer depends on a policy begins with it.
+    pub(crate) async fn know(&self, tenant: &Tenant) -> Result<()> {
+        match self.assistants_known().is_fresh(tenant, self.now()) {
+            true => Ok(()),
+            false => self.read_assistants(tenant).await,
+        }
+    }
+
+    pub async fn read_assistants(&self, tenant: &Tenant) -> Result<()> {
+        let (shelf, read_at) = (shelf(tenant), self.now());
+        let (mut by_name, mut after) = (BTreeMap::new(), None::<String>);
+        loop {
+            let page = self.store().items(&shelf, after.as_deref(), 1000).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            for item in &page {
+                let place = || format!("assistant {:?} of tenant {tenant}", item.key);
+                let assistant = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(place(), e))?;
+                by_name.insert(item.key.clone(), Arc::new(assistant));
+            }
+        }
+        let mut own = self.assistants_known().own.write().unwrap_or_else(|e| e.into_inner());
+        own.insert(tenant.clone(), Own { read_at, by_name });
+        Ok(())
+    }
+}

@@ -1,0 +1,294 @@
+//! Reading sessions through the cache: every read sees what was acknowledged before it.
+
+#[cfg(test)]
+mod tests;
+
+use crate::engine::cache::{CARD_BYTES, Hot, Known, Slot, State, Warm, moment};
+use crate::engine::core::Engine;
+use crate::engine::draft::Need;
+use crate::error::{Error, Result};
+use crate::rules::session::Session;
+use crate::store::contract::Glance;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, Reach, SessionId};
+use crate::types::message::Message;
+use crate::types::policy::Window;
+
+use std::collections::HashMap;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::MutexGuard;
+
+impl Engine {
+    pub fn hot(&self, key: &Key) -> Arc<Hot> {
+        let fresh = || Ok::<_, std::convert::Infallible>(Slot { hot: Arc::default(), weight: CARD_BYTES });
+        match self.hot_sessions().get_or_insert_with(key, fresh) {
+            Ok(slot) => slot.hot,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Tells the cache that a text was made of a session.
+    pub(crate) fn weigh(&self, key: &Key, session: &Warm) {
+        self.reweigh(key, &self.hot(key), session.weight());
+    }
+
+    /// Forgets what is known of a session.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.hot_sessions().remove(key);
+    }
+
+    /// Reads a session as it is in the store now.
+    pub(crate) async fn read<R>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        f: impl FnOnce(&State) -> Result<R>,
+    ) -> Result<R> {
+        let (key, came) = (who.key(id), moment());
+        let hot = self.hot(&key);
+        // Side by side: both may have to ask the store.
+        let (told, known) = tokio::join!(self.know(&key.tenant), self.fresh(&key, &hot, need, came));
+        told?;
+        let mut known = known?;
+        admit(who, id, &known.state)?;
+        self.warm_current(&key, &mut known, need).await?;
+        admit(who, id, &known.state)?;
+        let answer = f(&known.state);
+        self.reweigh(&key, &hot, known.state.weight());
+        answer
+    }
+
+    /// Reads a session as this process knows it: with all that it has written, and perhaps without what others wrote since. For whoever
+    /// holds its lease, and would find that out with the next commit.
+    pub(crate) async fn read_known<R>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        f: impl FnOnce(&State) -> Result<R>,
+    ) -> Result<R> {
+        let hot = self.hot(&who.key(id));
+        let known = hot.known.lock().await;
+        if self.suffices(&known.state, need) {
+            self.count_found(&known.state, need);
+            admit(who, id, &known.state)?;
+            return f(&known.state);
+        }
+        drop(known);
+        self.read(who, id, need, f).await
+    }
+
+    /// What is known of a session, with everything that was acknowledged before the caller came.
+    pub async fn fresh<'a>(&self, key: &Key, hot: &'a Hot, need: Need, came: u64) -> Result<MutexGuard<'a, Known>> {
+        let mut known = hot.known.lock().await;
+        self.count_found(&known.state, need);
+        if known.as_of <= came || known.state.head().is_none() {
+            self.catch_up(key, &mut known).await?;
+        }
+        Ok(known)
+    }
+
+    /// Brings what is known up to the store's truth: the card, and the records that came since.
+    pub async fn catch_up(&self, key: &Key, known: &mut Known) -> Result<()> {
+        let began = moment();
+        // What is in use is at hand in the store too: no other thread need wake up for it.
+        let head = match known.state.card().and_then(|card| self.store().glance(key, card)).transpose()? {
+            Some(Glance::Same) => {
+                known.as_of = began;
+                return Ok(());
+            }
+            Some(Glance::Now(head)) => head.map(|head| *head),
+            None => self.store().head(key).await?,
+        };
+        let Some(head) = head else {
+            known.state = State::Cold;
+            self.forget(key);
+            return Err(Error::NotFound { session_id: key.session.clone() });
+        };
+        known.state = self.follow_up(std::mem::take(&mut known.state), head).await?;
+        known.as_of = began;
+        Ok(())
+    }
+
+    /// Loads what a step must see. If another node has purged the session and created it again while it was read, reads again.
+    pub async fn warm_current(&self, key: &Key, known: &mut Known, need: Need) -> Result<()> {
+        for _ in 0..MAX_MOVES {
+            match self.warm(key, &mut known.state, need).await {
+                Err(Error::Conflict { .. }) => {
+                    known.state = State::Cold;
+                    self.catch_up(key, known).await?;
+                }
+                other => return other,
+            }
+        }
+        self.warm(key, &mut known.state, need).await
+    }
+
+    /// What was known, with the records that came since; the new card alone, if what was known is another session, or can not be gone on from.
+    /// The hash over the log tells whether what was known is in the store at all: a database that lost its last commits may have
+    /// grown to the same length, or beyond it, with other records.
+    pub async fn follow_up(&self, mut state: State, head: Head) -> Result<State> {
+        let (State::Tail(known, _) | State::Whole(known)) = &state else { return Ok(State::Head(Box::new(head))) };
+        // Not behind by more than records of its own.
+        let same = known.info.created_at == head.info.created_at
+            && known.origin == head.origin
+            && known.seq <= head.seq
+            && known.seq >= head.first;
+        if !same {
+            return Ok(State::Head(Box::new(head)));
+        }
+        if *known.head() == head {
+            return Ok(state);
+        }
+        let pages = match known.seq < head.seq {
+            true => match self.own_records(&head, known.seq, head.seq).await {
+                // It is another session by now.
+                Err(Error::Conflict { .. }) => return Ok(State::Head(Box::new(head))),
+                pages => pages?,
+            },
+            false => Vec::new(),
+        };
+        let hash = known.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
+        if hash != head.log {
+            tracing::warn!(session_id = %head.info.session_id, known = known.seq, stored = head.seq,
+                "the store has another log than this node remembers; it was loaded again");
+            return Ok(State::Head(Box::new(head)));
+        }
+        // What these are about may not be in a tail.
+        let reaches_back = |r: &Record| matches!(r.entry, Entry::Rewound(_) | Entry::Compacted { .. });
+        if matches!(state, State::Tail(..)) && pages.iter().flatten().any(reaches_back) {
+            return Ok(State::Head(Box::new(head)));
+        }
+        if let Some(session) = state.folded() {
+            pages.into_iter().flatten().for_each(|record| session.take_in(record));
+            session.set_head(head);
+        }
+        Ok(state)
+    }
+
+    /// Whether this much is known.
+    pub fn suffices(&self, state: &State, need: Need) -> bool {
+        match (need, state) {
+            (_, State::Cold) => false,
+            (Need::Head, _) | (_, State::Whole(_)) => true,
+            (Need::Run, State::Tail(session, window)) => *window == self.window(session.head()),
+            _ => false,
+        }
+    }
+
+    pub fn window(&self, head: &Head) -> Window {
+        self.policy(&head.tenant, head.assistant.as_deref()).window
+    }
+
+    pub async fn warm(&self, key: &Key, state: &mut State, need: Need) -> Result<()> {
+        if self.suffices(state, need) {
+            return Ok(());
+        }
+        let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
+        let window = self.window(&head);
+        // If that can not be read, the whole can not be either, and tells why.
+        let tail = if need == Need::Run { self.newest(&head, &window).await.ok().flatten() } else { None };
+        *state = match tail {
+            Some(session) => State::Tail(Warm::new(session), window),
+            None => State::Whole(Warm::new(self.fold(head).await?)),
+        };
+        Ok(())
+    }
+
+    /// Counts whether what a step must see was at hand.
+    pub fn count_found(&self, state: &State, need: Need) {
+        let found = if self.suffices(state, need) { "hit" } else { "miss" };
+        metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
+    }
+
+    /// Tells the cache when a session has grown or shrunk a good deal.
+    pub fn reweigh(&self, key: &Key, hot: &Arc<Hot>, now: usize) {
+        let known = hot.weight.load(Ordering::Relaxed);
+        if now > known + known / 8 || now < known / 2 {
+            hot.weight.store(now, Ordering::Relaxed);
+            self.hot_sessions().insert(key.clone(), Slot { hot: hot.clone(), weight: now });
+        }
+    }
+
+    pub fn whole(&self, state: &State) -> Result<Session> {
+        match state {
+            State::Whole(session) => Ok(Session::clone(session)),
+            _ => Err(Error::unavailable("the session was not loaded")),
+        }
+    }
+
+    pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
+        match state {
+            State::Whole(session) => Ok(session),
+            _ => Err(Error::NotFound { session_id: id.clone() }),
+        }
+    }
+
+    /// A session as far as a run needs it.
+    pub(crate) fn run_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
+        match state {
+            State::Tail(session, _) => Ok(session),
+            other => self.whole_ref(other, id),
+        }
+    }
+
+    /// A session's index card, whatever its status.
+    pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        let head = self.store().head(&who.key(id)).await?;
+        match head {
+            Some(head) if who.reach == Reach::Tenant || head.user == who.user => Ok(head),
+            _ => Err(Error::NotFound { session_id: id.clone() }),
+        }
+    }
+
+    /// Puts the media back into the messages.
+    pub(crate) async fn attach(&self, mut session: Session) -> Result<Session> {
+        let tenant = session.tenant.clone();
+        for said in session.messages.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
+            said.message = self.attach_message(&tenant, &said.message).await?;
+        }
+        Ok(session)
+    }
+
+    pub(crate) async fn attach_message(&self, tenant: &crate::types::id::Tenant, message: &Message) -> Result<Message> {
+        let mut blobs = HashMap::new();
+        for cut in message.cuts() {
+            if let Some(bytes) = self.store().blob(tenant, &cut.id).await? {
+                blobs.insert(cut.id, bytes);
+            }
+        }
+        message.attach(|id| blobs.get(id).cloned())
+    }
+
+    /// A session's index card, if it is in use. One that has expired or was deleted is [`crate::Error::Gone`].
+    pub async fn live(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        self.know(&who.tenant).await?;
+        let head = self.head(who, id).await?;
+        self.check_live(&head)?;
+        Ok(head)
+    }
+
+    /// A session as it is now, its media apart. Nobody has to wait while it is looked at.
+    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<Warm>> {
+        self.read(who, id, Need::Session, |state| match state {
+            State::Whole(session) => self.check_live(session).map(|()| session.clone()),
+            _ => Err(Error::NotFound { session_id: id.clone() }),
+        })
+        .await
+    }
+}
+
+/// So many times a session is read again that another node purges and creates again meanwhile.
+pub(crate) const MAX_MOVES: usize = 3;
+
+/// Somebody else's session does not exist.
+pub(crate) fn admit(who: &Principal, id: &SessionId, state: &State) -> Result<()> {
+    match state.head() {
+        Some(head) if head.tenant == who.tenant && (who.reach == Reach::Tenant || head.user == who.user) => Ok(()),
+        _ => Err(Error::NotFound { session_id: id.clone() }),
+    }
+}

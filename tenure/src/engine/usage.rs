@@ -1,0 +1,87 @@
+//! What a principal has stored, and whether a quota allows more.
+
+use crate::engine::core::Engine;
+use crate::engine::quota::{FRESH, FRESH_REFUSAL, PAGE, Sum, Usage, stored_bytes};
+use crate::error::Result;
+use crate::store::query::{Cursor, Query, Whose};
+use crate::types::entry::Record;
+use crate::types::id::Principal;
+use crate::types::quota::QuotaScope;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+impl Engine {
+    /// What is stored of a user, or of a whole tenant.
+    pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
+        let whose = match scope {
+            QuotaScope::User => Whose::User(who.tenant.clone(), who.user.clone()),
+            QuotaScope::Tenant => Whose::Tenant(who.tenant.clone()),
+        };
+        let (mut usage, mut cursor) = (Usage::default(), None::<Cursor>);
+        loop {
+            let page = self.store().heads(&Query { cursor, ..Query::new(whose.clone(), PAGE) }).await?;
+            for head in &page {
+                usage.sessions += u64::from(self.status_of(head).is_live());
+                usage.bytes += head.stored_bytes.unwrap_or(0);
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE => cursor = Some(Cursor::of(last)),
+                _ => return Ok(usage),
+            }
+        }
+    }
+
+    /// Counts a new session with its first records, or refuses it.
+    pub(crate) async fn reserve_session<'a>(
+        &self,
+        who: &Principal,
+        records: impl Iterator<Item = &'a Record>,
+    ) -> Result<()> {
+        self.reserve(who, Usage { sessions: 1, bytes: stored_bytes(records.map(|r| &r.entry)) }).await
+    }
+
+    /// Counts what is going to be stored, or refuses it.
+    pub(crate) async fn reserve(&self, who: &Principal, more: Usage) -> Result<()> {
+        let Some(quota) = who.quota else { return Ok(()) };
+        let sum = self.cached_sum(who, quota.scope);
+        let mut sum = sum.lock().await;
+        for max_age in [FRESH, FRESH_REFUSAL] {
+            let now = self.now();
+            let current = match &mut *sum {
+                Some(current) if now.duration_since(current.at).abs() < max_age => current,
+                stale => stale.insert(Sum { usage: self.usage(who, quota.scope).await?, at: now }),
+            };
+            let total = Usage {
+                sessions: current.usage.sessions + more.sessions,
+                bytes: current.usage.bytes.saturating_add(more.bytes),
+            };
+            let refused = quota.check(more, total);
+            if refused.is_ok() {
+                current.usage = total;
+                return Ok(());
+            }
+            if max_age == FRESH_REFUSAL {
+                return refused;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what is stored in any case.
+    pub(crate) async fn count(&self, who: &Principal, more: Usage) {
+        let Some(quota) = who.quota else { return };
+        if let Some(sum) = &mut *self.cached_sum(who, quota.scope).lock().await {
+            sum.usage.sessions += more.sessions;
+            sum.usage.bytes = sum.usage.bytes.saturating_add(more.bytes);
+        }
+    }
+
+    pub fn cached_sum(&self, who: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<Sum>>> {
+        let user = (scope == QuotaScope::User).then(|| who.user.clone());
+        let empty = || Ok::<_, std::convert::Infallible>(Arc::default());
+        match self.usage_cache().0.get_or_insert_with(&(who.tenant.clone(), user), empty) {
+            Ok(sum) => sum,
+            Err(never) => match never {},
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Vectors of memories in this process: a bounded cache with exact search by cosine similarity.
+
+use crate::store::item::Shelf;
+use crate::types::memory::Kept;
+use crate::types::vector::{Vector, small};
+use jiff::Timestamp;
+use quick_cache::sync::Cache;
+use quick_cache::{OptionsBuilder, Weighter};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use tokio::sync::{Mutex, MutexGuard};
+
+/// So many of those whose signs are nearest are compared by their numbers.
+pub(crate) const CLOSER_LOOK: usize = 256;
+
+/// Less alike is not alike at all.
+pub(crate) const MIN_COSINE: f32 = 0.2;
+
+pub(crate) fn signs(numbers: &[i8]) -> Vec<u64> {
+    let word = |part: &[i8]| part.iter().enumerate().fold(0, |word, (i, n)| word | (u64::from(*n > 0) << i));
+    numbers.chunks(64).map(word).collect()
+}
+
+pub(crate) fn product(a: &[i8], b: &[i8]) -> i32 {
+    a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+}
+
+/// The vectors of one shelf.
+#[derive(Debug, Default)]
+pub(crate) struct Codes {
+    pub model: String,
+    pub length: usize,
+    pub keys: Vec<String>,
+    pub at: HashMap<String, usize>,
+    pub signs: Vec<u64>,
+    pub numbers: Vec<i8>,
+    /// Memories without a vector of this model.
+    pub bare: HashSet<String>,
+    /// Changes that were seen, and when they were looked for last; never: nothing is known.
+    pub seen: HashMap<String, Timestamp>,
+    pub looked: Option<Timestamp>,
+}
+
+impl Codes {
+    pub fn words(&self) -> usize {
+        self.length.div_ceil(64)
+    }
+
+    /// Takes in a memory as it is now, or that it is gone.
+    pub fn set(&mut self, key: &str, kept: Option<&Kept>) {
+        self.take_out(key);
+        let Some(kept) = kept else { return };
+        let vector = kept.vector.as_ref().filter(|v| v.model == self.model).and_then(Vector::numbers);
+        match vector.filter(|v| !v.is_empty() && (self.keys.is_empty() || v.len() == self.length)) {
+            Some(numbers) => {
+                self.length = numbers.len();
+                self.at.insert(key.to_owned(), self.keys.len());
+                self.keys.push(key.to_owned());
+                self.signs.extend(signs(&numbers));
+                self.numbers.extend(numbers);
+            }
+            None => drop(self.bare.insert(key.to_owned())),
+        }
+    }
+
+    pub fn take_out(&mut self, key: &str) {
+        self.bare.remove(key);
+        let Some(at) = self.at.remove(key) else { return };
+        // The last one moves to its place.
+        let (last, words, length) = (self.keys.len() - 1, self.words(), self.length);
+        self.keys.swap_remove(at);
+        if at < last {
+            self.signs.copy_within(last * words..(last + 1) * words, at * words);
+            self.numbers.copy_within(last * length..(last + 1) * length, at * length);
+            self.at.insert(self.keys[at].clone(), at);
+        }
+        self.signs.truncate(last * words);
+        self.numbers.truncate(last * length);
+    }
+
+    /// The nearest, the best first.
+    pub fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
+        let question = small(question);
+        if question.len() != self.length || self.keys.is_empty() {
+            return Vec::new();
+        }
+        let sign = signs(&question);
+        let apart = |words: &[u64]| words.iter().zip(&sign).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+        let mut all: Vec<(u32, u32)> =
+            self.signs.chunks(self.words()).enumerate().map(|(i, words)| (apart(words), i as u32)).collect();
+        let closer = CLOSER_LOOK.max(limit * 4);
+        if all.len() > closer {
+            all.select_nth_unstable(closer);
+            all.truncate(closer);
+        }
+        let norm = |v: &[i8]| (product(v, v) as f32).sqrt().max(1.0);
+        let ours = norm(&question);
+        let cosine = |i: usize| {
+            let theirs = &self.numbers[i * self.length..(i + 1) * self.length];
+            product(&question, theirs) as f32 / (ours * norm(theirs))
+        };
+        let mut best: Vec<_> =
+            all.into_iter().map(|(_, i)| (self.keys[i as usize].clone(), cosine(i as usize))).collect();
+        best.retain(|(_, cosine)| *cosine >= MIN_COSINE);
+        best.sort_by(|(a, x), (b, y)| y.total_cmp(x).then_with(|| a.cmp(b)));
+        best.truncate(limit);
+        best
+    }
+
+    pub fn weight(&self) -> usize {
+        1024 + self.keys.len() * 160 + self.numbers.len() + self.signs.len() * 8 + self.bare.len() * 80
+    }
+}
+
+/// The vectors of a shelf, with the weight that the cache knows them by.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    pub codes: Arc<Mutex<Codes>>,
+    pub weight: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ByBytes;
+
+impl Weighter<Shelf, Slot> for ByBytes {
+    fn weight(&self, _: &Shelf, slot: &Slot) -> u64 {
+        slot.weight as u64
+    }
+}
+
+/// What this process knows of memories. Nothing of it is the truth.
+#[derive(Debug)]
+pub(crate) struct Memories {
+    pub vectors: Cache<Shelf, Slot, ByBytes>,
+    /// Held while a memory is read, changed and written; which one is told by its id.
+    pub changing: Vec<Mutex<()>>,
+    /// Shelves that are written down as having memories.
+    pub known: std::sync::Mutex<HashSet<Shelf>>,
+}
+
+impl Memories {
+    pub fn new(bytes: usize) -> Self {
+        let options =
+            OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
+        let options = options.expect("all options are given");
+        let vectors = Cache::with_options(options, ByBytes, Default::default(), Default::default());
+        Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
+    }
+
+    pub async fn changing(&self, id: &str) -> MutexGuard<'_, ()> {
+        let place = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
+        self.changing[place].lock().await
+    }
+
+    /// Whether a shelf is seen for the first time.
+    pub fn is_new(&self, shelf: &Shelf) -> bool {
+        self.known.lock().unwrap_or_else(|e| e.into_inner()).insert(shelf.clone())
+    }
+
+    pub fn forget(&self, shelf: &Shelf) {
+        self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(shelf);
+        self.vectors.remove(shelf);
+    }
+}

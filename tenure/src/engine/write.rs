@@ -1,0 +1,206 @@
+//! The one write path: load, decide, commit; after a conflict, again.
+
+use crate::engine::cache::{Known, State, moment};
+use crate::engine::core::Engine;
+use crate::engine::draft::{Draft, Need};
+use crate::engine::quota::{self, Usage};
+use crate::engine::read::admit;
+use crate::error::{Error, Result};
+use crate::store::contract::Commit;
+use crate::types::blob::Blob;
+use crate::types::entry::{Entry, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Label, Principal, Seq, SessionId};
+use crate::types::message::Message;
+use jiff::Timestamp;
+
+impl Engine {
+    /// Takes one step in a session: look at it, decide what to write, commit. If somebody else was first, looks again.
+    pub(crate) async fn write<R>(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        need: Need,
+        mut step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
+    ) -> Result<(R, Option<Committed>)> {
+        let key = who.key(id);
+        self.know(&key.tenant).await?;
+        let hot = self.hot(&key);
+        let mut known = hot.known.lock().await;
+        self.count_found(&known.state, need);
+        let (mut fresh, mut reserved) = (false, false);
+        // One round more, for looking again.
+        for _ in 0..=self.limits().max_retries + 1 {
+            // A session is only ever folded from a fresh card: an old one may name a parent that is another session by now. And while
+            // another node works on it, the end of its lease is not in the log: what we know of it may be old without a conflict.
+            let head = known.state.head();
+            let elsewhere = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
+            if !self.suffices(&known.state, need) || (elsewhere && !fresh) {
+                self.catch_up(&key, &mut known).await?;
+                fresh = true;
+            }
+            self.warm_current(&key, &mut known, need).await?;
+            let (now, state) = (self.now(), &known.state);
+            let admitted = admit(who, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
+            let draft = admitted.and_then(|()| step(state, now));
+            // What we know may be behind: look before saying no, or that there is nothing to do.
+            let idle = draft.as_ref().map_or(true, Draft::is_idle);
+            if idle && !fresh {
+                self.catch_up(&key, &mut known).await?;
+                fresh = true;
+                continue;
+            }
+            let draft = draft?;
+            // What a run in progress says is stored in any case: to refuse it would lose what was paid for.
+            if who.quota.is_some() && !reserved {
+                let more = Usage { sessions: 0, bytes: quota::stored_bytes(draft.entries.iter()) };
+                match known.state.head().is_some_and(|head| head.run.is_some()) {
+                    true => self.count(who, more).await,
+                    false => self.reserve(who, more).await?,
+                }
+                reserved = true;
+            }
+            match self.commit(&mut known, draft, now).await {
+                Err(Error::Conflict { .. }) => {
+                    self.catch_up(&key, &mut known).await?;
+                    fresh = true;
+                }
+                answer => {
+                    if answer.is_err() {
+                        known.state = State::Cold;
+                    }
+                    self.reweigh(&key, &hot, known.state.weight());
+                    return answer;
+                }
+            }
+        }
+        Err(Error::Conflict { session_id: id.clone(), expected: known.state.head().map_or(0, |h| h.seq) })
+    }
+
+    /// Takes one step in the store, and counts it.
+    pub(crate) async fn commit_step(&self, commit: &Commit) -> Result<()> {
+        let done = self.store().commit(commit).await;
+        let outcome = match &done {
+            Ok(()) => "committed",
+            Err(Error::Conflict { .. } | Error::Exists { .. }) => "conflict",
+            Err(_) => "failed",
+        };
+        metrics::counter!("tenure_commits_total", "outcome" => outcome).increment(1);
+        if done.is_ok() {
+            self.observers().iter().for_each(|observer| observer.committed(&**self.store(), commit));
+        }
+        done
+    }
+
+    pub async fn commit<R>(
+        &self,
+        known: &mut Known,
+        draft: Draft<R>,
+        now: Timestamp,
+    ) -> Result<(R, Option<Committed>)> {
+        let began = moment();
+        let Some(before) = known.state.head() else { return Err(Error::unavailable("the session was not loaded")) };
+        if draft.is_idle() {
+            return Ok((draft.reply, None));
+        }
+        let numbered = (before.seq + 1..).zip(draft.entries);
+        let records: Vec<Record> = numbered.map(|(seq, entry)| Record { seq, at: now, entry }).collect();
+        let mut head = before.clone();
+        records.iter().for_each(|r| head.apply(r));
+        if head.status != before.status || head.due_at.is_none() {
+            head.due_at = self.due_at(&head);
+        }
+        if let (Some(lease), Some(until)) = (&mut head.lease, draft.lease) {
+            lease.until = until;
+        }
+        let base = Some(before.end());
+        let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
+        self.commit_step(&commit).await?;
+        let event = Committed::of(&commit.head, &commit.records);
+        // What a fork leans on is the store's to say, and may have changed.
+        if commit.head.parent.is_none() {
+            known.as_of = began;
+        }
+        match known.state.folded() {
+            Some(session) => {
+                commit.records.iter().for_each(|r| drop(session.take(r)));
+                session.set_head(commit.head);
+            }
+            None => known.state = State::Head(Box::new(commit.head)),
+        }
+        Ok((draft.reply, event))
+    }
+
+    /// Writes the first records of a session.
+    pub(crate) async fn begin(&self, key: &Key, first: &Record, more: Vec<Record>) -> Result<Head> {
+        self.begin_with(key, first, more, Vec::new()).await
+    }
+
+    pub(crate) async fn begin_with(
+        &self,
+        key: &Key,
+        first: &Record,
+        more: Vec<Record>,
+        blobs: Vec<Blob>,
+    ) -> Result<Head> {
+        self.know(&key.tenant).await?;
+        let head = Head::begin(key, first);
+        let mut head = head.ok_or_else(|| Error::invalid("session", "a log must begin with `created`"))?;
+        more.iter().for_each(|r| head.apply(r));
+        head.due_at = self.due_at(&head);
+        let mut commit = Commit::new(None, [vec![first.clone()], more].concat(), head.clone());
+        commit.blobs = blobs;
+        self.commit_step(&commit).await?;
+        self.forget(key);
+        Ok(head)
+    }
+
+    pub(crate) async fn purge_key(&self, key: &Key) -> Result<()> {
+        self.store().purge(key).await?;
+        self.forget(key);
+        Ok(())
+    }
+
+    /// Checks messages against the limits and takes their media out.
+    pub(crate) fn detach(&self, messages: &[Message]) -> Result<(Vec<Message>, Vec<Blob>)> {
+        let limits = self.limits();
+        if messages.len() > limits.max_messages {
+            let (what, max) = (format!("a list of {} messages", messages.len()), limits.max_messages as u64);
+            return Err(Error::TooLarge { what, limit: "max_messages", max });
+        }
+        let (mut stored, mut blobs) = (Vec::with_capacity(messages.len()), Vec::new());
+        for (i, message) in messages.iter().enumerate() {
+            if message.as_str().len() > limits.max_message_bytes {
+                let (what, max) = (format!("message {i}"), limits.max_message_bytes as u64);
+                return Err(Error::TooLarge { what, limit: "max_message_bytes", max });
+            }
+            let (message, media) = message.detach();
+            stored.push(message);
+            blobs.extend(media);
+        }
+        Ok((stored, blobs))
+    }
+}
+
+/// What follows from a commit for others than its caller.
+#[derive(Clone, Debug)]
+pub(crate) struct Committed {
+    /// The head after the commit.
+    pub head: Head,
+    /// Whether messages were cut off.
+    pub rewound: bool,
+    /// The last checkpoint that was set, with its record.
+    pub checkpoint: Option<(Label, Seq)>,
+}
+
+impl Committed {
+    /// What others must know of a commit, if anything.
+    pub fn of(head: &Head, records: &[Record]) -> Option<Self> {
+        let rewound = records.iter().any(|r| matches!(r.entry, Entry::Rewound(_)));
+        let checkpoint = records.iter().rev().find_map(|record| match &record.entry {
+            Entry::Checkpoint(set) => Some((set.label.clone(), record.seq)),
+            _ => None,
+        });
+        (rewound || checkpoint.is_some()).then(|| Self { head: head.clone(), rewound, checkpoint })
+    }
+}

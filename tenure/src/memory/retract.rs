@@ -1,0 +1,104 @@
+//! Retracting memories: when messages are cut off or a session or user goes, so does what was remembered only of them.
+
+use crate::engine::write::Committed;
+use crate::error::{Error, Result};
+use crate::memory::memories::{MEMORY, TRACES, Trace, entry, is_there, kept, owner_of, registry, shelf, written};
+use crate::rules::session::Said;
+use crate::store::item::{Item, Owner, Shelf};
+use crate::tenure::{SessionObserver, Tenure};
+use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
+use async_trait::async_trait;
+use std::collections::BTreeSet;
+
+/// Retracts what was remembered of messages that a rewind cut off.
+#[derive(Debug)]
+pub(crate) struct RetractMemories;
+
+#[async_trait]
+impl SessionObserver for RetractMemories {
+    /// The rewind is durable already: if this fails, the next one makes up for it.
+    async fn committed(&self, tenure: &Tenure, event: &Committed) {
+        if !event.rewound {
+            return;
+        }
+        let (who, id) = (event.head.owner(), &event.head.info.session_id);
+        if let Err(error) = tenure.retract_rewound(&who, id).await {
+            tracing::warn!(session_id = %id, %error, "memories of messages that were cut off could not be retracted");
+        }
+    }
+}
+
+impl Tenure {
+    /// A session has lost messages: what came only from them is retracted. `left`: what it still has; nothing: it goes.
+    pub(crate) async fn retract(&self, key: &Key, left: Option<&[Said]>) -> Result<()> {
+        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        self.retract_from(&at, |messages| match left {
+            None => false,
+            Some(left) => messages.is_empty() || messages.iter().any(|seq| is_there(left, *seq)),
+        })
+        .await
+    }
+
+    /// The same after a rewind, which is done already.
+    pub(crate) async fn retract_rewound(&self, who: &Principal, id: &SessionId) -> Result<()> {
+        let key = who.key(id);
+        let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
+        if self.store().items(&at, None, 1).await?.is_empty() {
+            return Ok(());
+        }
+        let session = self.engine.shared(who, id).await?;
+        self.retract(&key, Some(&session.messages)).await
+    }
+
+    /// Takes back what traces on a shelf lead to, unless it still stands.
+    async fn retract_from(&self, at: &Shelf, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
+        let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
+        loop {
+            let page = self.store().items(at, after.as_deref(), 256).await?;
+            let Some(last) = page.last() else { break };
+            after = Some(last.key.clone());
+            for item in page {
+                let trace: Trace = serde_json::from_str(&item.value)
+                    .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
+                if self.take_back(&at.tenant, &trace, &stands).await? {
+                    self.store().remove(at, &item.key).await?;
+                    emptied.insert(trace.owner);
+                }
+            }
+        }
+        for owner in emptied.iter().filter_map(|o| owner_of(o)) {
+            self.store().wipe(&at.tenant, &owner).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a source away from a memory, and the memory with its last one. Whether the trace leads nowhere now.
+    async fn take_back(&self, tenant: &Tenant, trace: &Trace, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
+        let Some(owner) = owner_of(&trace.owner) else { return Ok(true) };
+        let place = shelf(tenant, owner, MEMORY);
+        let _changing = self.shared.memories.changing(&trace.id).await;
+        let Some(item) = self.store().get(&place, &trace.id, None).await? else { return Ok(true) };
+        let mut all = kept(&item)?;
+        match all.sources.get(&trace.source) {
+            None => return Ok(true),
+            Some(messages) if stands(messages) => return Ok(false),
+            Some(_) => all.sources.remove(&trace.source),
+        };
+        match all.sources.is_empty() {
+            true => drop(self.store().remove(&place, &trace.id).await?),
+            false => self.store().put(&place, &Item { value: written(&all), ..item }, None).await?,
+        }
+        self.memory_changed(&place, &trace.id).await?;
+        Ok(true)
+    }
+
+    /// Takes back what a user said to groups, and forgets that there were memories of theirs.
+    pub(crate) async fn retract_user(&self, tenant: &Tenant, user: &User) -> Result<()> {
+        let owner = Owner::User(user.clone());
+        self.retract_from(&shelf(tenant, owner.clone(), TRACES), |_| false).await?;
+        self.undream(tenant, user).await?;
+        let own = shelf(tenant, owner, MEMORY);
+        self.shared.memories.forget(&own);
+        self.store().remove(&registry(), &entry(&own)).await.map(drop)
+    }
+}

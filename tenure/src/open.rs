@@ -1,0 +1,34 @@
+//! Opening a store, and wiring the parts that react to each other's commits.
+
+use crate::engine::options::Options;
+use crate::error::Result;
+use crate::memory::retract::RetractMemories;
+use crate::store;
+use crate::store::contract::{Repair, Store};
+use crate::tenure::Tenure;
+use std::sync::Arc;
+
+impl Tenure {
+    /// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`.
+    pub async fn open(url: &str) -> Result<Self> {
+        Self::open_with(url, Options::default()).await
+    }
+
+    /// Opens a store with options.
+    pub async fn open_with(url: &str, options: Options) -> Result<Self> {
+        let (store, repairs) = store::open::open(url).await?;
+        for repair in &repairs {
+            tracing::warn!(place = repair.place, what = repair.what, "repaired while opening the store");
+        }
+        Ok(Self::wire(store, options, repairs))
+    }
+
+    /// Uses a store that is open already.
+    pub fn on(store: Arc<dyn Store>, options: Options) -> Self {
+        Self::wire(store, options, Vec::new())
+    }
+
+    fn wire(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
+        Self::build(store, options, repairs, vec![Arc::new(RetractMemories)])
+    }
+}

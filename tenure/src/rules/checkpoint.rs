@@ -1,0 +1,100 @@
+//! Checkpoints, rewinds and forks as entries.
+
+use crate::error::{Error, Result};
+use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
+use crate::types::entry::{Checkpointed, Created, Entry, Parent, Record, Rewound};
+use crate::types::head::Head;
+use crate::types::id::{Label, RunId, SessionId};
+use crate::types::message::{Message, Role};
+use jiff::Timestamp;
+
+/// The first record of a fork of `source`, whose point is in the log of `owner`.
+pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Timestamp) -> Record {
+    let parent = Parent { session: owner.clone(), seq: place.seq, mark: place.mark };
+    let info = source.info.clone();
+    let created = Created {
+        user: source.user.clone(),
+        assistant: source.assistant.clone(),
+        thread: source.thread.clone(),
+        model: info.model,
+        title: info.title,
+        tags: info.tags,
+        metadata: info.metadata,
+        parent: Some(parent),
+        began_at: None,
+        decisions: source.decisions,
+        origin: None,
+    };
+    Record { seq: place.seq + 1, at, entry: Entry::created(created) }
+}
+
+/// A point, found; else an error that names it.
+pub(crate) fn place(session: &Session, at: &Point) -> Result<Place> {
+    let session_id = session.info.session_id.clone();
+    session.locate(at).ok_or_else(|| Error::NoSuchPoint { session_id, what: at.to_string() })
+}
+
+/// The entry that keeps only so many messages, and the messages that it cuts off.
+pub(crate) fn rewound(session: &Session, keep: usize) -> (Entry, Vec<Message>) {
+    let end = Place { seq: session.seq, position: keep, mark: session.mark.clone() };
+    let place = session.locate(&Point::Position(keep)).unwrap_or(end);
+    let cut = session.messages[keep..].iter().map(|m| m.message.clone()).collect();
+    (Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), cut)
+}
+
+/// The automatic checkpoint after new messages, if they end a turn.
+pub(crate) fn automatic(head: &Head, new: &[Message], run: Option<&RunId>) -> Option<Entry> {
+    let last = new.last()?;
+    if last.role() != Role::Assistant || !last.is_visible() {
+        return None;
+    }
+    let mut turns = Turns { seen: head.mark.turns, last: head.mark.last };
+    new.iter().for_each(|m| turns.count(m.role()));
+    let label = Label::new(format!("turn-{}", turns.seen)).ok()?;
+    let (step, state) = Default::default();
+    Some(Entry::Checkpoint(Checkpointed { label, auto: true, run: run.cloned(), step, state }))
+}
+
+struct Turns {
+    seen: usize,
+    last: Option<Role>,
+}
+
+impl Turns {
+    fn count(&mut self, role: Role) {
+        if role == Role::User && self.last != Some(Role::User) {
+            self.seen += 1;
+        }
+        if !role.instructs() {
+            self.last = Some(role);
+        }
+    }
+}
+
+/// The checkpoints that a runtime would have set along these messages: `turn-N` after each answer, and `turn-N.M` after the
+/// results of the turn's M-th round of tools.
+pub fn make_checkpoints(messages: &[Said]) -> Vec<Checkpoint> {
+    let mut made = Vec::new();
+    let (mut turns, mut rounds) = (Turns { seen: 0, last: None }, 0);
+    for (i, said) in messages.iter().enumerate() {
+        let role = said.message.role();
+        turns.count(role);
+        let next = messages.get(i + 1).map(|m| m.message.role());
+        let label = match role {
+            Role::User => {
+                rounds = 0;
+                continue;
+            }
+            Role::Assistant if said.message.is_visible() => format!("turn-{}", turns.seen),
+            Role::Tool if next != Some(Role::Tool) => {
+                rounds += 1;
+                format!("turn-{}.{rounds}", turns.seen)
+            }
+            _ => continue,
+        };
+        let Ok(label) = Label::new(label) else { continue };
+        let entry = Checkpointed { label, auto: true, run: said.run.clone(), step: None, state: Default::default() };
+        made.push(checkpoint(&entry, said.seq, said.at, i + 1));
+    }
+    made
+}

@@ -1,0 +1,253 @@
+//! Creating, loading, changing, ending and restoring sessions.
+
+use crate::engine::draft::{Draft, Need};
+use crate::engine::status::check_derived;
+use crate::error::{Error, Result};
+use crate::rules::session::{Said, Session};
+
+use crate::store::query::Range;
+use crate::tenure::Tenure;
+use crate::types::entry::{Change, Created, Entry, InfoChange, Post, Record};
+use crate::types::head::Head;
+use crate::types::id::{Key, Principal, SessionId, check_text};
+use crate::types::status::Status;
+use serde_json::{Map, Value};
+
+/// A session to be.
+#[derive(Clone, Debug, Default)]
+pub struct New {
+    /// Its id; generated if there is none.
+    pub id: Option<SessionId>,
+    /// The assistant it belongs to.
+    pub assistant: Option<String>,
+    /// The chat thread that shows it.
+    pub thread: Option<String>,
+    /// The model it talks to.
+    pub model: Option<String>,
+    /// A title.
+    pub title: Option<String>,
+    /// Words to find it by.
+    pub tags: Vec<String>,
+    /// Anything else.
+    pub metadata: Map<String, Value>,
+}
+
+impl Tenure {
+    /// Begins a session.
+    pub async fn create(&self, who: &Principal, new: New) -> Result<Session> {
+        let id = new.id.clone().unwrap_or_else(SessionId::generate);
+        let New { assistant, thread, model, title, tags, metadata, .. } = new;
+        let user = who.user.clone();
+        let created = Created { user, assistant, thread, model, title, tags, metadata, ..Created::default() };
+        self.engine.check_info(&created)?;
+        let record = Record { seq: 1, at: self.now(), entry: Entry::created(created) };
+        self.engine.reserve_session(who, [&record].into_iter()).await?;
+        let head = self.engine.begin(&who.key(&id), &record, Vec::new()).await?;
+        Ok(Session::empty(head))
+    }
+
+    /// A session, whole. One that has expired or was deleted is [`Error::Gone`].
+    pub async fn load(&self, who: &Principal, id: &SessionId) -> Result<Session> {
+        let session = self.engine.read(who, id, Need::Session, |state| self.engine.whole(state)).await?;
+        self.engine.check_live(&session)?;
+        self.engine.attach(session).await
+    }
+
+    /// A session whatever its status.
+    pub async fn load_any(&self, who: &Principal, id: &SessionId) -> Result<Session> {
+        let session = self.engine.read(who, id, Need::Session, |state| self.engine.whole(state)).await?;
+        self.engine.attach(session).await
+    }
+
+    /// The messages of a session as one JSON list, each exactly as it was given: what a server sends on.
+    pub async fn messages_json(&self, who: &Principal, id: &SessionId) -> Result<String> {
+        let json = self.engine.read(who, id, Need::Session, |state| {
+            let session = self.engine.whole_ref(state, id)?;
+            self.engine.check_live(session)?;
+            let whole = session.messages.iter().all(|m| m.message.cuts().is_empty());
+            Ok(whole.then(|| session.messages_json()))
+        });
+        match json.await? {
+            Some(json) => Ok(json),
+            // Media must be put back first.
+            None => Ok(self.load(who, id).await?.messages_json()),
+        }
+    }
+
+    /// The last messages of a session, oldest first, with the card they belong to. Costs what it returns, however long the session
+    /// is.
+    pub async fn last_messages(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<(Head, Vec<Said>)> {
+        let head = self.live(who, id).await?;
+        let (mut current, mut upto) = (head.clone(), head.seq);
+        let mut tail: Vec<Said> = Vec::new();
+        'log: while tail.len() < limit {
+            let about = (limit - tail.len()).saturating_mul(2).saturating_add(8);
+            let range = Range { after: current.first - 1, ..Range::back_from(upto, about) };
+            let page = self.store().records(&current.key(), &range).await?;
+            if page.is_empty() && upto >= current.first {
+                // Purged while we read, or its records moved to another session: look again.
+                return match self.head(who, id).await? {
+                    moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
+                        Box::pin(self.last_messages(who, id, limit)).await
+                    }
+                    _ => Err(Error::corrupt(format!("session {}, record {upto}", current.key()), "it is missing")),
+                };
+            }
+            for record in page {
+                upto = record.seq - 1;
+                match &record.entry {
+                    Entry::Rewound(r) => {
+                        upto = r.to;
+                        continue 'log;
+                    }
+                    Entry::Message(post) => {
+                        let message = self.engine.attach_message(&head.tenant, &post.message).await?;
+                        tail.push(Said::new(record.seq, record.at, Post { message, ..post.clone() }));
+                        if tail.len() == limit {
+                            break 'log;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            if upto >= current.first {
+                continue;
+            }
+            let Some(parent) = current.parent.clone() else { break };
+            upto = upto.min(parent.seq);
+            let key = Key { tenant: head.tenant.clone(), session: parent.session };
+            let next = self.store().head(&key).await?;
+            current = next.ok_or_else(|| {
+                Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))
+            })?;
+        }
+        tail.reverse();
+        Ok((head, tail))
+    }
+
+    /// Changes title, tags, metadata or model.
+    pub async fn update(&self, who: &Principal, id: &SessionId, change: InfoChange) -> Result<Head> {
+        self.patch(who, id, change, None).await
+    }
+
+    /// The same, and makes it wait or go on ([`Status::Paused`], [`Status::Active`]), in one step.
+    pub async fn patch(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        change: InfoChange,
+        status: Option<Status>,
+    ) -> Result<Head> {
+        if status.is_some_and(|s| !s.is_live()) {
+            return Err(Error::invalid("status", "it can be set to active or paused; delete a session to end it"));
+        }
+        check_derived(&change.metadata)?;
+        self.write(who, id, Need::Head, |state, now| {
+            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            self.engine.check_live(head)?;
+            if let Change::Set(model) = &change.model
+                && let Err(why) = check_text(model)
+            {
+                return Err(Error::invalid("model", format!("not a valid model: {why}")));
+            }
+            let mut entries = Vec::new();
+            if change != InfoChange::default() {
+                entries.push(Entry::info(change.clone()));
+            }
+            check_waiting(head, status)?;
+            if let Some(to) = status.filter(|s| *s != head.status) {
+                entries.push(Entry::Status { to, reason: None });
+            }
+            let mut after = head.clone();
+            for (seq, entry) in (head.seq + 1..).zip(&entries) {
+                after.apply(&Record { seq, at: now, entry: entry.clone() });
+            }
+            self.engine.check_info_of(&after)?;
+            Ok(Draft::new(entries, after))
+        })
+        .await
+    }
+
+    async fn set_status(&self, who: &Principal, id: &SessionId, to: Status, reason: Option<&str>) -> Result<Head> {
+        self.write(who, id, Need::Head, |state, now| {
+            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if to.is_live() {
+                self.engine.check_live(head)?;
+            }
+            check_waiting(head, Some(to))?;
+            if head.status == to {
+                return Ok(Draft::new(Vec::new(), head.clone()));
+            }
+            let entry = Entry::Status { to, reason: reason.map(str::to_owned) };
+            let mut after = head.clone();
+            after.apply(&Record { seq: head.seq + 1, at: now, entry: entry.clone() });
+            Ok(Draft::new(vec![entry], after))
+        })
+        .await
+    }
+
+    /// Makes a session wait: it takes no messages until it is activated.
+    pub async fn pause(&self, who: &Principal, id: &SessionId, reason: Option<&str>) -> Result<Head> {
+        self.set_status(who, id, Status::Paused, reason).await
+    }
+
+    /// Lets a paused session go on.
+    pub async fn activate(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        self.set_status(who, id, Status::Active, None).await
+    }
+
+    /// Deletes a session so that it can be restored until its retention ends. Whether there was one.
+    pub async fn delete(&self, who: &Principal, id: &SessionId) -> Result<bool> {
+        match self.set_status(who, id, Status::Deleted, None).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Brings an expired or deleted session back.
+    pub async fn restore(&self, who: &Principal, id: &SessionId) -> Result<Head> {
+        self.write(who, id, Need::Head, |state, now| {
+            let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if self.engine.status_of(head).is_live() {
+                return Ok(Draft::new(Vec::new(), head.clone()));
+            }
+            // Expired by its age, but not yet swept: it is marked first, so that the log tells the whole story.
+            let mark = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
+            // What waited for a person still does.
+            let to = if head.reviews.is_empty() { Status::Active } else { Status::Paused };
+            let entries: Vec<Entry> =
+                mark.into_iter().chain([Entry::Status { to, reason: Some("restored".into()) }]).collect();
+            let mut after = head.clone();
+            for (seq, entry) in (head.seq + 1..).zip(&entries) {
+                after.apply(&Record { seq, at: now, entry: entry.clone() });
+            }
+            Ok(Draft::new(entries, after))
+        })
+        .await
+    }
+
+    /// Destroys a session for good. Forks of it keep what they need. Whether there was one.
+    pub async fn purge(&self, who: &Principal, id: &SessionId) -> Result<bool> {
+        match self.head(who, id).await {
+            Ok(head) => {
+                self.engine.check_expected(&head)?;
+                self.retract(&head.key(), None).await?;
+                self.engine.purge_key(&head.key()).await?;
+                Ok(true)
+            }
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// A session that waits for a person goes on when they have decided, or when its run is stopped.
+fn check_waiting(head: &Head, to: Option<Status>) -> Result<()> {
+    match to {
+        Some(Status::Active) if !head.reviews.is_empty() => {
+            Err(Error::invalid("status", "a person has to decide first; decide its open reviews, or cancel its run"))
+        }
+        _ => Ok(()),
+    }
+}
