@@ -135,6 +135,12 @@ impl ApiError {
     }
 }
 
+impl From<tenure::InvalidName> for ApiError {
+    fn from(invalid: tenure::InvalidName) -> Self {
+        tenure::Error::from(invalid).into()
+    }
+}
+
 impl From<Error> for ApiError {
     fn from(e: Error) -> Self {
         let status = match &e {

@@ -45,7 +45,7 @@ pub struct At {
     pub tenant: Option<Tenant>,
 }
 
-fn user(name: &str) -> tenure::Result<User> {
+fn user(name: &str) -> Result<User, tenure::InvalidName> {
     User::new(name)
 }
 
