@@ -19,8 +19,8 @@ pub use mistralrs::to_mistralrs;
 #[cfg(feature = "sqlite")]
 pub use openai_agents::read_agents_db;
 
-use crate::error::{Error, Result};
 use crate::session::transfer::Export;
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::message::Message;
 use detect::{Doc, split};

@@ -41,10 +41,10 @@ mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod engine;
-mod error;
 mod executors;
 pub mod import;
 pub use import as foreign;
+mod maintenance;
 mod memory;
 mod open;
 pub mod private_files;
@@ -58,20 +58,24 @@ mod types;
 
 pub use clock::{Clock, Manual, Start};
 pub use engine::hooks::Ending;
+pub use engine::list::Page;
 pub use engine::options::Options;
 pub use engine::quota::Usage;
 pub use engine::turn_lock::OnBusy;
-pub use error::{Error, Result};
 pub use executors::embedder::Embedder;
 pub use executors::model::{First, Model, Pieces, Prompt};
 pub use executors::tools::{Call, Tools};
+pub use maintenance::doctor::Repaired;
+pub use maintenance::erase::Receipt;
+pub use maintenance::sweep::{MAX_CLOCK_JUMP, Report};
 pub use memory::dream::{Dream, DreamRules, Promoted};
 pub use memory::memories::{Mind, Remember};
 pub use memory::recall::{Recall, Recalled, Told};
-pub use review::audit::{AuditExport, AuditRange, AuditTrail, AuditedDecision};
+pub use review::audit::{AuditExport, AuditRange, AuditTrail};
 pub use review::decide::{ReviewPage, Reviews, Verdict};
 pub use rules::answer::Answer;
 pub use rules::checkpoint::make_checkpoints;
+pub use rules::decision_chain::AuditedDecision;
 pub use rules::next::{Doing, Job, Question, Rules, Step, next};
 pub use rules::overlay::Overlay;
 pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
@@ -80,19 +84,16 @@ pub use rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, Re
 pub use rules::session::{Checkpoint, Place, Point, Review, Run, Said, Session, Started, Summary};
 pub use rules::summary;
 pub use run::begin::{Begun, Turn};
+pub use run::compact::Compacted;
 pub use run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
 pub use run::request::{Ask, OnExpired, Spliced};
 pub use run::resume::Followed;
 pub use run::tool_cache::{Cached, cache_key};
 pub use session::append::{Append, Appended, AutoCheckpoint};
 pub use session::checkpoint::{Discarded, Rewind};
-pub use session::compact::Compacted;
-pub use session::doctor::Repaired;
 pub use session::edit::{fork_session, list_checkpoints, resume_session};
 pub use session::lifecycle::New;
-pub use session::list::Page;
 pub use session::search::{Found, FoundMessage, FoundPage, Search, SearchCursor};
-pub use session::sweep::{MAX_CLOCK_JUMP, Receipt, Report};
 pub use session::transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
 pub use session::transfer::{EXPORT_FORMAT, Export, ExportedCheckpoint};
 pub use store::finding::{Cure, Finding, Orphan};
@@ -108,6 +109,7 @@ pub use types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Parent, Post, Record,
     ReviewDecided, ReviewOpened, Rewound, Timeout,
 };
+pub use types::error::{Error, Result};
 pub use types::excerpt::excerpt;
 pub use types::head::{Front, Head, Lead, Lease, LogEnd, OpenReview, Reviewing, SessionInfo};
 pub use types::human_duration::Period;

@@ -1,11 +1,11 @@
 //! Opening a store, and wiring the parts that react to each other's commits.
 
 use crate::engine::options::Options;
-use crate::error::Result;
 use crate::memory::retract::RetractMemories;
 use crate::store;
 use crate::store::contract::{Repair, Store};
 use crate::tenure::Tenure;
+use crate::types::error::Result;
 use std::sync::Arc;
 
 impl Tenure {

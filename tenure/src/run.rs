@@ -1,6 +1,7 @@
 //! Runs: model calls and tool calls, step by step, resumable after a crash.
 
 pub(crate) mod begin;
+pub(crate) mod compact;
 pub(crate) mod execute;
 pub(crate) mod executors;
 pub(crate) mod idempotency;

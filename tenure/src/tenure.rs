@@ -9,14 +9,16 @@ use crate::engine::quota::Usage;
 use crate::engine::turn_lock::Gates;
 use crate::engine::vector_index::Memories;
 use crate::engine::write::Committed;
-use crate::error::Result;
+use crate::rules::redaction::Redaction;
 use crate::store::contract::{Repair, Store};
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId, Tenant};
 use crate::types::policy::{Limits, Policy};
 use crate::types::quota::QuotaScope;
 use async_trait::async_trait;
 use jiff::Timestamp;
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock};
@@ -113,6 +115,16 @@ impl Tenure {
     /// A handle whose operations are refused with [`Error::Conflict`](crate::Error::Conflict) unless the log of the session ends at `seq`.
     pub fn expecting(&self, seq: Seq) -> Self {
         Self { engine: self.engine.expecting(seq), shared: self.shared.clone() }
+    }
+
+    /// What must not leave the log.
+    pub fn redaction(&self) -> &Redaction {
+        &self.engine.options().redaction
+    }
+
+    /// A text as it may leave the log, and the names of the rules that matched: for whoever writes it anywhere else.
+    pub fn redact<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
+        self.redaction().apply(text)
     }
 
     /// The head of a session, whatever its status.

@@ -7,6 +7,7 @@ pub(crate) mod canonical_json;
 pub(crate) mod decision_chain;
 pub(crate) mod digest;
 pub(crate) mod entry;
+pub(crate) mod error;
 pub(crate) mod excerpt;
 pub(crate) mod head;
 pub(crate) mod human_duration;

@@ -1,11 +1,11 @@
 //! Many tasks at once: each step happens wholly, once, and none waits for ever.
 
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
-use crate::error::{Error, Result};
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::Range;
 use crate::types::entry::Entry;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Tenant, User};
 use std::{collections::BTreeSet, future::Future, pin::Pin, sync::Arc};
 use tokio::task::JoinSet;

@@ -1,11 +1,11 @@
 //! Forks: they lean on their parent's log, and stay whole when it is purged.
 
 use super::{Fixture, Log, assert_fails, blob, key, moment, read_all, state, whole_log};
-use crate::error::Error;
 use crate::store::contract::{Commit, Store};
 use crate::store::query::{Query, Whose};
 use crate::types::blob::Blob;
 use crate::types::entry::{Created, Entry};
+use crate::types::error::Error;
 use crate::types::head::Head;
 use crate::types::id::{SessionId, Tenant};
 use crate::types::message::Message;

@@ -1,12 +1,12 @@
 //! Building blocks for cases, and for other tests that need sessions.
 
-use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::{Direction, Query, Range, Whose};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::{Created, Entry, Parent, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId, Tenant};
 use crate::types::message::Message;

@@ -1,7 +1,6 @@
 //! Commits and the log: what was acknowledged reads back, exactly, and nothing else does.
 
 use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
-use crate::error::Error;
 use crate::store::contract::{Commit, Glance, MAX_PAGE_BYTES};
 use crate::store::item::Owner;
 use crate::store::query::{Direction, Range};
@@ -10,6 +9,7 @@ use crate::types::entry::{
     Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Post, Record, ReviewDecided,
     ReviewOpened, Rewound, Timeout,
 };
+use crate::types::error::Error;
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
 use crate::types::message::Message;

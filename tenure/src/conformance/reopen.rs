@@ -2,11 +2,11 @@
 
 use super::log::rich;
 use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
-use crate::error::Error;
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::{Query, Whose};
 use crate::types::entry::Created;
+use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
 /// Heads, logs, items and blobs are the same after the store was opened again.

@@ -1,9 +1,9 @@
 //! Shelves: keyed items, the bound on their number, use, expiry, and whose they are.
 
 use super::{Fixture, Log, assert_fails, item, key, moment, session_shelf, shelf, state};
-use crate::error::Error;
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner, Shelf};
+use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
 fn cache() -> Shelf {

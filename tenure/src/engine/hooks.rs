@@ -1,7 +1,7 @@
 //! Callbacks that an application registers: before a session ends, after a checkpoint, when a session moves to another id.
 
-use crate::error::Result;
 use crate::rules::session::Session;
+use crate::types::error::Result;
 use crate::types::head::Head;
 use std::fmt;
 use std::future::Future;

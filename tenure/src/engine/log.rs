@@ -1,10 +1,10 @@
 //! Reading logs: the whole of one, with its parent's part, or the newest part of a long one.
 
 use crate::engine::core::Engine;
-use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::query::Range;
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::Key;
 use crate::types::policy::Window;

@@ -2,7 +2,7 @@
 
 use crate::engine::core::Engine;
 use crate::engine::watch::{LOOK, LOOK_ANYWAY, NEWS, Watch};
-use crate::error::Result;
+use crate::types::error::Result;
 use crate::types::id::{Key, Principal, Seq, SessionId};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;

@@ -2,14 +2,31 @@
 
 use crate::engine::core::Engine;
 use crate::engine::registry::{Own, shelf};
-use crate::error::{Error, Result};
-use crate::types::id::Tenant;
+use crate::types::assistant::Assistant;
+use crate::types::error::{Error, Result};
+use crate::types::id::{Principal, Tenant};
 use crate::types::policy::Policy;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Engine {
+    /// An assistant by its name.
+    pub async fn assistant(&self, who: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
+        self.know(&who.tenant).await?;
+        Ok(self.assistants_known().find(&who.tenant, name))
+    }
+
+    /// All assistants by name: the declared ones and the tenant's own.
+    pub async fn assistants(&self, who: &Principal) -> Result<Vec<Arc<Assistant>>> {
+        self.read_assistants(&who.tenant).await?;
+        let known = self.assistants_known();
+        let own = known.own.read().unwrap_or_else(|e| e.into_inner());
+        let mut all = own.get(&who.tenant).map(|o| o.by_name.clone()).unwrap_or_default();
+        all.extend(known.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
+        Ok(all.into_values().collect())
+    }
+
     /// The policy for the sessions of an assistant, or of none. A tenant's own assistants count once they were read.
     pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
         let house = self.default_policy();

@@ -3,8 +3,8 @@
 //! Usage is summed up from the heads of the sessions and counted on from there, so that a check usually reads nothing. Other nodes'
 //! writes and deletions are seen with the next sum: a quota may be exceeded by what they write within [`FRESH`].
 
-use crate::error::{Error, Result};
 use crate::types::entry::Entry;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Tenant, User};
 use crate::types::quota::{Quota, QuotaScope};
 use jiff::{SignedDuration, Timestamp};

@@ -8,7 +8,7 @@ mod store;
 
 pub(crate) use store::{Caller, ScheduledStore};
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Tenant, User};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

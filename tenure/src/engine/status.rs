@@ -1,7 +1,7 @@
 //! Conditions on a session before an operation: its status, its owner's limits, `If-Match`.
 
 use crate::engine::core::Engine;
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 
 use crate::types::entry::Created;
 use crate::types::head::{DECISIONS, Head};

@@ -3,7 +3,7 @@
 //! A gate is held for a whole turn, the model's time included. It orders the requests of one process; what several processes
 //! write is ordered by the commits themselves.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, RunId};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

@@ -2,9 +2,9 @@
 
 use crate::engine::core::Engine;
 use crate::engine::quota::{FRESH, FRESH_REFUSAL, PAGE, Sum, Usage, stored_bytes};
-use crate::error::Result;
 use crate::store::query::{Cursor, Query, Whose};
 use crate::types::entry::Record;
+use crate::types::error::Result;
 use crate::types::id::Principal;
 use crate::types::quota::QuotaScope;
 use std::sync::Arc;

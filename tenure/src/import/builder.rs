@@ -1,7 +1,7 @@
 //! A message in the making, for forms that are not messages in OpenAI's shape.
 
-use crate::error::Result;
 use crate::import::raw_object::quoted;
+use crate::types::error::Result;
 use crate::types::message::Message;
 use std::collections::BTreeSet;
 

@@ -4,11 +4,11 @@
 //! was asked again from the same place, only the last one counts. What the program says to itself is left out and listed.
 
 use super::{Foreign, Format, LeftOut};
-use crate::error::{Error, Result};
 use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
 use crate::import::detect::Doc;
 use crate::import::raw_object::{Fields, items, quoted, string};
 use crate::session::transfer::Export;
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;
 use std::collections::{HashMap, HashSet};

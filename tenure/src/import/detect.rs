@@ -1,8 +1,8 @@
 //! A text as the JSON documents in it, and what they look like.
 
 use super::Format;
-use crate::error::{Error, Result};
 use crate::import::raw_object::{Fields, items, string};
+use crate::types::error::{Error, Result};
 use serde_json::value::RawValue;
 
 /// One document: an element of a list, a line, or the whole text.

@@ -5,12 +5,12 @@
 //! JSON, not text, and a result names its tool, not its call.
 
 use super::LeftOut;
-use crate::error::{Error, Result};
 use crate::import::builder::Part;
 use crate::import::detect::untagged;
 use crate::import::raw_object::{Fields, items, object, quoted, string};
 use crate::session::transfer::Export;
 use crate::types::blob::{BlobId, payload};
+use crate::types::error::{Error, Result};
 use crate::types::message::{Message, Role};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -1,8 +1,8 @@
 //! The SQLite database of OpenAI's Agents SDK: `agent_sessions` and, in the order of their ids, the items in `agent_messages`.
 
 use super::{Foreign, LeftOut};
-use crate::error::{Error, Result};
 use crate::import::openai_responses::Reader;
+use crate::types::error::{Error, Result};
 use crate::types::id::SessionId;
 use jiff::Timestamp;
 use rusqlite::{Connection, OpenFlags};

@@ -1,11 +1,11 @@
 //! Items of OpenAI's Responses API: messages, calls and results each stand alone there.
 
 use super::{Foreign, Format, LeftOut, at};
-use crate::error::{Error, Result};
 use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
 use crate::import::detect::Doc;
 use crate::import::raw_object::{Fields, items, quoted, string};
 use crate::session::transfer::Export;
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 
 /// The fields of an item that are looked at.

@@ -2,10 +2,10 @@
 
 use super::mistralrs::Listed;
 use super::{Foreign, Format, LeftOut, at, path};
-use crate::error::{Error, Result};
 use crate::import::detect::Doc;
 use crate::import::raw_object::{Fields, items};
 use crate::session::transfer::{EXPORT_FORMAT, Export};
+use crate::types::error::{Error, Result};
 use crate::types::head::DECISIONS;
 use crate::types::message::Message;
 use serde_json::{Map, Value};

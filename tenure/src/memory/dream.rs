@@ -1,11 +1,11 @@
 //! Dreams: what a session recalled often, for different questions, on different days, becomes its user's. Nothing else is ever promoted.
 
-use crate::error::{Error, Result};
 use crate::memory::memories::{MEMORY, Place, bound, is_fresh, kept, shelf, written};
 use crate::memory::recall::{Event, RECALLS};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, Reach, SessionId, Tenant, User};
 use crate::types::memory::Kept;
@@ -97,7 +97,7 @@ impl Tenure {
     pub async fn dream(&self, who: &Principal, rules: &DreamRules, dry_run: bool) -> Result<Dream> {
         let (id, at) = (format!("dream_{}", uuid::Uuid::now_v7().simple()), self.now());
         let mut dream = Dream { id, at, dry_run, sessions: 0, promoted: Vec::new() };
-        for assistant in self.assistants(who).await? {
+        for assistant in self.engine.assistants(who).await? {
             let policy = self.policy(&who.tenant, Some(&assistant.name)).memory;
             if policy.scope != Scope::Session {
                 continue;
@@ -106,7 +106,7 @@ impl Tenure {
             query.assistant = Some(assistant.name.clone());
             query.status = vec![Status::Active, Status::Paused, Status::Expired];
             loop {
-                let page = self.list(who, query.clone()).await?;
+                let page = self.engine.list(who, query.clone()).await?;
                 dream.sessions += page.heads.len();
                 for head in page.heads {
                     self.dream_of(head, &policy, rules, &mut dream).await?;

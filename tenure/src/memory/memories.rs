@@ -5,10 +5,10 @@
 //! when they are rewound or purged on purpose, what came only from there is retracted.
 
 use crate::engine::draft::Need;
-use crate::error::{Error, Result};
 use crate::rules::session::Said;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId, Tenant, User};
@@ -172,7 +172,7 @@ impl Tenure {
         let (owner, policy, assistant, session) = match mind {
             Mind::Own => (Owner::User(who.user.clone()), self.engine.default_policy().memory.clone(), None, None),
             Mind::Assistant(name) => {
-                let Some(assistant) = self.assistant(who, name).await? else {
+                let Some(assistant) = self.engine.assistant(who, name).await? else {
                     return Err(Error::invalid(
                         "assistant_id",
                         format!("there is no assistant {name}", name = excerpt(name)),

@@ -1,12 +1,12 @@
 //! Recall: memories that have to do with a question, found by their words and by their meaning, and what a model is told of them.
 
-use crate::error::Result;
 use crate::memory::memories::{Mind, Place, findable, is_fresh, memory, shelf};
 use crate::memory::vectors::Near;
 use crate::rules::prompt::tokens;
 use crate::rules::text::words;
 use crate::store::item::{Item, Owner};
 use crate::tenure::Tenure;
+use crate::types::error::Result;
 use crate::types::id::{Principal, SessionId, Tenant};
 use crate::types::memory::Memory;
 use crate::types::message::{Message, Role};

@@ -1,11 +1,11 @@
 //! Retracting memories: when messages are cut off or a session or user goes, so does what was remembered only of them.
 
 use crate::engine::write::Committed;
-use crate::error::{Error, Result};
 use crate::memory::memories::{MEMORY, TRACES, Trace, entry, is_there, kept, owner_of, registry, shelf, written};
 use crate::rules::session::Said;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::{SessionObserver, Tenure};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
 use async_trait::async_trait;
 use std::collections::BTreeSet;

@@ -1,10 +1,10 @@
 //! The tool `memory`: what a model can do with what its assistant remembers.
 
-use crate::error::{Error, Result};
 use crate::executors::tools::Call;
 use crate::memory::memories::{Mind, Remember};
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, SessionId};
 use crate::types::policy::Scope;
 use crate::types::tool::{Output, Tool};

@@ -5,11 +5,11 @@
 //! changes is written down on a shelf beside, for a while, and read before each search.
 
 use crate::engine::vector_index::{Codes, Slot};
-use crate::error::Result;
 use crate::executors::embedder::Embedder;
 use crate::memory::memories::{MEMORY, kept};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::error::Result;
 use crate::types::memory::Kept;
 use crate::types::vector::Vector;
 use jiff::{SignedDuration, Timestamp};

@@ -3,12 +3,12 @@
 //! Open reviews are found by the sessions' cards, and told by their logs; there is no other list.
 
 use crate::engine::draft::{Draft, Need};
-use crate::error::{Error, Result};
 use crate::rules::session::{Review, Session};
 use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::entry::{Claim, Decision, Entry, ReviewDecided};
+use crate::types::error::{Error, Result};
 use crate::types::head::{Head, Reviewing};
 use crate::types::id::{Principal, ReviewId, RunId, SessionId};
 use crate::types::status::Status;

@@ -1,8 +1,8 @@
 //! Checkpoints, rewinds and forks as entries.
 
-use crate::error::{Error, Result};
 use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
 use crate::types::entry::{Checkpointed, Created, Entry, Parent, Record, Rewound};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Label, RunId, SessionId};
 use crate::types::message::{Message, Role};

@@ -3,8 +3,8 @@
 //! Words are compared without case and accents. Scripts that put no spaces between words are compared letter by letter, so that a word is
 //! found wherever it stands.
 
-use crate::error::{Error, Result};
 use crate::rules::text::{is_combining, plain};
+use crate::types::error::{Error, Result};
 use std::ops::Range;
 
 /// Most words of one question: each has a bit of its own.

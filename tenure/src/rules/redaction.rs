@@ -2,7 +2,7 @@
 //!
 //! The log keeps what it was given. Transcripts, memories, vectors and what a search shows are redacted before they are written.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::id::check_text;
 use crate::types::message::Message;

@@ -6,7 +6,6 @@
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy, Pass};
-use crate::error::{Error, Result};
 use crate::executors::model::{Beside, First};
 use crate::memory::recall::{Recollection, with_block};
 use crate::rules::overlay::Overlay;
@@ -20,6 +19,7 @@ use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::blob::Blob;
 use crate::types::entry::{Created, Entry, Outcome, Record};
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
 use crate::types::id::{Key, Principal, RunId, Seq, SessionId, Tenant};

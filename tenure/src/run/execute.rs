@@ -8,7 +8,6 @@ mod insist;
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Pass, Stop};
-use crate::error::{Error, Result};
 use crate::executors::model::{Beside, Prompt};
 use crate::memory::recall::{RECALLS, Recollection, with_block};
 use crate::rules::answer::{Answer, add_usage};
@@ -27,6 +26,7 @@ use crate::store::item::Item;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::entry::{Change, Checkpointed, Entry, InfoChange, Outcome, Post, ReviewOpened, Timeout};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
 use crate::types::message::{Message, Role};
 use crate::types::model::{ModelError, Piece};

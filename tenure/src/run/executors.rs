@@ -1,10 +1,10 @@
 //! Who does the work of a run, what can be heard of it, and what comes of it.
 
-use crate::error::Error;
 use crate::executors::model::Model;
 use crate::executors::tools::Tools;
 use crate::rules::answer::Answer;
 use crate::run::request::Spliced;
+use crate::types::error::Error;
 use crate::types::id::Seq;
 use crate::types::model::{ModelError, Piece};
 use crate::types::tool::ToolError;

@@ -1,10 +1,10 @@
 //! Idempotency keys of turns: the same request is answered once, and the same each time.
 
-use crate::error::{Error, Result};
 use crate::run::executors::Replay;
 use crate::run::request::Ask;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Principal, RunId, SessionId};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};

@@ -3,10 +3,10 @@
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::node::is_gone;
-use crate::error::{Error, Result};
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::{Claim, Entry};
+use crate::types::error::{Error, Result};
 use crate::types::head::{Head, Lease};
 use crate::types::id::{Principal, RunId, SessionId};
 use jiff::{SignedDuration, Timestamp};

@@ -2,7 +2,6 @@
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy};
-use crate::error::{Error, Result};
 use crate::executors::model::Beside;
 use crate::rules::overlay::Overlay;
 use crate::rules::run_entries::{CANCELLED, ended, unpaused};
@@ -12,6 +11,7 @@ use crate::run::request::Spliced;
 use crate::store::query::Range;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Outcome, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use jiff::{SignedDuration, Timestamp};

@@ -1,9 +1,9 @@
 //! The cache of tool results: the same tool with the same parameters is asked once per session and hour.
 
-use crate::error::{Error, Result};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::canonical_json::{Nulls, canonical};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, SessionId};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;

@@ -1,10 +1,10 @@
 //! Appending: messages that are new, all or none, once or under a condition.
 
 use crate::engine::draft::{Draft, Need};
-use crate::error::{Error, Result};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Post};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::message::Message;
 use jiff::{SignedDuration, Timestamp};

@@ -6,7 +6,6 @@
 //! old session as it was, and the next request repeats the rest: the id of the archive follows from the old session.
 
 use crate::engine::hooks::{ArchiveHook, Ending};
-use crate::error::{Error, Result};
 use crate::memory::memories::{MEMORY, TRACES, Trace};
 use crate::memory::recall::RECALLS;
 use crate::rules::checkpoint::fork_record;
@@ -15,6 +14,7 @@ use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, MAX_NAME_BYTES, Principal, SessionId};
 use crate::types::status::Status;

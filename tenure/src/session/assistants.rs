@@ -1,10 +1,10 @@
 //! Assistants: declared by the application for every tenant, or stored by a tenant.
 
 use crate::engine::registry::shelf;
-use crate::error::{Error, Result};
 use crate::store::item::Item;
 use crate::tenure::Tenure;
 use crate::types::assistant::{Assistant, MemorySize};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Reach, check_text};
 use std::sync::Arc;
 
@@ -22,18 +22,12 @@ impl Tenure {
 
     /// An assistant by its name.
     pub async fn assistant(&self, who: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
-        self.engine.know(&who.tenant).await?;
-        Ok(self.engine.assistants_known().find(&who.tenant, name))
+        self.engine.assistant(who, name).await
     }
 
     /// All assistants by name: the declared ones and the tenant's own.
     pub async fn assistants(&self, who: &Principal) -> Result<Vec<Arc<Assistant>>> {
-        self.engine.read_assistants(&who.tenant).await?;
-        let known = self.engine.assistants_known();
-        let own = known.own.read().unwrap_or_else(|e| e.into_inner());
-        let mut all = own.get(&who.tenant).map(|o| o.by_name.clone()).unwrap_or_default();
-        all.extend(known.declared.read().unwrap_or_else(|e| e.into_inner()).clone());
-        Ok(all.into_values().collect())
+        self.engine.assistants(who).await
     }
 
     /// Makes an assistant of the tenant's own, or changes it; whether it is new. Its sessions follow it from then on.

@@ -2,13 +2,13 @@
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::write::Committed;
-use crate::error::{Error, Result};
 use crate::rules::checkpoint::{fork_record, place};
 use crate::rules::run_entries::ended;
 use crate::rules::run_entries::unpaused;
 use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
 use crate::tenure::{SessionObserver, Tenure};
 use crate::types::entry::{Checkpointed, Entry, Outcome, Rewound};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Label, Principal, Seq, SessionId};
 use async_trait::async_trait;

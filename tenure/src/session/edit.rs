@@ -4,12 +4,12 @@
 //! is [`Error::Conflict`] and changes nothing.
 
 use crate::engine::write::Committed;
-use crate::error::{Error, Result};
 use crate::rules::checkpoint::{fork_record, place};
 use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
 use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Label, Principal, SessionId};
 use crate::types::message::Message;

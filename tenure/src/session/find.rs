@@ -3,12 +3,12 @@
 //! Only the principal's own live sessions are considered, and several equally good matches are none: a guess must never show
 //! one conversation to another.
 
-use crate::error::Result;
 use crate::rules::review_notice::noticed;
 use crate::rules::session::Session;
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::digest::VisibleHash;
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Principal, SessionId};
 use crate::types::message::meaning::CallMatch;

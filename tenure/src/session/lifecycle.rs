@@ -2,8 +2,8 @@
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::status::check_derived;
-use crate::error::{Error, Result};
 use crate::rules::session::{Said, Session};
+use crate::types::error::{Error, Result};
 
 use crate::store::query::Range;
 use crate::tenure::Tenure;

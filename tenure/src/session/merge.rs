@@ -1,10 +1,10 @@
 //! Bringing a session up to date with what a client sends, without a run.
 
 use crate::engine::draft::{Draft, Need};
-use crate::error::Result;
 use crate::rules::reconcile::{Incoming, Plan, reconcile};
 use crate::tenure::Tenure;
 use crate::types::entry::Entry;
+use crate::types::error::Result;
 use crate::types::id::{Principal, Seq, SessionId};
 use crate::types::message::Message;
 use crate::types::policy::HistoryMode;

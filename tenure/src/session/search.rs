@@ -3,12 +3,12 @@
 //! There is no index and no second copy of the text: the logs themselves are read, straight from the store, a page at a time. What was
 //! rewound, erased or purged can not be found, because it is not there.
 
-use crate::error::{Error, Result};
 use crate::rules::matcher::{Needle, snippet};
 use crate::rules::redaction::Redaction;
 use crate::store::query::{Cursor, HeadPage, Order, Query, Range, Whose};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Post, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Principal, Seq, SessionId, User};
 use crate::types::message::{Message, Role};
@@ -276,7 +276,7 @@ impl Tenure {
         let needle = Arc::new(Needle::parse(&search.text)?);
         self.engine.know(&who.tenant).await?;
         let mut query = search.query.clone();
-        self.narrow(who, &mut query)?;
+        self.engine.narrow(who, &mut query)?;
         (query.order, query.offset, query.limit) = (Order::Newest, 0, CARDS);
         query.cursor = search.cursor.as_ref().map(|c| c.session.clone());
         let page = FoundPage::default();

@@ -3,11 +3,11 @@
 //! Files of the JSONL store can be read the same way; what was rewound is left out. A line that can not be read is never skipped
 //! in silence: it is reported with its file and number.
 
-use crate::error::{Error, Result};
 use crate::private_files;
 use crate::rules::session::Session;
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Parent, Record};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Seq, SessionId, Tenant};
 use crate::types::message::Message;
 use jiff::Timestamp;

@@ -3,13 +3,13 @@
 pub(crate) mod log;
 
 use crate::engine::draft::{Draft, Need};
-use crate::error::{Error, Result};
 use crate::rules::session::Session;
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::digest::Mark;
 use crate::types::entry::{Change, Checkpointed, Created, Entry, InfoChange, Origin, Post, Record, Rewound};
+use crate::types::error::{Error, Result};
 use crate::types::head::{DECISIONS, Head};
 use crate::types::id::{Label, Principal, Seq, SessionId};
 use crate::types::message::Message;
@@ -121,7 +121,7 @@ impl Tenure {
         self.engine.know(&who.tenant).await?;
         let mut query = Query::new(Whose::Tenant(who.tenant.clone()), MAX_DUPLICATES);
         query.origin = Some(hash(&of_form(export.clone())));
-        self.narrow(who, &mut query)?;
+        self.engine.narrow(who, &mut query)?;
         let heads = self.store().heads(&query).await?;
         Ok(heads.into_iter().map(|h| h.info.session_id).collect())
     }

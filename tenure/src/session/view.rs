@@ -1,14 +1,22 @@
 //! Looking at sessions: parts of them, without copying the rest.
 
 use crate::engine::draft::Need;
-use crate::error::Result;
+use crate::engine::list::Page;
 use crate::rules::session::{Point, Said, Session};
+use crate::store::query::Query;
 use crate::tenure::Tenure;
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId};
 use std::sync::Arc;
 
 impl Tenure {
+    /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for. The work is bounded
+    /// (`max_scan`): a page may be short, or empty, and still have a next one.
+    pub async fn list(&self, who: &Principal, query: Query) -> Result<Page> {
+        self.engine.list(who, query).await
+    }
+
     /// What `look` makes of a session. Nothing is copied unless there are media to put back, or somebody writes meanwhile.
     pub async fn view<R>(&self, who: &Principal, id: &SessionId, look: impl FnOnce(&Session) -> R) -> Result<R> {
         let seen = self.engine.shared(who, id).await?;

@@ -1,11 +1,11 @@
 //! The contract that every store implements.
 
-use crate::error::{Error, Result};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::query::{HeadPage, Query, Range};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Key, Seq, Tenant};
 use crate::types::message::Message;

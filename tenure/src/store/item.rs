@@ -1,6 +1,6 @@
 //! Items: key-value pairs with expiry, grouped by owner and namespace.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::id::{SessionId, Tenant, User};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

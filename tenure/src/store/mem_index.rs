@@ -1,12 +1,12 @@
 //! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
 
-use crate::error::{Error, Result};
 use crate::store::bm25::Words;
 use crate::store::contract::Commit;
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::query::{Cursor, HeadPage, Order, Query, Whose};
 use crate::types::blob::BlobId;
 use crate::types::digest::VisibleHash;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId, Tenant, User};
 use crate::types::status::Status;

@@ -1,6 +1,5 @@
 //! The store in memory: for tests, and for sessions that need not outlive the process.
 
-use crate::error::Result;
 use crate::store::contract::{Commit, Concurrency, Glance, MAX_PAGE_BYTES, Store, Writes};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::{Hit, Item, Owner, Shelf};
@@ -8,6 +7,7 @@ use crate::store::mem_index::Index;
 use crate::store::query::{Direction, HeadPage, Query, Range};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, Tenant};
 use crate::types::status::Status;

@@ -1,11 +1,11 @@
 //! Opening a store by its URL.
 
-use crate::error::{Error, Result};
 use crate::store::contract::{Repair, Store};
 use crate::store::jsonl::JsonlStore;
 use crate::store::memory::MemoryStore;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
+use crate::types::error::{Error, Result};
 use std::sync::Arc;
 
 /// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Migrations run here. What had to be mended

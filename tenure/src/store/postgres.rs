@@ -34,7 +34,6 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-use crate::error::{Error, Result};
 use crate::store::contract::{Commit, Concurrency, Glance, Store, Writes};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Owner, Shelf};
@@ -42,6 +41,7 @@ use crate::store::postgres::row::column;
 use crate::store::query::{HeadPage, Query, Range};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, Tenant};
 use crate::types::status::Status;

@@ -1,7 +1,7 @@
 //! Queries for heads and records.
 
-use crate::error::{Error, Result};
 use crate::types::digest::VisibleHash;
+use crate::types::error::{Error, Result};
 use crate::types::head::{Head, Reviewing, field_label, fold_case, origin_label, tag_label};
 use crate::types::id::{Seq, SessionId, Tenant, User};
 use crate::types::status::Status;

@@ -1,6 +1,6 @@
 //! An assistant: the configuration that its sessions share.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::human_duration::Period;
 use crate::types::id::check_text;
 use crate::types::policy::HistoryMode;

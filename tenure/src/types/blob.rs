@@ -1,6 +1,6 @@
 //! Content-addressed binary data (media) and references to it.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};

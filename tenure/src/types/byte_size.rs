@@ -1,6 +1,6 @@
 //! Sizes as people write them: `64MB`.
 
-use crate::error::Error;
+use crate::types::error::Error;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

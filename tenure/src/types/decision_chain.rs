@@ -1,6 +1,6 @@
 //! The hash chain over the decisions of a session: its links and its end.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;

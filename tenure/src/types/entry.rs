@@ -3,11 +3,11 @@
 //! An entry is one JSON object with one key, its kind: `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and
 //! fields may come; what is here stays readable for ever.
 
-use crate::error::{Error, Result};
 use crate::types::blob::Cut;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::decision_chain::DecisionHash;
 use crate::types::digest::Mark;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Label, ReviewId, RunId, Seq, SessionId, User};
 use crate::types::message::{Message, Text};
 use crate::types::status::Status;

@@ -1,6 +1,6 @@
 //! Durations as people write them: `30s`, `24h`, `never`.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Media: pictures, sound and files inside messages. Their bytes are kept once per tenant as blobs, addressed by content;
 //! the message keeps its text, with the place where the base64 belongs.
 
-use crate::error::{Error, Result};
 use crate::types::blob::{Blob, BlobId, Cut};
+use crate::types::error::{Error, Result};
 use crate::types::message::Message;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -3,8 +3,8 @@
 
 pub(crate) mod meaning;
 
-use crate::error::{Error, Result};
 use crate::types::blob::{Cut, payload};
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;

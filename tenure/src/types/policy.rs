@@ -1,7 +1,7 @@
 //! What can be set: for an assistant's sessions, and for the house as a whole.
 
-use crate::error::{Error, Result};
 use crate::types::entry::Decision;
+use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::human_duration::Period;
 

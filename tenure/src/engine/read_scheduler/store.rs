@@ -1,13 +1,13 @@
 //! A store whose calls are scheduled: each waits until its principal may make one.
 
 use super::Scheduler;
-use crate::error::Result;
 use crate::store::contract::{Commit, Concurrency, Glance, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::query::{HeadPage, Query, Range, Whose};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Key, Principal, Reach, Seq, Tenant, User};
 use crate::types::status::Status;

@@ -2,11 +2,11 @@
 
 use super::insist::Pauses;
 use super::{Work, limit};
-use crate::error::{Error, Result};
 use crate::executors::tools::Call;
 use crate::memory::tool;
 use crate::rules::next::{Doing, Job, Step, arguments};
 use crate::run::executors::{Heard, Progress, TurnError};
+use crate::types::error::{Error, Result};
 use crate::types::message::Message;
 use crate::types::tool::{Output, ToolError};
 use futures_util::stream::FuturesUnordered;

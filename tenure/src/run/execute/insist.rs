@@ -3,10 +3,10 @@
 
 use crate::engine::cache::State;
 use crate::engine::draft::{Draft, Need};
-use crate::error::{Error, Result};
 use crate::store::query::Range;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Principal, Seq, SessionId};
 use jiff::Timestamp;
 use std::time::Duration;

@@ -4,13 +4,13 @@
 //! taken over that gives a right (owners, leases).
 
 use super::Export;
-use crate::error::{Error, Result};
-use crate::review::audit::ChainCheck;
+use crate::rules::decision_chain::ChainCheck;
 use crate::rules::session::Session;
 use crate::tenure::Tenure;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::digest::Mark;
 use crate::types::entry::{Claim, Entry, Origin, Outcome, Post, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::{DECISIONS, Head};
 use crate::types::id::{Principal, ReviewId, Seq, SessionId, check_text};
 use crate::types::message::Message;

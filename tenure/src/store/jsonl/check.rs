@@ -2,11 +2,11 @@
 
 use super::file::{failed, remove_file, sync_dir};
 use super::open::list;
-use crate::error::Result;
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::jsonl::engine::{Disk, State};
 use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
 use crate::store::jsonl::recover::{End, replay};
+use crate::types::error::Result;
 use crate::types::id::{Key, Tenant};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
 //! The files, and what is known of them: the part of the store that waits for the disk.
 
 use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
-use crate::error::{Error, Result};
 use crate::private_files;
 use crate::store::contract::{Commit, MAX_PAGE_BYTES};
 use crate::store::item::{Item, Shelf};
@@ -12,6 +11,7 @@ use crate::store::mem_index::Index;
 use crate::store::query::{Direction, Range};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, Tenant};
 use crate::types::message::Message;

@@ -1,9 +1,9 @@
 //! Work on one file: adding to it for good, writing it anew, reading records from it.
 
-use crate::error::{Error, Result};
 use crate::private_files;
 use crate::store::jsonl::codec::{Batch, Commits, Line, Next};
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::id::Seq;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};

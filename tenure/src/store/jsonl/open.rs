@@ -1,7 +1,6 @@
 //! Opening a directory: claiming it, reading every file, mending what a crash left behind.
 
 use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
-use crate::error::{Error, Result};
 use crate::private_files;
 use crate::store::contract::{FORMAT, Repair};
 use crate::store::item::{Owner, Shelf};
@@ -10,6 +9,7 @@ use crate::store::jsonl::engine::{Damage, Log, State};
 use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
 use crate::store::jsonl::recover::{Contents, End, replay};
 use crate::types::blob::BlobId;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Tenant};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};

@@ -8,10 +8,10 @@
 
 use super::file::{failed, remove_file, sync_dir};
 use super::open;
-use crate::error::Result;
 use crate::store::jsonl::codec::Batch;
 use crate::store::jsonl::engine::{Disk, State};
 use crate::store::jsonl::paths::{self, Place};
+use crate::types::error::Result;
 use crate::types::id::{Key, Tenant};
 
 impl Disk {

@@ -1,12 +1,12 @@
 //! Looking for what does not belong, and removing it.
 
-use crate::error::{Error, Result};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::Owner;
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
 use crate::store::postgres::failure::Fail;
 use crate::store::postgres::row::column;
 use crate::types::blob::BlobId;
+use crate::types::error::{Error, Result};
 use crate::types::id::{SessionId, Tenant};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;

@@ -2,13 +2,13 @@
 
 use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
-use crate::error::{Error, Result};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
 use crate::store::postgres::connection::{Link, Param};
 use crate::store::postgres::failure::Fail;
 use crate::store::postgres::row::{micros, whole};
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::log_hash::LogHash;
 use std::collections::BTreeMap;
 use tokio_postgres::types::Type;

@@ -2,8 +2,8 @@
 
 use super::hosts::Hosts;
 use super::url::{Prepare, Settings};
-use crate::error::{Error, Result};
 use crate::store::postgres::failure::Fail;
+use crate::types::error::{Error, Result};
 use deadpool::managed::{Manager, Metrics, Object, Pool, PoolError, RecycleError, RecycleResult};
 use deadpool_postgres::{ClientWrapper, Runtime};
 use std::borrow::Cow;

@@ -1,6 +1,6 @@
 //! How work on a connection fails, and whether it is worth another attempt.
 
-use crate::error::Error;
+use crate::types::error::Error;
 use std::error::Error as _;
 use std::fmt;
 use std::io::{self, ErrorKind};

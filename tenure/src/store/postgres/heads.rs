@@ -1,11 +1,11 @@
 //! Index cards and how they are found.
 
-use crate::error::{Error, Result};
 use crate::store::postgres::connection::{Link, Param};
 use crate::store::postgres::row::{column, micros, row_limit};
 use crate::store::query::{HeadPage, Order, Query, Whose};
 use crate::types::digest::VisibleHash;
 use crate::types::entry::Parent;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;

@@ -5,9 +5,9 @@
 //! machine behind a partition) would block all others. The hosts are tried at staggered times, the one that worked last first.
 
 use super::url::{Settings, tls};
-use crate::error::Result;
 use crate::store::postgres::failure::Fail;
 use crate::store::postgres::url::host_name;
+use crate::types::error::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use std::net::IpAddr;

@@ -1,9 +1,9 @@
 //! Items on their shelves.
 
-use crate::error::{Error, Result};
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
 use crate::store::postgres::row::{column, instant, micros, row_limit, whole};
+use crate::types::error::{Error, Result};
 use crate::types::id::Tenant;
 use jiff::Timestamp;
 use std::collections::BTreeSet;

@@ -4,10 +4,10 @@
 //! left out, indexes. What is no longer needed goes a version later. It may wait a moment for a table, but not longer: whoever came
 //! after it would wait too.
 
-use crate::error::{Error, Result};
 use crate::store::contract::FORMAT;
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT};
 use crate::store::postgres::failure::Fail;
+use crate::types::error::{Error, Result};
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_postgres::types::Type;

@@ -1,9 +1,9 @@
 //! The end of a session, and who inherits its log.
 
-use crate::error::{Error, Result};
 use crate::store::item::Owner;
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
 use crate::store::postgres::failure::Fail;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Seq};
 use jiff::Timestamp;
 use tokio_postgres::types::Type;

@@ -1,11 +1,11 @@
 //! Pages of the log.
 
-use crate::error::{Error, Result};
 use crate::store::contract::MAX_PAGE_BYTES;
 use crate::store::postgres::connection::{Link, Param};
 use crate::store::postgres::row::{column, place, row_limit, whole};
 use crate::store::query::{Direction, Range};
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Seq};
 use tokio_postgres::types::Type;
 

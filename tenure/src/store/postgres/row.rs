@@ -1,6 +1,6 @@
 //! Columns and parameters of rows.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use crate::types::id::Key;
 use jiff::Timestamp;
 use tokio_postgres::Row;

@@ -8,11 +8,11 @@ mod shelves;
 mod views;
 
 use super::PostgresStore;
-use crate::error::Result;
 use crate::rules::session::{Point, Session};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::Range;
 use crate::types::entry::{Created, Entry, Parent, Record};
+use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Key, SessionId, Tenant};
 use crate::types::message::Message;

@@ -1,6 +1,6 @@
 //! The store's URL: what the driver takes, and what is ours.
 
-use crate::error::{Error, Result};
+use crate::types::error::{Error, Result};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
 use std::{sync::Arc, time::Duration};
 use tokio_postgres::Config;

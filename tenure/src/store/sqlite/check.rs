@@ -1,12 +1,12 @@
 //! Looking for what does not belong, and removing it.
 
 use super::items;
-use crate::error::Error;
 use crate::store::finding::{Cure, Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::Owner;
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::Done;
 use crate::types::blob::BlobId;
+use crate::types::error::Error;
 use crate::types::excerpt::excerpt;
 use crate::types::id::{Key, SessionId, Tenant};
 use rusqlite::{Connection, ErrorCode, Row, params};

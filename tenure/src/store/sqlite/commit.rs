@@ -1,7 +1,6 @@
 //! A commit, made ready outside the thread that writes: what is left to do there is to bind and step.
 
 use super::{heads, items};
-use crate::error::{Error, Result};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
 use crate::store::sqlite::database::File;
@@ -9,6 +8,7 @@ use crate::store::sqlite::fault::Done;
 use crate::types::blob::Blob;
 use crate::types::digest::VisibleHash;
 use crate::types::entry::Record;
+use crate::types::error::{Error, Result};
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Seq, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;

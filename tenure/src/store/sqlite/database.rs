@@ -1,9 +1,9 @@
 //! The file: opening, migrating and scrubbing it, the connections to it, and its errors in words.
 
-use crate::error::{Error, Result};
 use crate::private_files;
 use crate::store::contract::FORMAT;
 use crate::store::sqlite::fault::{Done, Fault};
+use crate::types::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::fs;
 use std::io::Write;

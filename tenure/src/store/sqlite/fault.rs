@@ -1,6 +1,6 @@
 //! How work on a connection fails.
 
-use crate::error::Error;
+use crate::types::error::Error;
 use std::result;
 
 /// What stopped a piece of work: a rule of the store, or SQLite itself, whose errors the [`File`] puts into words.

@@ -1,10 +1,10 @@
 //! Index cards: finding and reading them.
 
-use crate::error::{Error, Result};
 use crate::store::contract::Glance;
 use crate::store::query::{HeadPage, Order, Query, Whose};
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::Done;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId, Tenant};
 use crate::types::status::Status;

@@ -1,9 +1,9 @@
 //! Items on shelves: keeping, finding and removing them.
 
-use crate::error::Error;
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::Done;
+use crate::types::error::Error;
 use crate::types::excerpt::excerpt;
 use crate::types::id::Tenant;
 use jiff::Timestamp;

@@ -2,10 +2,10 @@
 
 use super::commit::{record_key, remove_matches};
 use super::{heads, items};
-use crate::error::Error;
 use crate::store::item::Owner;
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::Done;
+use crate::types::error::Error;
 use crate::types::head::Head;
 use crate::types::id::{Key, Seq, SessionId};
 use jiff::Timestamp;

@@ -1,13 +1,13 @@
 //! Records and blobs: reading them.
 
 use super::commit::record_key;
-use crate::error::Error;
 use crate::store::contract::MAX_PAGE_BYTES;
 use crate::store::query::{Direction, Range};
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::{Done, Fault};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Record, Records};
+use crate::types::error::Error;
 use crate::types::id::{Key, Seq, Tenant};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::sync::Arc;

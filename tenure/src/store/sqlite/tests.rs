@@ -7,11 +7,11 @@ mod views;
 mod writing;
 
 use super::SqliteStore;
-use crate::error::Result;
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::Range;
 use crate::types::entry::{Created, Entry, Record};
+use crate::types::error::Result;
 use crate::types::head::{Head, LogEnd};
 use crate::types::id::{Key, Seq, SessionId, Tenant, User};
 use crate::types::message::Message;

@@ -1,8 +1,8 @@
 //! The one who writes: steps in transactions, and their answers.
 
-use crate::error::{Error, Result};
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::{Done, Fault};
+use crate::types::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tokio::sync::oneshot;

@@ -1,12 +1,12 @@
 //! Opening, committing, reading.
 
 use super::*;
-use crate::error::Error;
 use crate::store::contract::{FORMAT, MAX_PAGE_BYTES};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::postgres::migrate;
 use crate::store::query::{Query, Whose};
 use crate::types::entry::InfoChange;
+use crate::types::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tokio::task::JoinSet;

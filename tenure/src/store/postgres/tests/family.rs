@@ -1,9 +1,9 @@
 //! Forks, purges and media: who keeps what.
 
 use super::*;
-use crate::error::Error;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::types::blob::{Blob, BlobId};
+use crate::types::error::Error;
 use std::sync::Arc;
 
 fn blob(text: &str) -> Blob {

@@ -1,7 +1,7 @@
 //! What happens when the connection, or the server, goes away.
 
 use super::*;
-use crate::error::Error;
+use crate::types::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};

@@ -1,10 +1,10 @@
 //! Writing: whose thread does it, what shares a transaction, what fails alone, and what fails together.
 
 use super::*;
-use crate::error::Error;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::digest::Mark;
 use crate::types::entry::{Parent, Post};
+use crate::types::error::Error;
 use crate::types::id::RunId;
 use crate::types::status::Status;
 use std::sync::{Arc, mpsc};

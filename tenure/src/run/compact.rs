@@ -3,7 +3,6 @@
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::OnBusy;
-use crate::error::{Error, Result};
 use crate::executors::model::{Model, Prompt};
 use crate::rules::answer::Answer;
 use crate::rules::session::Summary;
@@ -11,6 +10,7 @@ use crate::rules::summary::{self, Piece};
 use crate::run::executors::TurnError;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId};
 use crate::types::message::Message;

@@ -3,30 +3,21 @@
 //! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded, and trouble with one session
 //! never stops it. Destroying needs a clock that can be trusted: while the wall clock has jumped, nothing is expired or purged.
 
-use crate::engine::draft::{Draft, Need};
-use crate::engine::hooks::{Ending, Hook};
-use crate::error::{Error, Result};
-use crate::rules::session::Session;
-use crate::store::contract::Commit;
-use crate::store::item::Owner;
+use crate::engine::hooks::Ending;
 use crate::store::query::{Order, Query, Whose};
 use crate::tenure::Tenure;
-use crate::types::entry::Entry;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Reach, User};
+use crate::types::id::Key;
 use crate::types::status::Status;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use jiff::{SignedDuration, Timestamp};
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A wall clock that is off by more is not trusted with destroying anything.
 pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
-
-/// A session whose hook failed is tried again after so long.
-const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
 
 /// So many sessions are ended side by side: a hook that takes its time holds up no more than these.
 const SIDE_BY_SIDE: usize = 16;
@@ -94,29 +85,7 @@ async fn side_by_side<T, F: Future<Output = Result<T>>>(
     outcomes.into_iter().for_each(|(_, key, outcome)| done(key, outcome));
 }
 
-/// Proof of an erasure.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Receipt {
-    /// Who was erased.
-    pub user: User,
-    /// How many sessions were destroyed.
-    pub sessions: usize,
-    /// When it was done.
-    pub at: Timestamp,
-}
-
 impl Tenure {
-    /// Calls `hook` with each session before it expires or is sent away, at least once. If it fails, the session stays and the
-    /// hook is called again later.
-    pub fn on_expire<F, Fut>(&self, hook: F)
-    where
-        F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<(), String>> + Send + 'static,
-    {
-        let mut hooks = self.shared.hooks.write().unwrap_or_else(|e| e.into_inner());
-        hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
-    }
-
     /// One bounded pass: expires, sends away what is over the cap, purges what is over its retention.
     pub async fn sweep(&self) -> Result<Report> {
         let mut report = Report::default();
@@ -190,63 +159,5 @@ impl Tenure {
                 }
             }
         }
-    }
-
-    /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
-    pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
-        let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
-        if !hooks.is_empty() {
-            let session = Arc::new(self.engine.attach(self.engine.fold(head.clone()).await?).await?);
-            for Hook(hook) in &hooks {
-                if let Err(e) = hook(session.clone(), why).await {
-                    self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
-                    return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
-                }
-            }
-        }
-        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant, quota: None };
-        let id = head.info.session_id.clone();
-        let ended = self.write(&who, &id, Need::Head, |state, _| {
-            let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
-            if current.active_at != head.active_at || !current.status.is_live() {
-                return Ok(Draft::new(Vec::new(), false));
-            }
-            let reason = (why == Ending::Evicted).then(|| "over max_sessions".to_owned());
-            Ok(Draft::new(vec![Entry::Status { to: Status::Expired, reason }], true))
-        });
-        ended.await
-    }
-
-    /// Notes on the card when the sweep should come back. Losing a race here is harmless.
-    async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
-        let head = Head { due_at, ..head.clone() };
-        self.engine.forget(&head.key());
-        match self.engine.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
-            Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
-            done => done,
-        }
-    }
-
-    /// Erases a user: every session, memory and index entry. Forks that belong to somebody else keep what they
-    /// share. Only the user or an administrator of the tenant may.
-    pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
-        if who.reach != Reach::Tenant && who.user != *user {
-            return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
-        }
-        let mut sessions = 0;
-        loop {
-            let page = self.store().heads(&Query::new(Whose::User(who.tenant.clone(), user.clone()), 256)).await?;
-            if page.is_empty() {
-                break;
-            }
-            for head in page {
-                self.retract(&head.key(), None).await?;
-                self.engine.purge_key(&head.key()).await?;
-                sessions += 1;
-            }
-        }
-        self.retract_user(&who.tenant, user).await?;
-        self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
-        Ok(Receipt { user: user.clone(), sessions, at: self.now() })
     }
 }

@@ -1,7 +1,6 @@
 //! The doctor: looks at everything in a house, says what is wrong, and mends what is safe to mend.
 
-use crate::error::{Error, Result};
-use crate::review::audit::ChainCheck;
+use crate::rules::decision_chain::ChainCheck;
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::store::finding::{Cure, Finding, Orphan};
@@ -9,6 +8,7 @@ use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Key, Tenant};
 use serde::Serialize;

@@ -1,8 +1,8 @@
 //! Lists of sessions.
 
-use crate::error::{Error, Result};
+use crate::engine::core::Engine;
 use crate::store::query::{Cursor, HeadPage, Query, Whose};
-use crate::tenure::Tenure;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, Reach};
 use crate::types::status::Status;
@@ -16,11 +16,11 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
-impl Tenure {
+impl Engine {
     /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for. The work is bounded
     /// (`max_scan`): a page may be short, or empty, and still have a next one.
     pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
-        self.engine.know(&who.tenant).await?;
+        self.know(&who.tenant).await?;
         self.narrow(who, &mut query)?;
         query.limit += 1;
         let HeadPage { mut heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
@@ -32,12 +32,12 @@ impl Tenure {
         heads.truncate(query.limit - 1);
         let next = heads.last().filter(|_| more).map(Cursor::of).or(stopped);
         // Some may have expired since the last sweep.
-        heads.retain(|h| query.status.contains(&self.engine.status_of(h)));
+        heads.retain(|h| query.status.contains(&self.status_of(h)));
         Ok(Page { heads, next })
     }
 
     /// A query about what somebody may see, and about live sessions unless it asks for others.
-    pub(crate) fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
+    pub fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
         query.whose = match (who.reach, &query.whose) {
             (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
             (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user.clone()),

@@ -1,0 +1,44 @@
+//! Erasing a user.
+
+use crate::store::item::Owner;
+use crate::store::query::{Query, Whose};
+use crate::tenure::Tenure;
+use crate::types::error::{Error, Result};
+use crate::types::id::{Principal, Reach, User};
+use jiff::Timestamp;
+
+/// Proof of an erasure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Who was erased.
+    pub user: User,
+    /// How many sessions were destroyed.
+    pub sessions: usize,
+    /// When it was done.
+    pub at: Timestamp,
+}
+
+impl Tenure {
+    /// Erases a user: every session, memory and index entry. Forks that belong to somebody else keep what they
+    /// share. Only the user or an administrator of the tenant may.
+    pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
+        if who.reach != Reach::Tenant && who.user != *user {
+            return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
+        }
+        let mut sessions = 0;
+        loop {
+            let page = self.store().heads(&Query::new(Whose::User(who.tenant.clone(), user.clone()), 256)).await?;
+            if page.is_empty() {
+                break;
+            }
+            for head in page {
+                self.retract(&head.key(), None).await?;
+                self.engine.purge_key(&head.key()).await?;
+                sessions += 1;
+            }
+        }
+        self.retract_user(&who.tenant, user).await?;
+        self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
+        Ok(Receipt { user: user.clone(), sessions, at: self.now() })
+    }
+}

@@ -1,0 +1,67 @@
+//! Ending a session that expired or must make room, after the application's hooks have run.
+
+use crate::engine::draft::{Draft, Need};
+use crate::engine::hooks::{Ending, Hook};
+use crate::rules::session::Session;
+use crate::store::contract::Commit;
+use crate::tenure::Tenure;
+use crate::types::entry::Entry;
+use crate::types::error::{Error, Result};
+use crate::types::head::Head;
+use crate::types::id::{Principal, Reach};
+use crate::types::status::Status;
+
+use jiff::{SignedDuration, Timestamp};
+use std::future::Future;
+use std::sync::Arc;
+
+/// A session whose hook failed is tried again after so long.
+const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
+
+impl Tenure {
+    /// Calls `hook` with each session before it expires or is sent away, at least once. If it fails, the session stays and the
+    /// hook is called again later.
+    pub fn on_expire<F, Fut>(&self, hook: F)
+    where
+        F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let mut hooks = self.shared.hooks.write().unwrap_or_else(|e| e.into_inner());
+        hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
+    }
+
+    /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
+    pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
+        let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
+        if !hooks.is_empty() {
+            let session = Arc::new(self.engine.attach(self.engine.fold(head.clone()).await?).await?);
+            for Hook(hook) in &hooks {
+                if let Err(e) = hook(session.clone(), why).await {
+                    self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
+                    return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
+                }
+            }
+        }
+        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant, quota: None };
+        let id = head.info.session_id.clone();
+        let ended = self.write(&who, &id, Need::Head, |state, _| {
+            let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
+            if current.active_at != head.active_at || !current.status.is_live() {
+                return Ok(Draft::new(Vec::new(), false));
+            }
+            let reason = (why == Ending::Evicted).then(|| "over max_sessions".to_owned());
+            Ok(Draft::new(vec![Entry::Status { to: Status::Expired, reason }], true))
+        });
+        ended.await
+    }
+
+    /// Notes on the card when the sweep should come back. Losing a race here is harmless.
+    pub(crate) async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
+        let head = Head { due_at, ..head.clone() };
+        self.engine.forget(&head.key());
+        match self.engine.commit_step(&Commit::new(Some(head.end()), Vec::new(), head)).await {
+            Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
+            done => done,
+        }
+    }
+}
