@@ -1,17 +1,18 @@
 //! The configuration: `tenure.yaml`, then `TENURE_*`, then flags. Nothing else reads the environment.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
+pub mod cron;
 pub mod dreams;
 pub mod embeddings;
 pub mod limits;
 pub mod runs;
 pub mod tools;
+mod trusted_proxies;
 pub mod workspaces;
 
 pub use limits::Limits;
 pub use runs::Runs;
 
-use crate::auth::TrustedProxies;
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -21,6 +22,7 @@ use tenure::{
     Assistant, CachePolicy, Compact, HistoryMode, OnBusy, OnDisconnect, OnExpired, Options, Period, Policy, Redaction,
     Window,
 };
+pub use trusted_proxies::TrustedProxies;
 
 /// The file that is read if there is one and no other is named.
 pub const DEFAULT_FILE: &str = "tenure.yaml";
@@ -48,7 +50,7 @@ pub struct Config {
     /// Work that goes on by itself.
     pub runs: Runs,
     /// Runs by the clock.
-    pub schedules: Vec<crate::schedules::Schedule>,
+    pub schedules: Vec<crate::jobs::schedules::Schedule>,
     /// The Python tool, for assistants that list it.
     pub python: tools::Python,
     /// What sessions remember becomes their users'.
@@ -403,7 +405,7 @@ impl Config {
     }
 
     fn has_model(&self, name: &str) -> bool {
-        name == crate::rehearsal::NAME || self.models.iter().any(|m| m.name == name || m.pass_unknown)
+        name == crate::llm::echo::NAME || self.models.iter().any(|m| m.name == name || m.pass_unknown)
     }
 
     /// What the library is opened with.

@@ -1,21 +1,21 @@
 //! What makes vectors of texts: a model in this process, or a server that speaks OpenAI's language.
 
 mod bert;
-mod tokens;
-mod weights;
+mod safetensors;
+mod wordpiece;
 
 use crate::config::embeddings::{Embeddings, Which};
-use crate::upstream::Upstream;
+use crate::llm::upstream::Upstream;
 use anyhow::{Context, anyhow, bail};
 use bert::Bert;
+use safetensors::Weights;
 use serde::Deserialize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tenure::{Embedder, Fields};
-use tokens::Tokens;
 use tokio::sync::Semaphore;
-use weights::Weights;
+use wordpiece::Tokens;
 
 /// The model that `tenure models pull` gets.
 pub const NAME: &str = "all-minilm-l6-v2";

@@ -3,34 +3,27 @@
 //! The sessions themselves are the library [`tenure`]'s. Here are HTTP, configuration, models, and what people type.
 
 pub mod auth;
-pub mod bodies;
 pub mod cli;
 pub mod clock;
-pub mod compact;
 pub mod config;
-pub mod connections;
-pub mod cron;
 pub mod embed;
 pub mod error;
-pub mod extract;
-pub mod hooks;
 pub mod http;
-pub mod http1;
-pub mod memory;
-pub mod metrics;
-pub mod query;
-pub mod rehearsal;
-pub mod responses;
+pub mod http_client;
+pub mod jobs;
+pub mod llm;
+pub mod net;
+pub mod observability;
 pub mod router;
-pub mod runner;
-pub mod schedules;
-pub mod server;
+pub mod serve;
 pub mod signals;
 pub mod startup;
-pub mod telemetry;
-pub mod tls;
 pub mod tools;
 pub mod transcripts;
-pub mod transport;
-pub mod upstream;
+pub mod webhooks;
 pub mod workspace;
+
+/// The names that `fuzz/targets.rs` uses.
+pub mod server {
+    pub use crate::serve::{App, in_process};
+}

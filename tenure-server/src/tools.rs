@@ -5,7 +5,7 @@
 mod http;
 mod interpreter;
 mod mcp;
-mod process;
+mod process_group;
 mod python;
 pub mod sandbox;
 

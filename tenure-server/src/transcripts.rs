@@ -5,7 +5,7 @@
 //! the session: a file with another time is behind, or was torn by a crash.
 
 use crate::config::Config;
-use crate::server::Shared;
+use crate::serve::Shared;
 use anyhow::Context;
 use jiff::Timestamp;
 use std::borrow::Borrow;

@@ -9,7 +9,7 @@ mod tree;
 
 use crate::config::Config;
 use crate::error::{ApiError, ApiResult};
-use crate::server::App;
+use crate::serve::App;
 use anyhow::Context;
 use axum::http::StatusCode;
 use git2::Oid;

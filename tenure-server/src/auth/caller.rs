@@ -2,10 +2,10 @@
 
 use super::keys::{Key, KeyLimits, Right};
 use super::rate_limit::{Metered, ResponseHeaders, TokenMeter};
-use crate::connections::Connection;
 use crate::error::ApiError;
-use crate::extract::header_text;
-use crate::server::Shared;
+use crate::http::extract::header_text;
+use crate::net::connections::Connection;
+use crate::serve::Shared;
 use axum::extract::FromRequestParts;
 use axum::http::{StatusCode, header, request::Parts};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! `tenure audit`: the decisions of people, and whether they were changed since.
 
 use super::client::{At, Needs, with_query};
-use super::show::{self, age, brief, clean, field, line, note, print};
+use super::output::{self, age, brief, clean, field, line, note, print};
 use axum::http::Method;
 use clap::{Args, ValueEnum};
 use futures_util::StreamExt;
@@ -85,5 +85,8 @@ fn decisions_table(decisions: &[Value]) -> String {
             hash,
         ]
     };
-    show::table(["record", "age", "step", "decision", "reviewer", "notes", "hash"], decisions.iter().map(row).collect())
+    output::table(
+        ["record", "age", "step", "decision", "reviewer", "notes", "hash"],
+        decisions.iter().map(row).collect(),
+    )
 }

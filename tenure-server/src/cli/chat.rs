@@ -1,10 +1,10 @@
 //! `tenure chat`: talking in a session.
 
 use super::client::{At, Client, Needs, Pages, Refused};
+use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
-use super::show::{self, clean, field, line, note, print, short};
 use super::terminal::{Heard, Input};
-use crate::upstream::Events;
+use crate::llm::upstream::Events;
 use anyhow::{anyhow, bail};
 use axum::http::Method;
 use clap::Args;
@@ -69,7 +69,7 @@ impl Chat {
             None => SessionId::generate(),
         };
         let recent = if self.session.is_some() { recent(&client, &id, 100).await? } else { None };
-        let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| show::text(&m["message"]));
+        let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| output::text(&m["message"]));
         let before = recent.iter().flatten().filter_map(said).collect();
         let input = Input::open(before);
         let (begun, model, assistant) = (recent.is_some(), self.model, self.assistant);
@@ -102,7 +102,7 @@ impl Talk {
         note("/help lists what there is besides talking; Ctrl-D leaves");
         let recent = recent.unwrap_or_default();
         let last = &recent[recent.len().saturating_sub(2)..];
-        Ok(last.iter().try_for_each(|said| print(format!("\n{}", show::said(said))))?)
+        Ok(last.iter().try_for_each(|said| print(format!("\n{}", output::said(said))))?)
     }
 
     async fn listen(&mut self) -> anyhow::Result<()> {
@@ -141,8 +141,8 @@ impl Talk {
             let calls = answer["tool_calls"].as_array().cloned().unwrap_or_default();
             messages.clear();
             for call in &calls {
-                line(clean(&format!("→ {}", show::call(call))))?;
-                let name = show::call(call);
+                line(clean(&format!("→ {}", output::call(call))))?;
+                let name = output::call(call);
                 let name = name.split(' ').next().unwrap_or_default();
                 match self.input.ask(&clean(&format!("result of {name}")))? {
                     Heard::Line(text) => {
@@ -226,7 +226,7 @@ impl Talk {
                 let count = if rest.is_empty() { Ok(10) } else { rest.parse::<usize>() };
                 let count = count.map_err(|_| anyhow!("/history takes a number"))?.clamp(1, 100);
                 let messages = recent(&self.client, &self.id, count).await?.unwrap_or_default();
-                print(messages.iter().map(show::said).collect::<String>())?;
+                print(messages.iter().map(output::said).collect::<String>())?;
             }
             "sessions" => {
                 let (sessions, _) = Pages::new(&self.client, "/sessions", &[], 20).all().await?;
@@ -238,7 +238,7 @@ impl Talk {
                     None => bail!("there is no session {id}; /sessions lists them, /new begins one"),
                     Some(last) => {
                         self.go_to(id, true);
-                        print(last.iter().map(show::said).collect::<String>())?;
+                        print(last.iter().map(output::said).collect::<String>())?;
                     }
                 }
             }

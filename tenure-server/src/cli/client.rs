@@ -3,8 +3,8 @@
 use crate::auth::{InHand, SYSTEM};
 use crate::config::{self, Config, OnExpire};
 use crate::embed::Source;
-use crate::extract::header_value;
-use crate::server::{App, Shared, in_process};
+use crate::http::extract::header_value;
+use crate::serve::{App, Shared, in_process};
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -97,7 +97,7 @@ impl At {
         if !["http", "https"].contains(&url.scheme()) {
             bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
         }
-        let http = crate::tls::client().connect_timeout(Duration::from_secs(10)).build()?;
+        let http = crate::http_client::client().connect_timeout(Duration::from_secs(10)).build()?;
         Ok(Client { way: Way::Remote { http, base, key: self.key.clone().or(key) }, user, _app: None })
     }
 

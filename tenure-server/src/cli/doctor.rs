@@ -1,7 +1,7 @@
 //! `tenure doctor`: looks at everything in a store, and says what to do.
 
 use super::client::{At, Needs};
-use super::show::{clean, line, note, print, table};
+use super::output::{clean, line, note, print, table};
 use super::transfer::bar;
 use serde_json::json;
 use std::process::ExitCode;

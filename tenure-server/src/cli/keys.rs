@@ -1,7 +1,7 @@
 //! `tenure keys`: API keys, in the store or through a running server.
 
 use super::client::{At, Client, Needs};
-use super::show::{age, clean, line, note, print, table};
+use super::output::{age, clean, line, note, print, table};
 use crate::auth::{KeyLimits, Right};
 use anyhow::bail;
 use axum::http::Method;

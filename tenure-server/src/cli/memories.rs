@@ -1,7 +1,7 @@
 //! `tenure memories` and `tenure dream`: what is remembered, and what of it becomes the users'.
 
 use super::client::{At, Client, Needs, Pages};
-use super::show::{self, age, brief, clean, field, line, note, print};
+use super::output::{self, age, brief, clean, field, line, note, print};
 use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};
@@ -149,7 +149,7 @@ fn table(memories: &[Value]) -> String {
             brief(field(m, "text"), 80),
         ]
     };
-    show::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
+    output::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
 }
 
 async fn search(client: &Client, question: &str, whose: &Whose, limit: usize, json: bool) -> anyhow::Result<()> {
@@ -207,7 +207,7 @@ impl DreamArgs {
                 let promoted = d["promoted"].as_array().map_or(0, Vec::len).to_string();
                 [clean(field(d, "id")), clean(field(d, "at")), promoted]
             };
-            print(show::table(["id", "at", "promoted"], dreams.iter().map(row).collect()))?;
+            print(output::table(["id", "at", "promoted"], dreams.iter().map(row).collect()))?;
         } else {
             report(&told)?;
         }
@@ -223,7 +223,7 @@ fn report(dream: &Value) -> anyhow::Result<()> {
         [clean(field(p, "memory")), user, session, number("recalls"), number("questions"), number("days")]
     };
     let head = ["memory", "user", "session", "recalls", "questions", "days"];
-    print(show::table(head, promoted.iter().map(row).collect()))?;
+    print(output::table(head, promoted.iter().map(row).collect()))?;
     let (n, sessions) = (promoted.len(), &dream["sessions"]);
     match dream["dry_run"].as_bool() {
         Some(true) => note(format!("{n} memories of {sessions} sessions would be promoted")),

@@ -1,7 +1,7 @@
 //! `tenure models`: the model that makes vectors in this process.
 
 use super::client::At;
-use super::show::{line, note, print, table};
+use super::output::{line, note, print, table};
 use super::transfer::bar;
 use crate::config::Config;
 use crate::config::embeddings::Which;

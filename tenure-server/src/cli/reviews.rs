@@ -1,7 +1,7 @@
 //! `tenure reviews`: what waits for a person, and deciding it.
 
 use super::client::{At, Client, Needs, Pages};
-use super::show::{self, age, brief, clean, field, line, note, print};
+use super::output::{self, age, brief, clean, field, line, note, print};
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -115,7 +115,7 @@ fn reviews_table(reviews: &[Value]) -> String {
             state.to_owned(),
         ]
     };
-    show::table(["id", "age", "step", "arguments", "queue", "status"], reviews.iter().map(row).collect())
+    output::table(["id", "age", "step", "arguments", "queue", "status"], reviews.iter().map(row).collect())
 }
 
 async fn show(client: &Client, id: &ReviewId, json: bool) -> anyhow::Result<()> {

@@ -2,9 +2,9 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Named, Raw, parse, parse_object};
+use crate::http::extract::{Named, Raw, parse, parse_object};
 use crate::http::view::{Asking, Ending, Finding, Making};
-use crate::server::{App, Shared};
+use crate::serve::{App, Shared};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -7,10 +7,10 @@ mod response;
 use crate::auth::Caller;
 use crate::clock::Stopwatch;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::Raw;
-use crate::metrics;
-use crate::runner;
-use crate::server::{Kept, Shared};
+use crate::http::extract::Raw;
+use crate::jobs::runs;
+use crate::observability::metrics;
+use crate::serve::{Kept, Shared};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -150,8 +150,8 @@ async fn take_turn(
             let hands = Hands { model: &*timed, tools: Some(&*app.tools) };
             let outcome = turn.run(hands, options, stream, stream.then_some(pieces)).await;
             metrics::turn(opened, asked.elapsed(), &timed, &outcome);
-            runner::told(&app, &who, &session_id, &run, &outcome).await;
-            crate::compact::after_turn(&app, &who, &session_id, summaries, &name);
+            runs::told(&app, &who, &session_id, &run, &outcome).await;
+            crate::jobs::compact::after_turn(&app, &who, &session_id, summaries, &name);
             (session_id, outcome)
         }
     };

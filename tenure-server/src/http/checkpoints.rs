@@ -2,11 +2,11 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, IfMatch, Input, Named};
+use crate::http::extract::{Id, IfMatch, Input, Named};
 use crate::http::view::{
     self, CheckpointList, CheckpointView, CheckpointWhole, PlaceBody, Reading, SessionView, Writing,
 };
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

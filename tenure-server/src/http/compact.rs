@@ -3,10 +3,10 @@
 use super::chat::model_of;
 use super::view::{self, SessionView, SummaryView, Writing};
 use crate::auth::Caller;
-use crate::compact::options;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, IfMatch, Input};
-use crate::server::Shared;
+use crate::http::extract::{Id, IfMatch, Input};
+use crate::jobs::compact::options;
+use crate::serve::Shared;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -2,10 +2,10 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Input, Named};
+use crate::http::extract::{Input, Named};
+use crate::http::query::Pairs;
 use crate::http::view::{Asking, Finding, Making, Reading, Writing};
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -2,10 +2,10 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
+use crate::http::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
+use crate::http::query::Pairs;
 use crate::http::view::{self, DiscardedList, MessageList, Reading, Writing};
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;

@@ -3,8 +3,8 @@
 use crate::auth::Caller;
 use crate::embed::Local;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Raw, parse};
-use crate::server::Shared;
+use crate::http::extract::{Raw, parse};
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};

@@ -2,7 +2,7 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -54,7 +54,7 @@ const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900)
 )]
 pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Response> {
     caller.administers_tenant()?;
-    let text = crate::metrics::render(&app).await?;
+    let text = crate::observability::metrics::render(&app).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }
 

@@ -3,10 +3,10 @@
 use crate::auth::Caller;
 use crate::auth::rate_limit::TokenMeter;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, Input, Named, Params, header_hint, header_text, idempotency_key};
+use crate::http::extract::{Id, Input, Named, Params, header_hint, header_text, idempotency_key};
 use crate::http::view::{self, Reading, RunView};
-use crate::runner;
-use crate::server::Shared;
+use crate::jobs;
+use crate::serve::Shared;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -164,7 +164,7 @@ pub async fn create(
     }
     messages.extend(body.input.as_deref().map(Message::user));
     let options: Fields = serde_json::from_value(Value::Object(body.options.unwrap_or_default())).unwrap_or_default();
-    let detail = runner::detail(&model, &options);
+    let detail = jobs::runs::detail(&model, &options);
     if detail.is_empty() {
         return Err(ApiError::too_large("options", "the options are too long; send less"));
     }
@@ -236,7 +236,7 @@ async fn begin(
     let (end, ended) = oneshot::channel::<Result<Answered, TurnError>>();
     let here = app.clone();
     app.tasks.spawn(async move {
-        let outcome = runner::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
+        let outcome = jobs::runs::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
         let _ = end.send(outcome);
     });
     match wait {
@@ -365,7 +365,7 @@ pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
     let mut detail = found.detail;
     if !detail.contains_key("model") {
         let model = head.info.model.unwrap_or_else(|| app.models.default_name().to_owned());
-        detail = runner::detail(&model, &Fields::default());
+        detail = jobs::runs::detail(&model, &Fields::default());
     }
     let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
     begin(&app, &who, turn, Wait::Background, caller.token_meter(&app)).await

@@ -3,7 +3,7 @@
 use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::view::Asking;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;

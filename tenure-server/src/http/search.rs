@@ -2,9 +2,9 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
+use crate::http::query::Pairs;
 use crate::http::view::Asking;
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;

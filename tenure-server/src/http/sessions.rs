@@ -2,12 +2,12 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, IfMatch, Input};
+use crate::http::extract::{Id, IfMatch, Input};
+use crate::http::query::Pairs;
 use crate::http::view::{
     self, Asking, CachedView, Ending, Making, Reading, SessionList, SessionView, SessionWhole, Writing,
 };
-use crate::query::Pairs;
-use crate::server::{App, Shared};
+use crate::serve::{App, Shared};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

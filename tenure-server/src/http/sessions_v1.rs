@@ -2,11 +2,11 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, IfMatch, Input, Lines};
+use crate::http::extract::{Id, IfMatch, Input, Lines};
+use crate::http::query::Pairs;
 use crate::http::transfer::{self, LeftOutView};
 use crate::http::view::{self, Asking, Finding, SessionList, SessionView, Writing};
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -2,10 +2,10 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, Lines};
+use crate::http::extract::{Id, Lines};
+use crate::http::query::Pairs;
 use crate::http::view::{self, Making, Reading, SessionView};
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};

@@ -2,9 +2,9 @@
 
 use crate::auth::Caller;
 use crate::error::ApiResult;
-use crate::extract::Named;
+use crate::http::extract::Named;
 use crate::http::view::Ending;
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;

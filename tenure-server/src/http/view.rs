@@ -1,10 +1,12 @@
 //! Sessions and their parts as clients see them. Messages are put into the answer as the text they are: nothing is parsed or written anew.
 
-use super::digits::{Times, put_number};
+mod format;
+
 use crate::error::ErrorBody;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use format::{Times, put_number};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};

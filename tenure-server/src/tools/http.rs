@@ -34,7 +34,7 @@ pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> 
 
 impl Endpoint {
     pub fn new(source: &HttpSource) -> anyhow::Result<Self> {
-        let client = crate::tls::client()
+        let client = crate::http_client::client()
             .default_headers(headers(&source.headers)?)
             .connect_timeout(Duration::from_secs(10))
             .redirect(reqwest::redirect::Policy::none())
@@ -74,9 +74,10 @@ impl Endpoint {
     async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Output, ToolError> {
         // Its address may hold a secret.
         let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
-            true => {
-                ToolError::NotCalled(format!("it can not be reached: {}", crate::upstream::chain(&e.without_url())))
-            }
+            true => ToolError::NotCalled(format!(
+                "it can not be reached: {}",
+                crate::llm::upstream::chain(&e.without_url())
+            )),
             false => lost(&e.without_url()),
         })?;
         let status = response.status();
@@ -102,7 +103,7 @@ impl Endpoint {
 }
 
 fn lost(e: &reqwest::Error) -> ToolError {
-    ToolError::Lost(format!("the connection broke: {}", crate::upstream::chain(e)))
+    ToolError::Lost(format!("the connection broke: {}", crate::llm::upstream::chain(e)))
 }
 
 /// An id as a header can hold it: what is not plain is written as `%0A`.

@@ -1,6 +1,6 @@
 //! A running interpreter: starts it in its sandbox, sends it calls and reads its answers.
 
-use super::process::{Group, Interrupter};
+use super::process_group::{Group, Interrupter};
 use super::sandbox::{FROM_INTERPRETER, FROM_SANDBOX, Features, Job, Plan, Report, SUBCOMMAND};
 use super::spoken;
 use crate::clock::Stopwatch;

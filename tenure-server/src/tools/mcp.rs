@@ -3,7 +3,7 @@
 //! Connected when it is first needed, kept, and connected anew when it has died. What it can do is asked once for each connection, and again when
 //! it says that this has changed.
 
-use super::process::Group;
+use super::process_group::Group;
 use super::{MAX_ANSWER_BYTES, callable, clip, said, spoken};
 use crate::config::{http_url, tools};
 use anyhow::Context;
@@ -93,7 +93,7 @@ impl Server {
             (None, url) => {
                 let url = http_url("mcp.url", url.as_deref().unwrap_or_default())?;
                 let headers = super::http::headers(&source.headers).context("mcp.headers")?;
-                let client = crate::tls::client()
+                let client = crate::http_client::client()
                     .default_headers(headers)
                     .connect_timeout(Duration::from_secs(10))
                     .redirect(reqwest::redirect::Policy::none())

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tenure::{Tenant, User};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
-use tenure_server::server::{App, Shared, in_process};
+use tenure_server::serve::{App, Shared, in_process};
 use tower::ServiceExt;
 
 struct House {

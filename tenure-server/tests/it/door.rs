@@ -9,7 +9,7 @@ use serde_json::Value;
 use tenure::{Assistant, Clock, Options, Tenant, Tenure, User};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
-use tenure_server::server::{App, Shared, in_process};
+use tenure_server::serve::{App, Shared, in_process};
 use tower::ServiceExt;
 
 /// A server, and the headers that a client sends along.

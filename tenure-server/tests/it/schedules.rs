@@ -8,8 +8,8 @@ use std::time::Duration;
 use tenure::store::MemoryStore;
 use tenure::{Clock, Limits, Options, Tenure};
 use tenure_server::config::Config;
-use tenure_server::schedules::{self, State};
-use tenure_server::server::{App, Shared};
+use tenure_server::jobs::schedules::{self, State};
+use tenure_server::serve::{App, Shared};
 use tokio::sync::Semaphore;
 
 fn config(base_url: &str, session: Option<&str>) -> Config {

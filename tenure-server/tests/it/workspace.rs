@@ -106,7 +106,7 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
-    tenure_server::hooks::install(&tenure, config).unwrap();
+    tenure_server::webhooks::install(&tenure, config).unwrap();
     tenure
 }
 

@@ -2,10 +2,10 @@
 
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{header_hint, header_text, idempotency_key, parse};
-use crate::runner;
-use crate::server::Shared;
-use crate::telemetry::Talk;
+use crate::http::extract::{header_hint, header_text, idempotency_key, parse};
+use crate::jobs::runs;
+use crate::observability::telemetry::Talk;
+use crate::serve::Shared;
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use serde::Deserialize;
@@ -90,7 +90,7 @@ pub(super) async fn understand(
     let model = caller.metered(app, model);
     let talk = Talk::begin(&name);
     body.set("model", &name);
-    let detail = assistant.as_ref().map(|_| runner::detail(&name, &body)).unwrap_or_default();
+    let detail = assistant.as_ref().map(|_| runs::detail(&name, &body)).unwrap_or_default();
     let ask = Ask {
         session,
         messages,

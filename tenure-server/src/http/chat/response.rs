@@ -2,7 +2,7 @@
 
 use super::client::Connection;
 use crate::error::{ApiError, ApiResult};
-use crate::server::Shared;
+use crate::serve::Shared;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

@@ -3,9 +3,9 @@
 //! Between the two: a limit on how long a client may accept nothing (`write_timeout`), a limit on bytes without a
 //! request, strict line endings (`http1.rs`), and a body for the errors that the library answers by itself.
 
-use crate::connections::Connection;
 use crate::error::ApiError;
-use crate::http1::RequestScanner;
+use crate::net::connections::Connection;
+use crate::net::http1::RequestScanner;
 use axum::http::StatusCode;
 use bytes::{Buf, Bytes};
 use std::io::{Error, ErrorKind, IoSlice, Result};

@@ -4,9 +4,9 @@
 //! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
 
 use crate::config::Config;
-use crate::cron::Cron;
-use crate::runner;
-use crate::server::{App, Shared};
+use crate::config::cron::Cron;
+use crate::jobs::runs;
+use crate::serve::{App, Shared};
 use anyhow::{Context, bail};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
@@ -309,7 +309,7 @@ impl Plan {
             messages: vec![Message::user(&said)],
             history: Some(HistoryMode::Append),
             assistant: Some(assistant.clone()),
-            detail: runner::detail(&model, &Fields::default()),
+            detail: runs::detail(&model, &Fields::default()),
             model: Some(model),
             on_busy: OnBusy::Reject,
             on_expired: OnExpired::Restore,
@@ -322,7 +322,7 @@ impl Plan {
                 let began = (turn.session_id.clone(), turn.run.clone());
                 tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
                 let here = app.clone();
-                app.tasks.spawn(async move { drop(runner::work(&here, *turn, None, None).await) });
+                app.tasks.spawn(async move { drop(runs::work(&here, *turn, None, None).await) });
                 Ok(began)
             }
         }

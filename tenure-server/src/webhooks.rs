@@ -2,7 +2,7 @@
 
 use crate::clock::{self, Stopwatch};
 use crate::config::{Config, Webhook, http_url};
-use crate::server::App;
+use crate::serve::App;
 use anyhow::Context;
 use jiff::Timestamp;
 use reqwest::header::CONTENT_TYPE;
@@ -56,7 +56,8 @@ impl Receiver {
         let url = http_url("url", &hook.url)?;
         let key = hook.secret()?.map(|secret| *blake3::hash(secret.as_bytes()).as_bytes());
         let timeout = hook.timeout.duration().context("timeout: it must end some time")?;
-        let client = crate::tls::client().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
+        let client =
+            crate::http_client::client().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
         Ok(Self { client, url, key })
     }
 
@@ -92,7 +93,7 @@ impl Receiver {
             Ok(response) if response.status().is_success() => Ok(()),
             Ok(response) => Err(format!("the web hook at {host} answered {}", response.status().as_u16())),
             Err(e) if e.is_timeout() => Err(format!("the web hook at {host} did not answer in time")),
-            Err(e) => Err(format!("the web hook at {host} can not be reached: {}", crate::upstream::chain(&e))),
+            Err(e) => Err(format!("the web hook at {host} can not be reached: {}", crate::llm::upstream::chain(&e))),
         }
     }
 }
@@ -174,7 +175,7 @@ async fn sweep(tenure: &Tenure) -> Again {
     let watch = Stopwatch::start();
     match tenure.sweep().await {
         Ok(report) => {
-            crate::metrics::sweep(&report, watch.elapsed());
+            crate::observability::metrics::sweep(&report, watch.elapsed());
             let (expired, evicted, purged) = (report.expired.len(), report.evicted.len(), report.purged.len());
             let failed = report.failed.len();
             if expired + evicted + purged + failed > 0 {

@@ -4,9 +4,9 @@
 //! A connection that has carried an authenticated request is kept in preference to one that has not, so that clients
 //! without a key can not lock out those that have one.
 
-use crate::auth::TrustedProxies;
 use crate::clock::Stopwatch;
 use crate::config::Config;
+use crate::config::TrustedProxies;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};

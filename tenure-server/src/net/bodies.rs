@@ -4,9 +4,9 @@
 //! count as well as those of requests that are being handled.
 
 use crate::auth::Caller;
-use crate::connections::Connection;
 use crate::error::ApiError;
-use crate::server::Shared;
+use crate::net::connections::Connection;
+use crate::serve::Shared;
 use axum::body::Bytes;
 use axum::extract::{FromRequestParts, Request};
 use axum::http::{HeaderMap, StatusCode, header};

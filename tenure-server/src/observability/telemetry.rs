@@ -67,7 +67,7 @@ where
     }
     let place = format!("{}/v1/traces", crate::config::http_url("telemetry.otlp", url)?.as_str().trim_end_matches('/'));
     let exporter = SpanExporter::builder().with_http().with_protocol(Protocol::HttpJson).with_endpoint(place);
-    crate::tls::install();
+    crate::http_client::install();
     let exporter = exporter.build().map_err(|e| anyhow!("telemetry.otlp: {e}"))?;
     let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let resource = Resource::builder().with_service_name("tenure").with_attribute(version).build();

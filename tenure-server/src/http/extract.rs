@@ -1,9 +1,9 @@
 //! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
 
-use crate::bodies;
 use crate::error::ApiError;
-use crate::query::check_name;
-use crate::server::Shared;
+use crate::http::query::check_name;
+use crate::net::bodies;
+use crate::serve::Shared;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, StatusCode, header, request::Parts};

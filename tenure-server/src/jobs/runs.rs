@@ -1,8 +1,8 @@
 //! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
 
 use crate::auth::rate_limit::{Metered, TokenMeter};
-use crate::metrics;
-use crate::server::{App, Shared};
+use crate::observability::metrics;
+use crate::serve::{App, Shared};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ pub async fn work(
         Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "a run failed"),
     }
     told(app, &who, &session_id, &run, &outcome).await;
-    crate::compact::after_turn(app, &who, &session_id, summaries, &name);
+    crate::jobs::compact::after_turn(app, &who, &session_id, summaries, &name);
     outcome
 }
 

@@ -2,18 +2,18 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one place that spawns tasks")]
 
 use crate::auth::Keys;
-use crate::bodies::BodyBudget;
 use crate::config::{Config, Limits};
-use crate::connections::{Admitted, Close, Connections, Full};
 use crate::embed::Source;
 use crate::error::ApiError;
-use crate::metrics;
-use crate::rehearsal::Rehearsal;
-use crate::responses::ResponseBody;
+use crate::llm::echo::Rehearsal;
+use crate::llm::upstream::Upstream;
+use crate::net::bodies::BodyBudget;
+use crate::net::connections::{Admitted, Close, Connections, Full};
+use crate::net::responses::ResponseBody;
+use crate::net::transport::Transport;
+use crate::observability::metrics;
 use crate::tools::Toolbox;
 use crate::transcripts::Transcripts;
-use crate::transport::Transport;
-use crate::upstream::Upstream;
 use anyhow::{Context, bail};
 use axum::Router;
 use axum::http::{Request, Response, StatusCode};
@@ -58,9 +58,9 @@ pub struct App {
     /// Work that outlives its request.
     pub tasks: Tasks,
     /// What runs by the clock.
-    pub schedules: Vec<crate::schedules::Plan>,
+    pub schedules: Vec<crate::jobs::schedules::Plan>,
     /// Who is told when a run ends.
-    pub run_hooks: Vec<Arc<crate::hooks::Receiver>>,
+    pub run_hooks: Vec<Arc<crate::webhooks::Receiver>>,
     /// The files that sessions are written to as they go, or when they end.
     pub transcripts: Transcripts,
     /// When sessions were last counted.
@@ -104,7 +104,7 @@ impl App {
         let keys = Keys::of(tenure.clone());
         let transcripts = Transcripts::new(&config);
         transcripts.install(&tenure);
-        crate::hooks::install(&tenure, &config)?;
+        crate::webhooks::install(&tenure, &config)?;
         let interpreters = tools.clone();
         tenure.on_archive(move |old, _| {
             let tools = interpreters.clone();
@@ -115,8 +115,8 @@ impl App {
         });
         let workspaces = crate::workspace::Workspaces::new(&config)?;
         let (tasks, census, rate_limits) = Default::default();
-        let run_hooks = crate::hooks::run_hooks(&config)?;
-        let schedules = crate::schedules::plans(&config)?;
+        let run_hooks = crate::webhooks::run_hooks(&config)?;
+        let schedules = crate::jobs::schedules::plans(&config)?;
         Ok(Arc::new(Self {
             bodies: BodyBudget::new(&config.limits),
             tenure,
@@ -162,7 +162,7 @@ impl Models {
 
     /// The names, in the order of the configuration; the built-in model last.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.order.iter().map(String::as_str).chain([crate::rehearsal::NAME])
+        self.order.iter().map(String::as_str).chain([crate::llm::echo::NAME])
     }
 
     /// Why a request for a model of this name is refused.
@@ -178,12 +178,12 @@ impl Models {
 
     /// The model that is meant if none is named.
     pub fn default_name(&self) -> &str {
-        self.order.first().map_or(crate::rehearsal::NAME, String::as_str)
+        self.order.first().map_or(crate::llm::echo::NAME, String::as_str)
     }
 
     /// A model by name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
-        if name == crate::rehearsal::NAME || (self.order.is_empty() && name == DEFAULT_MODEL) {
+        if name == crate::llm::echo::NAME || (self.order.is_empty() && name == DEFAULT_MODEL) {
             return Some(Arc::new(Rehearsal));
         }
         self.upstream(name).map(|u| u as Arc<dyn Model>)
@@ -309,15 +309,15 @@ fn is_loopback(ip: IpAddr) -> bool {
 pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let router = crate::router::router(app.clone());
     let sweeper = app.clone();
-    app.tasks.spawn(async move { crate::hooks::sweep_for_ever(&sweeper).await });
+    app.tasks.spawn(async move { crate::webhooks::sweep_for_ever(&sweeper).await });
     let runner = app.clone();
-    app.tasks.spawn(async move { crate::runner::look_after(&runner).await });
+    app.tasks.spawn(async move { crate::jobs::runs::look_after(&runner).await });
     let watcher = app.clone();
-    app.tasks.spawn(async move { crate::schedules::watch(&watcher).await });
+    app.tasks.spawn(async move { crate::jobs::schedules::watch(&watcher).await });
     let embedder = app.clone();
-    app.tasks.spawn(async move { crate::memory::embed_for_ever(&embedder).await });
+    app.tasks.spawn(async move { crate::jobs::memory::embed_for_ever(&embedder).await });
     let dreamer = app.clone();
-    app.tasks.spawn(async move { crate::memory::dream_for_ever(&dreamer).await });
+    app.tasks.spawn(async move { crate::jobs::memory::dream_for_ever(&dreamer).await });
     let writer = app.clone();
     app.tasks.spawn(async move { writer.transcripts.follow(&writer).await });
     let counter = app.clone();
@@ -431,7 +431,7 @@ struct Streams {
 
 impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Streams {
     fn execute(&self, stream: F) {
-        tokio::spawn(crate::responses::until_stalled(self.write_timeout, stream));
+        tokio::spawn(crate::net::responses::until_stalled(self.write_timeout, stream));
     }
 }
 

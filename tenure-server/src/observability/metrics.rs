@@ -1,8 +1,8 @@
 //! What is counted and timed, for Prometheus.
 
 use crate::clock::Stopwatch;
-use crate::connections::Close;
-use crate::server::App;
+use crate::net::connections::Close;
+use crate::serve::App;
 use async_trait::async_trait;
 use axum::http::Method;
 use metrics::{Counter, Histogram, counter, gauge, histogram};

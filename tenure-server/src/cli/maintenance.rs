@@ -1,7 +1,7 @@
 //! Care for a store: `tenure sweep` and `tenure migrate`.
 
 use super::client::{At, Needs};
-use super::show::{clean, line, note};
+use super::output::{clean, line, note};
 use anyhow::bail;
 use serde_json::json;
 use std::process::ExitCode;

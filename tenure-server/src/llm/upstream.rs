@@ -31,7 +31,7 @@ impl Upstream {
     /// A model as it is configured.
     pub fn new(config: &ModelConfig) -> anyhow::Result<Self> {
         let forever = Duration::from_secs(24 * 60 * 60);
-        let client = crate::tls::client()
+        let client = crate::http_client::client()
             .connect_timeout(config.connect_timeout.duration().unwrap_or(forever))
             .redirect(reqwest::redirect::Policy::none())
             .build()?;

@@ -4,7 +4,7 @@
 //! stream from being sent while the connection itself works, so each stream is watched.
 
 use crate::clock::Stopwatch;
-use crate::connections::InFlight;
+use crate::net::connections::InFlight;
 use axum::body::{Body, Bytes};
 use hyper::body::{Frame, SizeHint};
 use std::pin::Pin;

@@ -1,0 +1,4 @@
+//! Models: servers that speak OpenAI's protocol, and the one that is built in.
+
+pub mod echo;
+pub mod upstream;
