@@ -9,4 +9,4 @@ pub mod rate_limit;
 
 pub use bootstrap::add_bootstrap_key;
 pub use caller::{Caller, InHand};
-pub use keys::{Key, KeyLimits, Keys, NewKey, Right, SYSTEM};
+pub use keys::{Key, Keys, NewKey, Right, SYSTEM};

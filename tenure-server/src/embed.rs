@@ -4,7 +4,7 @@ mod bert;
 mod safetensors;
 mod wordpiece;
 
-use crate::config::embeddings::{Embeddings, Which};
+use crate::config::embeddings::{Embeddings, LOCAL_MODEL_NAME, Which};
 use crate::llm::upstream::Upstream;
 use anyhow::{Context, anyhow, bail};
 use bert::Bert;
@@ -17,9 +17,7 @@ use tenure::{Embedder, Fields};
 use tokio::sync::Semaphore;
 use wordpiece::Tokens;
 
-/// The model that `tenure models pull` gets.
-pub const NAME: &str = "all-minilm-l6-v2";
-/// The BLAKE3 hash of its files.
+/// The BLAKE3 hash of the files of [`LOCAL_MODEL_NAME`].
 pub const HASH: &str = "82c66dfde10c549afadc56acc32690697f091ab9923c65438ed6dfaaa37f03de";
 
 /// The files of a model, the tokenizer's two forms in the order in which they are looked for.
@@ -133,7 +131,7 @@ impl Local {
         }
         let hash = hash([&config, &text, &weights].map(|file| &file[..]));
         // Vectors of different names are never compared: another model needs another name.
-        let name = if hash == HASH { NAME.to_owned() } else { format!("local-{}", &hash[..12]) };
+        let name = if hash == HASH { LOCAL_MODEL_NAME.to_owned() } else { format!("local-{}", &hash[..12]) };
         let bytes = config.len() + text.len() + weights.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { name, bytes, model: Arc::new((tokens, bert)), at_once: Semaphore::new(cores) })

@@ -11,3 +11,15 @@ pub fn client() -> reqwest::ClientBuilder {
     install();
     reqwest::Client::builder().tcp_nodelay(true)
 }
+
+/// An error with its causes, and without the URL, which may hold a secret.
+pub fn error_chain(e: &reqwest::Error) -> String {
+    use std::error::Error;
+    let mut causes = Vec::new();
+    let mut next = e.source();
+    while let Some(cause) = next {
+        causes.push(cause.to_string());
+        next = cause.source();
+    }
+    if causes.is_empty() { "the connection failed".to_owned() } else { causes.join(": ") }
+}

@@ -12,6 +12,7 @@ pub mod http;
 pub mod http_client;
 pub mod jobs;
 pub mod llm;
+pub mod names;
 pub mod net;
 pub mod observability;
 pub mod router;

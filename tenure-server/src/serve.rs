@@ -2,7 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "this is the one place that spawns tasks")]
 
 use crate::auth::Keys;
-use crate::config::{Config, Limits};
+use crate::config::{BUILT_IN_MODEL, Config, Limits};
 use crate::embed::Source;
 use crate::error::ApiError;
 use crate::llm::echo::Rehearsal;
@@ -58,7 +58,7 @@ pub struct App {
     /// Work that outlives its request.
     pub tasks: Tasks,
     /// What runs by the clock.
-    pub schedules: Vec<crate::jobs::schedules::Plan>,
+    pub schedules: Vec<crate::config::schedules::CompiledSchedule>,
     /// Who is told when a run ends.
     pub run_hooks: Vec<Arc<crate::webhooks::Receiver>>,
     /// The files that sessions are written to as they go, or when they end.
@@ -116,7 +116,7 @@ impl App {
         let workspaces = crate::workspace::Workspaces::new(&config)?;
         let (tasks, census, rate_limits) = Default::default();
         let run_hooks = crate::webhooks::run_hooks(&config)?;
-        let schedules = crate::jobs::schedules::plans(&config)?;
+        let schedules = crate::config::schedules::compile(&config.schedules, &config.assistants)?;
         Ok(Arc::new(Self {
             bodies: BodyBudget::new(&config.limits),
             tenure,
@@ -162,7 +162,7 @@ impl Models {
 
     /// The names, in the order of the configuration; the built-in model last.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.order.iter().map(String::as_str).chain([crate::llm::echo::NAME])
+        self.order.iter().map(String::as_str).chain([BUILT_IN_MODEL])
     }
 
     /// Why a request for a model of this name is refused.
@@ -178,12 +178,12 @@ impl Models {
 
     /// The model that is meant if none is named.
     pub fn default_name(&self) -> &str {
-        self.order.first().map_or(crate::llm::echo::NAME, String::as_str)
+        self.order.first().map_or(BUILT_IN_MODEL, String::as_str)
     }
 
     /// A model by name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
-        if name == crate::llm::echo::NAME || (self.order.is_empty() && name == DEFAULT_MODEL) {
+        if name == BUILT_IN_MODEL || (self.order.is_empty() && name == DEFAULT_MODEL) {
             return Some(Arc::new(Rehearsal));
         }
         self.upstream(name).map(|u| u as Arc<dyn Model>)

@@ -5,6 +5,7 @@
 //! the session: a file with another time is behind, or was torn by a crash.
 
 use crate::config::Config;
+use crate::names::file_name;
 use crate::serve::Shared;
 use anyhow::Context;
 use jiff::Timestamp;
@@ -371,31 +372,9 @@ fn file(dir: &Path, head: &Head) -> PathBuf {
     directory(dir, &head.tenant, &head.user).join(format!("{}.jsonl", file_name(head.info.session_id.as_str())))
 }
 
-/// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
-pub(crate) fn file_name(name: &str) -> String {
-    let mut safe = String::with_capacity(name.len());
-    for (i, byte) in name.bytes().enumerate() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b':' => safe.push(byte.into()),
-            b'.' if i > 0 => safe.push('.'),
-            _ => safe.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn file_names_lead_nowhere_else() {
-        for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
-            assert_eq!(file_name(name), want);
-        }
-        assert_eq!(file_name("é\\ "), "%C3%A9%5C%20");
-        assert!(file_name(&"é".repeat(64)).len() < 100, "a name must fit into a directory");
-    }
 
     #[test]
     fn what_can_not_be_written_to_is_told_at_once() {

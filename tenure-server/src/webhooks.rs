@@ -93,7 +93,9 @@ impl Receiver {
             Ok(response) if response.status().is_success() => Ok(()),
             Ok(response) => Err(format!("the web hook at {host} answered {}", response.status().as_u16())),
             Err(e) if e.is_timeout() => Err(format!("the web hook at {host} did not answer in time")),
-            Err(e) => Err(format!("the web hook at {host} can not be reached: {}", crate::llm::upstream::chain(&e))),
+            Err(e) => {
+                Err(format!("the web hook at {host} can not be reached: {}", crate::http_client::error_chain(&e)))
+            }
         }
     }
 }

@@ -146,7 +146,7 @@ impl Workspaces {
     /// Where a workspace is. It must be there, inside of the tenant's own directory, whatever links say.
     fn place(&self, tenant: &Tenant, name: &str) -> Result<PathBuf, Trouble> {
         check_name(name)?;
-        let home = self.root.join(crate::transcripts::file_name(tenant.as_str()));
+        let home = self.root.join(crate::names::file_name(tenant.as_str()));
         let place = home.join(name);
         let found = place.canonicalize();
         let found = found.map_err(|e| {

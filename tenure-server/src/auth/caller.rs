@@ -1,7 +1,8 @@
 //! The caller of a request: who it is, and what it may do.
 
-use super::keys::{Key, KeyLimits, Right};
+use super::keys::{Key, Right};
 use super::rate_limit::{Metered, ResponseHeaders, TokenMeter};
+use crate::config::KeyLimits;
 use crate::error::ApiError;
 use crate::http::extract::header_text;
 use crate::net::connections::Connection;

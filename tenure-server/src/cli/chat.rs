@@ -4,7 +4,7 @@ use super::client::{At, Client, Needs, Pages, Refused};
 use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
 use super::terminal::{Heard, Input};
-use crate::llm::upstream::Events;
+use crate::llm::sse::SseDecoder;
 use anyhow::{anyhow, bail};
 use axum::http::Method;
 use clap::Args;
@@ -316,7 +316,7 @@ impl Talk {
 /// Asks, and prints the answer as it comes; the whole message at the end. Tells which run it is as soon as that is known.
 async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
-    let (mut events, mut answer, mut done) = (Events::default(), Answer::default(), false);
+    let (mut events, mut answer, mut done) = (SseDecoder::default(), Answer::default(), false);
     let mut said = false;
     while let Some(part) = response.body.next().await {
         events.push(&part?).map_err(|why| anyhow!(why))?;

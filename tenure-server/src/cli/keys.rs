@@ -2,7 +2,8 @@
 
 use super::client::{At, Client, Needs};
 use super::output::{age, clean, line, note, print, table};
-use crate::auth::{KeyLimits, Right};
+use crate::auth::Right;
+use crate::config::KeyLimits;
 use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};

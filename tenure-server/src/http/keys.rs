@@ -1,6 +1,7 @@
 //! `/keys`: API keys, for administrators.
 
-use crate::auth::{Caller, Key, KeyLimits, NewKey, Right};
+use crate::auth::{Caller, Key, NewKey, Right};
+use crate::config::KeyLimits;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{Input, Named};
 use crate::http::query::Pairs;

@@ -3,21 +3,16 @@
 //! Every node looks at the clock. A time that is due is a request with an idempotency key of its own, so that one node's run is everybody's.
 //! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
 
-use crate::config::Config;
-use crate::config::cron::Cron;
-use crate::jobs::runs;
-use crate::serve::{App, Shared};
-use anyhow::{Context, bail};
-use jiff::tz::TimeZone;
+use super::runs;
+use crate::config::schedules::{CompiledSchedule, Schedule};
+use crate::serve::Shared;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 use tenure::store::{Item, Owner, Shelf};
-use tenure::{
-    Ask, Begun, Fields, HistoryMode, Message, OnBusy, OnExpired, Principal, Reach, RunId, SessionId, Tenant, User,
-};
+use tenure::{Ask, Begun, Fields, HistoryMode, Message, OnBusy, OnExpired, RunId, SessionId};
 
 /// Older than this, what is due is missed.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
@@ -29,54 +24,6 @@ const MISSED: &str = "missed";
 const TELL_MISSED: usize = 20;
 /// So many notes of each kind are kept of one schedule.
 const KEEP_NOTES: usize = 50;
-
-/// A schedule, as it is configured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Schedule {
-    /// Its name.
-    pub name: String,
-    /// When: minute, hour, day, month, day of the week.
-    pub cron: String,
-    /// By whose clock.
-    #[serde(default = "utc")]
-    pub timezone: String,
-    /// Who is asked.
-    pub assistant: String,
-    /// What, with `{{date}}`, `{{time}}`, `{{weekday}}`, `{{now}}`, `{{name}}`, `{{count}}` and the variables below.
-    pub input: String,
-    /// Words of one's own.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub variables: BTreeMap<String, String>,
-    /// The session that is always gone on with; none: a fresh one each time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session: Option<String>,
-    /// Whose data.
-    #[serde(default = "default_name")]
-    pub tenant: String,
-    /// Who asks.
-    #[serde(default = "default_name")]
-    pub user: String,
-}
-
-fn utc() -> String {
-    "UTC".to_owned()
-}
-
-fn default_name() -> String {
-    "default".to_owned()
-}
-
-/// A schedule that was understood.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// As it is configured.
-    pub schedule: Schedule,
-    cron: Cron,
-    zone: TimeZone,
-    who: Principal,
-    session: Option<SessionId>,
-}
 
 /// What became of a schedule so far.
 #[derive(Clone, Debug, Default)]
@@ -138,83 +85,32 @@ impl Note {
     }
 }
 
-/// The schedules of a configuration; what is wrong with one is told by its place.
-pub fn plans(config: &Config) -> anyhow::Result<Vec<Plan>> {
-    let mut plans: Vec<Plan> = Vec::new();
-    for (i, schedule) in config.schedules.iter().enumerate() {
-        let plan = plan(schedule, config).with_context(|| format!("schedules[{i}]"))?;
-        if plans.iter().any(|p| p.schedule.name == plan.schedule.name && p.who.tenant == plan.who.tenant) {
-            bail!("schedules[{i}].name: {:?} is there twice", plan.schedule.name);
-        }
-        plans.push(plan);
-    }
-    Ok(plans)
+/// A schedule of this server.
+#[derive(Clone, Copy, Debug)]
+pub struct ScheduleJob<'a> {
+    app: &'a Shared,
+    compiled: &'a CompiledSchedule,
 }
 
-fn plan(schedule: &Schedule, config: &Config) -> anyhow::Result<Plan> {
-    let named = config.assistants.iter().any(|a| a.name == schedule.assistant);
-    if !named {
-        bail!("assistant: there is no assistant {:?} in this configuration", schedule.assistant);
-    }
-    let cron = schedule.cron.parse().context("cron")?;
-    let zone = TimeZone::get(&schedule.timezone)
-        .with_context(|| format!("timezone: {:?} is not known here", schedule.timezone))?;
-    let who = Principal {
-        tenant: Tenant::new(&schedule.tenant)?,
-        user: User::new(&schedule.user)?,
-        reach: Reach::Own,
-        quota: None,
-    };
-    let session = schedule.session.as_ref().map(SessionId::new).transpose().context("session")?;
-    SessionId::new(&schedule.name).context("name")?;
-    let plan = Plan { schedule: schedule.clone(), cron, zone, who, session };
-    plan.say(Timestamp::UNIX_EPOCH, 0).context("input")?;
-    Ok(plan)
-}
-
-impl Plan {
-    /// When it is due next.
-    pub fn next(&self, after: Timestamp) -> Option<Timestamp> {
-        self.cron.next(&after.to_zoned(self.zone.clone())).map(|t| t.timestamp())
-    }
-
-    /// What is said at a time.
-    fn say(&self, at: Timestamp, count: u64) -> anyhow::Result<String> {
-        let here = at.to_zoned(self.zone.clone());
-        let (mut said, mut rest) = (String::new(), self.schedule.input.as_str());
-        while let Some((before, after)) = rest.split_once("{{") {
-            let (name, after) = after.split_once("}}").context("`{{` without `}}`")?;
-            let value = match name.trim() {
-                "date" => here.date().to_string(),
-                "time" => here.strftime("%H:%M").to_string(),
-                "weekday" => here.strftime("%A").to_string(),
-                "now" => at.to_string(),
-                "name" => self.schedule.name.clone(),
-                "count" => count.to_string(),
-                other => match self.schedule.variables.get(other) {
-                    Some(value) => value.clone(),
-                    None => bail!("there is no variable {other:?}"),
-                },
-            };
-            said.push_str(before);
-            said.push_str(&value);
-            rest = after;
-        }
-        said.push_str(rest);
-        Ok(said)
+impl<'a> ScheduleJob<'a> {
+    /// Nothing is due yet.
+    pub fn new(app: &'a Shared, compiled: &'a CompiledSchedule) -> Self {
+        Self { app, compiled }
     }
 
     fn shelf(&self, kind: &str) -> Shelf {
-        let name = format!("schedule/{}/{kind}", self.schedule.name);
-        Shelf { tenant: self.who.tenant.clone(), owner: Owner::Tenant, name }
+        let name = format!("schedule/{}/{kind}", self.compiled.schedule.name);
+        Shelf { tenant: self.compiled.principal.tenant.clone(), owner: Owner::Tenant, name }
     }
 
     /// What became of it so far.
-    pub async fn state(&self, app: &App) -> tenure::Result<State> {
+    pub async fn state(&self) -> tenure::Result<State> {
         let mut state = State::default();
         for kind in [MISSED, RAN] {
-            for item in app.tenure.store().items(&self.shelf(kind), None, 2 * KEEP_NOTES).await? {
-                let place = || format!("schedule {:?} of tenant {}", self.schedule.name, self.who.tenant);
+            for item in self.app.tenure.store().items(&self.shelf(kind), None, 2 * KEEP_NOTES).await? {
+                let place = || {
+                    format!("schedule {:?} of tenant {}", self.compiled.schedule.name, self.compiled.principal.tenant)
+                };
                 let note: Note = serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))?;
                 state.add(note);
             }
@@ -224,65 +120,65 @@ impl Plan {
         Ok(state)
     }
 
-    async fn note(&self, app: &App, note: &Note) -> tenure::Result<()> {
-        let (created_at, used_at) = (app.tenure.now(), note.at());
+    async fn note(&self, note: &Note) -> tenure::Result<()> {
+        let (created_at, used_at) = (self.app.tenure.now(), note.at());
         let key = used_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let item =
             Item { key, value: json!(note).to_string(), text: None, created_at, used_at, uses: 0, expires_at: None };
-        app.tenure.store().put(&self.shelf(note.shelf()), &item, Some(KEEP_NOTES)).await
+        self.app.tenure.store().put(&self.shelf(note.shelf()), &item, Some(KEEP_NOTES)).await
     }
 
-    async fn miss(&self, app: &App, at: Timestamp, why: &str) -> tenure::Result<()> {
-        tracing::warn!(schedule = self.schedule.name, %at, why, "a scheduled run was missed");
+    async fn miss(&self, at: Timestamp, why: &str) -> tenure::Result<()> {
+        tracing::warn!(schedule = self.compiled.schedule.name, %at, why, "a scheduled run was missed");
         metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
-        self.note(app, &Note::Missed { at, why: why.to_owned() }).await
+        self.note(&Note::Missed { at, why: why.to_owned() }).await
     }
 
     /// Deals with what is due; when to look again.
-    async fn look(&self, app: &Shared) -> tenure::Result<Option<Timestamp>> {
-        let now = app.tenure.now();
-        let state = self.state(app).await?;
+    async fn look(&self) -> tenure::Result<Option<Timestamp>> {
+        let now = self.app.tenure.now();
+        let state = self.state().await?;
         let Some(last) = state.last else {
             // It is new: it begins with the next time.
-            self.note(app, &Note::New { at: now }).await?;
-            return Ok(self.next(now));
+            self.note(&Note::New { at: now }).await?;
+            return Ok(self.compiled.next(now));
         };
         let mut due = VecDeque::new();
         let mut at = last;
-        while let Some(next) = self.next(at).filter(|t| *t <= now) {
+        while let Some(next) = self.compiled.next(at).filter(|t| *t <= now) {
             due.push_back(next);
             at = next;
             if due.len() > TELL_MISSED {
                 due.pop_front();
             }
         }
-        let Some(latest) = due.pop_back() else { return Ok(self.next(last)) };
+        let Some(latest) = due.pop_back() else { return Ok(self.compiled.next(last)) };
         for at in due {
-            self.miss(app, at, "nobody was there").await?;
+            self.miss(at, "nobody was there").await?;
         }
         if now.duration_since(latest) > LATE {
-            self.miss(app, latest, "nobody was there").await?;
-        } else if self.is_on(app, &state).await? {
-            self.miss(app, latest, "the run before was still on").await?;
+            self.miss(latest, "nobody was there").await?;
+        } else if self.is_on(&state).await? {
+            self.miss(latest, "the run before was still on").await?;
         } else {
             let count = state.count + 1;
-            let (session, run) = match self.fire(app, latest, count).await {
+            let (session, run) = match self.fire(latest, count).await {
                 Err(tenure::Error::Gone { session_id, status }) => {
                     let why = format!("its session {session_id} is {status}; restore it, or purge it");
-                    self.miss(app, latest, &why).await?;
-                    return Ok(self.next(latest));
+                    self.miss(latest, &why).await?;
+                    return Ok(self.compiled.next(latest));
                 }
                 fired => fired?,
             };
             metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
-            self.note(app, &Note::Ran { at: latest, count, session, run }).await?;
+            self.note(&Note::Ran { at: latest, count, session, run }).await?;
         }
-        Ok(self.next(latest))
+        Ok(self.compiled.next(latest))
     }
 
-    async fn is_on(&self, app: &App, state: &State) -> tenure::Result<bool> {
+    async fn is_on(&self, state: &State) -> tenure::Result<bool> {
         let (Some(session), Some(run)) = (&state.session, &state.run) else { return Ok(false) };
-        match app.tenure.run(&self.who, session, run).await {
+        match self.app.tenure.run(&self.compiled.principal, session, run).await {
             Ok((_, run)) => Ok(run.ended.is_none()),
             Err(tenure::Error::NotFound { .. } | tenure::Error::NoSuchRun { .. } | tenure::Error::Gone { .. }) => {
                 Ok(false)
@@ -292,18 +188,18 @@ impl Plan {
     }
 
     /// Asks, unless another node has done so.
-    async fn fire(&self, app: &Shared, at: Timestamp, count: u64) -> tenure::Result<(SessionId, RunId)> {
-        let Schedule { name, assistant, .. } = &self.schedule;
-        let said = self.say(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
+    async fn fire(&self, at: Timestamp, count: u64) -> tenure::Result<(SessionId, RunId)> {
+        let Schedule { name, assistant, .. } = &self.compiled.schedule;
+        let said = self.compiled.input_at(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
         let key = format!("schedule/{name}/{}", at.as_second());
         let body = blake3::hash(name.as_bytes()).to_hex().to_string();
-        if let Some(started) = app.tenure.started(&self.who, &key, &body).await? {
+        if let Some(started) = self.app.tenure.started(&self.compiled.principal, &key, &body).await? {
             return Ok(started);
         }
-        let model = app.tenure.assistant(&self.who, assistant).await?.and_then(|a| a.model.clone());
-        let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
+        let model = self.app.tenure.assistant(&self.compiled.principal, assistant).await?.and_then(|a| a.model.clone());
+        let model = model.unwrap_or_else(|| self.app.models.default_name().to_owned());
         let fresh = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
-        let session = self.session.clone().map_or_else(fresh, Ok)?;
+        let session = self.compiled.session.clone().map_or_else(fresh, Ok)?;
         let ask = Ask {
             session: Some(session),
             messages: vec![Message::user(&said)],
@@ -316,13 +212,13 @@ impl Plan {
             idempotency: Some((key.clone(), body.clone())),
             ..Ask::default()
         };
-        match app.tenure.turn(&self.who, ask).await? {
+        match self.app.tenure.turn(&self.compiled.principal, ask).await? {
             Begun::Before { session_id, run, .. } => Ok((session_id, run)),
             Begun::Turn(turn) => {
                 let began = (turn.session_id.clone(), turn.run.clone());
                 tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
-                let here = app.clone();
-                app.tasks.spawn(async move { drop(runs::work(&here, *turn, None, None).await) });
+                let here = self.app.clone();
+                self.app.tasks.spawn(async move { drop(runs::work(&here, *turn, None, None).await) });
                 Ok(began)
             }
         }
@@ -360,11 +256,11 @@ pub async fn watch(app: &Shared) {
 /// Deals with all that is due now; when to look again.
 pub async fn look(app: &Shared) -> Timestamp {
     let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
-    for plan in &app.schedules {
-        match plan.look(app).await {
+    for compiled in &app.schedules {
+        match ScheduleJob::new(app, compiled).look().await {
             Ok(next) => soonest = next.map_or(soonest, |t| t.min(soonest)),
             Err(e) => {
-                tracing::warn!(schedule = plan.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
+                tracing::warn!(schedule = compiled.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
             }
         }
     }

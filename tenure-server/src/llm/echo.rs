@@ -3,14 +3,12 @@
 //! It repeats what it was asked and says how many messages it sees. `CALL name {json}` makes it call a tool. Its summaries list what the
 //! user said.
 
+use crate::config::BUILT_IN_MODEL;
 use async_trait::async_trait;
 use futures_util::stream;
 use serde_json::{Value, json};
 use tenure::summary::{BEFORE, REQUEST, TURNS};
 use tenure::{Message, Model, ModelError, Piece, Pieces, Prompt, Role};
-
-/// What it is called.
-pub const NAME: &str = "rehearsal";
 
 /// The built-in model.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +26,7 @@ impl Model for Rehearsal {
         let id = format!("chatcmpl-rehearsal-{}", prompt.messages.len());
         if !prompt.stream {
             let choice = json!({"index": 0, "message": message, "finish_reason": finish});
-            let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": NAME, "choices": [choice], "usage": usage});
+            let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": BUILT_IN_MODEL, "choices": [choice], "usage": usage});
             return Ok(Box::pin(stream::iter([Ok(Piece::Whole(body.to_string()))])));
         }
         let mut deltas = vec![json!({"role": "assistant", "content": ""})];
@@ -44,7 +42,7 @@ impl Model for Rehearsal {
         }
         let chunk = |delta: Value, finish: Value| {
             let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
-            json!({"id": id, "object": "chat.completion.chunk", "created": 0, "model": NAME, "choices": [choice]})
+            json!({"id": id, "object": "chat.completion.chunk", "created": 0, "model": BUILT_IN_MODEL, "choices": [choice]})
         };
         let mut chunks: Vec<Value> = deltas.into_iter().map(|d| chunk(d, Value::Null)).collect();
         chunks.push(chunk(json!({}), json!(finish)));

@@ -1,17 +1,16 @@
 //! A model behind an OpenAI-compatible server. Requests and answers are passed on as they are.
 
+use super::sse::{MAX_ANSWER_BYTES, SseDecoder};
 use crate::config::ModelConfig;
+use crate::http_client::error_chain;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{Client, Response};
-use serde_json::value::RawValue;
 use std::time::Duration;
 use tenure::{Fields, Message, Model, ModelError, Piece, Pieces, Prompt};
 
-/// Bytes of an answer that is not streamed, and of one chunk of one that is.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Bytes of an error's body that are passed on.
 const MAX_ERROR_BYTES: usize = 1 << 20;
 
@@ -103,7 +102,7 @@ impl Upstream {
     async fn read(&self, response: Response, max: usize) -> Result<String, ModelError> {
         let (mut body, mut bytes) = (Vec::new(), response.bytes_stream());
         while let Some(part) = tokio::time::timeout(self.idle, bytes.next()).await.map_err(|_| self.silent())? {
-            body.extend_from_slice(&part.map_err(|e| broken(format!("the answer broke off: {}", chain(&e))))?);
+            body.extend_from_slice(&part.map_err(|e| broken(format!("the answer broke off: {}", error_chain(&e))))?);
             if body.len() > max {
                 return Err(broken(format!("the answer is over {max} bytes")));
             }
@@ -114,7 +113,7 @@ impl Upstream {
     fn stream(&self, response: Response) -> impl Stream<Item = Result<Piece, ModelError>> + Send + use<> {
         let (idle, silent) = (self.idle, self.silent());
         let bytes = response.bytes_stream();
-        let state = (Box::pin(bytes), Events::default(), false);
+        let state = (Box::pin(bytes), SseDecoder::default(), false);
         stream::unfold(Some(state), move |state| {
             let silent = silent.clone();
             async move {
@@ -132,7 +131,7 @@ impl Upstream {
                         Err(_) => return Some((Err(silent), None)),
                         Ok(Some(Ok(part))) => part,
                         Ok(Some(Err(e))) => {
-                            return Some((Err(broken(format!("the stream broke off: {}", chain(&e)))), None));
+                            return Some((Err(broken(format!("the stream broke off: {}", error_chain(&e)))), None));
                         }
                         // Some servers end without a word once they have said why they stopped.
                         Ok(None) if finished => return None,
@@ -187,95 +186,7 @@ fn broken(why: impl Into<String>) -> ModelError {
 
 fn unreachable_or_broken(e: &reqwest::Error) -> ModelError {
     match e.is_timeout() || e.is_connect() {
-        true => ModelError::Unreachable { why: chain(e) },
-        false => broken(chain(e)),
-    }
-}
-
-/// An error with its causes, and without the URL, which may hold a secret.
-pub(crate) fn chain(e: &reqwest::Error) -> String {
-    use std::error::Error;
-    let mut causes = Vec::new();
-    let mut next = e.source();
-    while let Some(cause) = next {
-        causes.push(cause.to_string());
-        next = cause.source();
-    }
-    if causes.is_empty() { "the connection failed".to_owned() } else { causes.join(": ") }
-}
-
-/// Server-sent events as they arrive in parts.
-#[derive(Debug, Default)]
-pub(crate) struct Events {
-    bytes: Vec<u8>,
-    /// Up to here there is no line end.
-    looked: usize,
-    data: Option<String>,
-    ready: std::collections::VecDeque<String>,
-}
-
-impl Events {
-    /// Takes a part in, wherever it was cut.
-    pub(crate) fn push(&mut self, part: &[u8]) -> Result<(), String> {
-        self.bytes.extend_from_slice(part);
-        let mut start = 0;
-        while let Some(end) = self.bytes[self.looked.max(start)..].iter().position(|b| *b == b'\n') {
-            let end = end + self.looked.max(start);
-            let line = self.bytes[start..end].strip_suffix(b"\r").unwrap_or(&self.bytes[start..end]);
-            let line = std::str::from_utf8(line).map_err(|_| "the stream is not UTF-8 text")?;
-            if line.is_empty() {
-                self.ready.extend(self.data.take());
-            } else if let Some(data) = line.strip_prefix("data:") {
-                let data = data.strip_prefix(' ').unwrap_or(data);
-                match &mut self.data {
-                    Some(all) => {
-                        all.push('\n');
-                        all.push_str(data);
-                    }
-                    None => self.data = Some(data.to_owned()),
-                }
-            }
-            start = end + 1;
-            self.looked = start;
-        }
-        self.bytes.drain(..start);
-        self.looked = self.bytes.len();
-        if self.bytes.len() + self.data.as_ref().map_or(0, String::len) > MAX_ANSWER_BYTES {
-            return Err(format!("a chunk is over {MAX_ANSWER_BYTES} bytes"));
-        }
-        Ok(())
-    }
-
-    /// The stream has ended: whether what is left of it is a whole event.
-    fn finish(&mut self) -> bool {
-        let Ok(()) = self.push(b"\n\n") else { return false };
-        self.ready.retain(|data| data == "[DONE]" || serde_json::from_str::<&RawValue>(data).is_ok());
-        !self.ready.is_empty()
-    }
-
-    /// The data of the next whole event.
-    pub(crate) fn next(&mut self) -> Option<String> {
-        self.ready.pop_front()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_in_any_parts() {
-        let text = "data: one\n\n: a comment\r\ndata: two\r\n\r\nevent: x\ndata:three\ndata: four\n\ndata: [DONE]\n\ndata: cut";
-        for size in 1..text.len() {
-            let mut events = Events::default();
-            let mut all = Vec::new();
-            for part in text.as_bytes().chunks(size) {
-                events.push(part).unwrap();
-                while let Some(event) = events.next() {
-                    all.push(event);
-                }
-            }
-            assert_eq!(all, ["one", "two", "three\nfour", "[DONE]"], "in parts of {size}");
-        }
+        true => ModelError::Unreachable { why: error_chain(e) },
+        false => broken(error_chain(e)),
     }
 }

@@ -4,7 +4,7 @@
 //! Any status is an answer: 2xx is what the tool says, everything else is what it complains about. No answer is a lost call, unless there was
 //! nobody to connect to.
 
-use super::{MAX_ANSWER_BYTES, clip, spoken};
+use super::text::{MAX_ANSWER_BYTES, clip, spoken};
 use crate::config::{http_url, tools::reveal};
 use anyhow::Context;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -76,7 +76,7 @@ impl Endpoint {
         let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
             true => ToolError::NotCalled(format!(
                 "it can not be reached: {}",
-                crate::llm::upstream::chain(&e.without_url())
+                crate::http_client::error_chain(&e.without_url())
             )),
             false => lost(&e.without_url()),
         })?;
@@ -103,7 +103,7 @@ impl Endpoint {
 }
 
 fn lost(e: &reqwest::Error) -> ToolError {
-    ToolError::Lost(format!("the connection broke: {}", crate::llm::upstream::chain(e)))
+    ToolError::Lost(format!("the connection broke: {}", crate::http_client::error_chain(e)))
 }
 
 /// An id as a header can hold it: what is not plain is written as `%0A`.

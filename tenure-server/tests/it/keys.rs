@@ -3,8 +3,8 @@
 use crate::door::{Door, each};
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
-use tenure_server::auth::{KeyLimits, Keys, NewKey, Right, add_bootstrap_key};
-use tenure_server::config::TrustedProxies;
+use tenure_server::auth::{Keys, NewKey, Right, add_bootstrap_key};
+use tenure_server::config::{KeyLimits, TrustedProxies};
 
 fn bearer(door: &Door, key: &Value) -> Door {
     door.with("authorization", &format!("Bearer {}", key["key"].as_str().unwrap()))
