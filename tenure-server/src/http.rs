@@ -2,9 +2,12 @@
 
 pub mod assistants;
 pub mod audit;
+mod body;
+mod caller;
 pub mod chat;
 pub mod checkpoints;
 pub mod compact;
+mod errors;
 pub mod extract;
 pub mod keys;
 pub mod memories;

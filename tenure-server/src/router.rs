@@ -1,14 +1,14 @@
 //! The table of routes.
 
+use crate::app::Shared;
 use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
-use crate::http::extract::{header_hint, header_text};
+use crate::headers::{header_hint, header_text};
 use crate::http::{
     assistants, audit, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
     schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
 use crate::observability::telemetry;
-use crate::serve::Shared;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -256,4 +256,9 @@ async fn observe(mut request: Request, next: Next) -> Response {
         response.headers_mut().insert("x-request-id", value);
     }
     response
+}
+
+/// The routes without a socket, for the command line and for tests.
+pub fn in_process(app: &Shared) -> Router {
+    router(app.clone())
 }

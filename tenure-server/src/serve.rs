@@ -1,278 +1,31 @@
-//! The server: what it holds, how it listens, how it stops. The only place that spawns tasks.
-#![expect(clippy::disallowed_methods, reason = "this is the one place that spawns tasks")]
+//! Serving: how connections are accepted, and how the server stops.
+#![expect(clippy::disallowed_methods, reason = "connections are tasks of their own")]
 
-use crate::auth::Keys;
-use crate::config::{BUILT_IN_MODEL, Config, Limits};
-use crate::embed::Source;
+use crate::app::{App, Shared};
+use crate::config::Limits;
 use crate::error::ApiError;
-use crate::llm::echo::Rehearsal;
-use crate::llm::upstream::Upstream;
-use crate::net::bodies::BodyBudget;
+use crate::jobs;
 use crate::net::connections::{Admitted, Close, Connections, Full};
-use crate::net::responses::ResponseBody;
+use crate::net::responses::{self, ResponseBody};
 use crate::net::transport::Transport;
 use crate::observability::metrics;
-use crate::tools::Toolbox;
-use crate::transcripts::Transcripts;
+use crate::router::router;
 use anyhow::{Context, bail};
-use axum::Router;
 use axum::http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::net::IpAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::{Model, Tenure, Tools};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-
-/// What every handler has in hand.
-pub type Shared = Arc<App>;
-
-/// The server's parts.
-pub struct App {
-    /// The sessions.
-    pub tenure: Tenure,
-    /// How it is set up.
-    pub config: Config,
-    /// Who may ask.
-    pub keys: Keys,
-    /// What keys have used of their limits this minute.
-    pub rate_limits: Arc<crate::auth::rate_limit::RateLimits>,
-    /// The models by name, in the order of the configuration.
-    pub models: Models,
-    /// What makes vectors.
-    pub embeddings: Source,
-    /// What the models can have done.
-    pub tools: Arc<Toolbox>,
-    /// The workspaces of sessions, if they are kept.
-    pub workspaces: Option<Arc<crate::workspace::Workspaces>>,
-    /// Work that outlives its request.
-    pub tasks: Tasks,
-    /// What runs by the clock.
-    pub schedules: Vec<crate::config::schedules::CompiledSchedule>,
-    /// Who is told when a run ends.
-    pub run_hooks: Vec<Arc<crate::webhooks::Receiver>>,
-    /// The files that sessions are written to as they go, or when they end.
-    pub transcripts: Transcripts,
-    /// When sessions were last counted.
-    pub census: metrics::Census,
-    /// The memory that request bodies may use.
-    pub bodies: Arc<BodyBudget>,
-}
-
-impl std::fmt::Debug for App {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("App")
-    }
-}
-
-impl App {
-    /// Opens the store and sets everything up.
-    pub async fn open(config: Config) -> anyhow::Result<Shared> {
-        let embeddings = Source::open(&config.embeddings).await?;
-        let options = tenure::Options { embedder: embeddings.embedder(), ..config.options() };
-        let tenure = Tenure::open_with(&config.store, options).await?;
-        let app = Self::with(tenure, config, embeddings)?;
-        app.transcripts.check()?;
-        let file = &app.config.bootstrap_key_file;
-        if !file.is_empty()
-            && let Some(id) = crate::auth::add_bootstrap_key(&app.keys, file.as_ref()).await?
-        {
-            tracing::info!(key = id, "the key of bootstrap_key_file was added");
-        }
-        Ok(app)
-    }
-
-    /// The same on a house that is open already, and makes vectors or not by itself.
-    pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<Shared> {
-        Self::with(tenure, config, Source::None)
-    }
-
-    fn with(tenure: Tenure, config: Config, embeddings: Source) -> anyhow::Result<Shared> {
-        config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
-        let models = Models::new(&config)?;
-        let tools = Arc::new(Toolbox::new(&config)?);
-        let keys = Keys::of(tenure.clone());
-        let transcripts = Transcripts::new(&config);
-        transcripts.install(&tenure);
-        crate::webhooks::install(&tenure, &config)?;
-        let interpreters = tools.clone();
-        tenure.on_archive(move |old, _| {
-            let tools = interpreters.clone();
-            async move {
-                tools.end(&old.key()).await;
-                Ok(())
-            }
-        });
-        let workspaces = crate::workspace::Workspaces::new(&config)?;
-        let (tasks, census, rate_limits) = Default::default();
-        let run_hooks = crate::webhooks::run_hooks(&config)?;
-        let schedules = crate::config::schedules::compile(&config.schedules, &config.assistants)?;
-        Ok(Arc::new(Self {
-            bodies: BodyBudget::new(&config.limits),
-            tenure,
-            config,
-            keys,
-            rate_limits,
-            models,
-            embeddings,
-            tools,
-            workspaces,
-            schedules,
-            run_hooks,
-            transcripts,
-            tasks,
-            census,
-        }))
-    }
-}
-
-/// The models that can be asked.
-pub struct Models {
-    order: Vec<String>,
-    by_name: BTreeMap<String, Arc<Upstream>>,
-    /// The server that gets requests for any other name.
-    pass_unknown: Option<Arc<Upstream>>,
-}
-
-/// The name under which the first model can always be asked for: the built-in one, if none is configured.
-const DEFAULT_MODEL: &str = "default";
-
-impl Models {
-    fn new(config: &Config) -> anyhow::Result<Self> {
-        let (mut by_name, mut pass_unknown) = (BTreeMap::new(), None);
-        for model in &config.models {
-            let upstream = Arc::new(Upstream::new(model)?);
-            if model.pass_unknown {
-                pass_unknown = Some(upstream.clone());
-            }
-            by_name.insert(model.name.clone(), upstream);
-        }
-        Ok(Self { order: config.models.iter().map(|m| m.name.clone()).collect(), by_name, pass_unknown })
-    }
-
-    /// The names, in the order of the configuration; the built-in model last.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.order.iter().map(String::as_str).chain([BUILT_IN_MODEL])
-    }
-
-    /// Why a request for a model of this name is refused.
-    pub fn unknown(&self, name: &str) -> crate::error::ApiError {
-        let known: Vec<_> = self.names().collect();
-        let message = format!(
-            "there is no model or assistant {}; it can be one of: {} (GET /v1/models lists the assistants too)",
-            tenure::excerpt(name),
-            known.join(", ")
-        );
-        crate::error::ApiError::new(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
-    }
-
-    /// The model that is meant if none is named.
-    pub fn default_name(&self) -> &str {
-        self.order.first().map_or(BUILT_IN_MODEL, String::as_str)
-    }
-
-    /// A model by name.
-    pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
-        if name == BUILT_IN_MODEL || (self.order.is_empty() && name == DEFAULT_MODEL) {
-            return Some(Arc::new(Rehearsal));
-        }
-        self.upstream(name).map(|u| u as Arc<dyn Model>)
-    }
-
-    /// A model server by the name of its model.
-    pub fn upstream(&self, name: &str) -> Option<Arc<Upstream>> {
-        self.by_name.get(name).or(self.pass_unknown.as_ref()).cloned()
-    }
-}
-
-/// Work that outlives its request: a turn is finished although its client has gone away.
-#[derive(Debug)]
-pub struct Tasks {
-    /// Each running task holds a clone.
-    running: Arc<()>,
-    stopping: watch::Sender<bool>,
-}
-
-impl Default for Tasks {
-    fn default() -> Self {
-        Self { running: Arc::default(), stopping: watch::channel(false).0 }
-    }
-}
-
-impl Tasks {
-    /// Starts a task that the server waits for before it stops.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let running = self.running.clone();
-        tokio::spawn(async move {
-            task.await;
-            drop(running);
-        });
-    }
-
-    /// Ends when the server is stopping: for tasks that go on until then.
-    pub async fn stopping(&self) {
-        let mut stopping = self.stopping.subscribe();
-        if stopping.wait_for(|s| *s).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Tells tasks to stop.
-    fn stop(&self) {
-        self.stopping.send_replace(true);
-    }
-
-    /// Waits until all have ended.
-    async fn ended(&self) {
-        while Arc::strong_count(&self.running) > 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-}
-
-/// Work that is done where its answer is waited for, so that no other task has to wake up; and as a task of its own from the moment when
-/// this is dropped.
-pub struct Kept {
-    app: Shared,
-    work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-}
-
-impl Kept {
-    /// Nothing is done yet.
-    pub fn new(app: Shared, work: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self { app, work: Some(Box::pin(work)) }
-    }
-
-    /// Works until something else is there.
-    pub async fn until<T>(&mut self, there: impl Future<Output = T>) -> T {
-        let mut there = pin!(there);
-        poll_fn(|context| {
-            if self.work.as_mut().is_some_and(|work| work.as_mut().poll(context).is_ready()) {
-                self.work = None;
-            }
-            there.as_mut().poll(context)
-        })
-        .await
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        if let Some(work) = self.work.take() {
-            self.app.tasks.spawn(work);
-        }
-    }
-}
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Binds the address, if it may be: other than loopback only with keys.
 pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
@@ -307,23 +60,8 @@ fn is_loopback(ip: IpAddr) -> bool {
 
 /// Serves until `stop` ends, then drains: requests and turns in progress are finished.
 pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let router = crate::router::router(app.clone());
-    let sweeper = app.clone();
-    app.tasks.spawn(async move { crate::webhooks::sweep_for_ever(&sweeper).await });
-    let runner = app.clone();
-    app.tasks.spawn(async move { crate::jobs::runs::look_after(&runner).await });
-    let watcher = app.clone();
-    app.tasks.spawn(async move { crate::jobs::schedules::watch(&watcher).await });
-    let embedder = app.clone();
-    app.tasks.spawn(async move { crate::jobs::memory::embed_for_ever(&embedder).await });
-    let dreamer = app.clone();
-    app.tasks.spawn(async move { crate::jobs::memory::dream_for_ever(&dreamer).await });
-    let writer = app.clone();
-    app.tasks.spawn(async move { writer.transcripts.follow(&writer).await });
-    let counter = app.clone();
-    app.tasks.spawn(async move { metrics::upkeep(&counter).await });
-    let keeper = app.clone();
-    app.tasks.spawn(async move { keeper.tools.reap_until(keeper.tasks.stopping()).await });
+    let router = router(app.clone());
+    jobs::start_all(&app);
     let limits = &app.config.limits;
     let connections = Connections::new(&app.config);
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
@@ -431,7 +169,7 @@ struct Streams {
 
 impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Streams {
     fn execute(&self, stream: F) {
-        tokio::spawn(crate::net::responses::until_stalled(self.write_timeout, stream));
+        tokio::spawn(responses::until_stalled(self.write_timeout, stream));
     }
 }
 
@@ -458,13 +196,13 @@ async fn serve_connection<S>(
     };
     if close == Some(Close::Evicted) && !admitted.connection().is_authenticated() {
         // At once: many such connections may come, and each holds a file descriptor.
-        metrics::connection_closed(Close::Evicted);
+        metrics::connection_closed(Close::Evicted.reason());
         return;
     }
     connection.as_mut().graceful_shutdown();
     let ended = match close {
         Some(close) => {
-            metrics::connection_closed(close);
+            metrics::connection_closed(close.reason());
             tracing::debug!(?close, "a connection is closed");
             tokio::time::timeout(CLOSE_TIME, connection).await.unwrap_or(Ok(()))
         }
@@ -494,9 +232,4 @@ async fn refuse(mut stream: TcpStream, full: Full, _permit: OwnedSemaphorePermit
         Ok::<_, std::io::Error>(())
     };
     let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
-}
-
-/// The routes without a socket, for the command line and for tests.
-pub fn in_process(app: &Shared) -> Router {
-    crate::router::router(app.clone())
 }

@@ -6,7 +6,7 @@
 
 use crate::config::Config;
 use crate::names::file_name;
-use crate::serve::Shared;
+use crate::tasks::Tasks;
 use anyhow::Context;
 use jiff::Timestamp;
 use std::borrow::Borrow;
@@ -127,11 +127,11 @@ impl Transcripts {
     }
 
     /// Writes what sessions say as they say it, until the server stops. Nobody waits for it, and nothing fails because of it.
-    pub async fn follow(&self, app: &Shared) {
+    pub async fn follow(&self, tenure: &Tenure, tasks: &Tasks) {
         if !self.live {
             return;
         }
-        let mut changes = app.tenure.changes();
+        let mut changes = tenure.changes();
         // At once for what an earlier process did not finish, and after trouble.
         let (mut behind, mut again) = (true, tokio::time::interval(AGAIN));
         loop {
@@ -144,13 +144,13 @@ impl Transcripts {
                 },
                 _ = again.tick(), if behind => {
                     tokio::select! {
-                        mended = self.catch_up(&app.tenure) => behind = !mended,
-                        () = app.tasks.stopping() => break,
+                        mended = self.catch_up(tenure) => behind = !mended,
+                        () = tasks.stopping() => break,
                     }
                 }
-                () = app.tasks.stopping() => break,
+                () = tasks.stopping() => break,
             }
-            behind |= !self.write_all(&app.tenure, &mut changes, keys).await;
+            behind |= !self.write_all(tenure, &mut changes, keys).await;
         }
         *self.changes.lock().await = Some(changes);
     }

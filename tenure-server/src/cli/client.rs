@@ -1,10 +1,11 @@
 //! Where the sessions are, and how commands speak to them: the routes of `docs/api.md`, in this process or over HTTP.
 
+use crate::app::{App, Shared};
 use crate::auth::{InHand, SYSTEM};
 use crate::config::{self, Config, OnExpire};
 use crate::embed::Source;
-use crate::http::extract::header_value;
-use crate::serve::{App, Shared, in_process};
+use crate::headers::header_value;
+use crate::router::in_process;
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use axum::body::{Body, Bytes};

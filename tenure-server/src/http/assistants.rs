@@ -1,10 +1,10 @@
 //! `/assistants`: what sessions can belong to. Those of `tenure.yaml` stand for every tenant and are changed there.
 
+use crate::app::{App, Shared};
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{Named, Raw, parse, parse_object};
 use crate::http::view::{Asking, Ending, Finding, Making};
-use crate::serve::{App, Shared};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -4,13 +4,14 @@ mod client;
 mod request;
 mod response;
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::clock::Stopwatch;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::http::extract::Raw;
 use crate::jobs::runs;
 use crate::observability::metrics;
-use crate::serve::{Kept, Shared};
+use crate::tasks::DetachOnDrop;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -18,7 +19,6 @@ use axum::response::{IntoResponse, Response};
 use client::Connection;
 use futures_util::stream;
 pub use request::ChatRequest;
-pub(super) use request::model_of;
 use request::{Request, understand};
 pub use response::ChatResponse;
 use response::{
@@ -79,7 +79,7 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
     let (end, ended) = oneshot::channel();
     let turn = take_turn(app.clone(), request, connection.client(), begun, pieces, end);
     // A client that goes away does not end it, unless it wants that.
-    let mut turn = Kept::new(app.clone(), turn.instrument(tracing::Span::current()));
+    let mut turn = DetachOnDrop::new(app.tasks.clone(), turn.instrument(tracing::Span::current()));
     let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
     let arrived = turn.until(async {
         tokio::select! {

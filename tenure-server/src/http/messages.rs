@@ -1,11 +1,11 @@
 //! `/sessions/{id}/messages`: what was said, and saying more.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::http::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
 use crate::http::query::Pairs;
 use crate::http::view::{self, DiscardedList, MessageList, Reading, Writing};
-use crate::serve::Shared;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;

@@ -1,11 +1,11 @@
 //! `/reviews`: what waits for a person, and what people decided.
 
+use crate::app::Shared;
 use crate::auth::{Caller, InHand};
 use crate::error::{ApiError, ApiResult};
 use crate::http::extract::{Input, Named, Params};
 use crate::http::view::{Asking, Finding, Writing};
 use crate::jobs::runs;
-use crate::serve::Shared;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};

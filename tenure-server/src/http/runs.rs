@@ -1,12 +1,15 @@
 //! `/sessions/{id}/runs`: work in a session that goes on by itself, and can be followed from anywhere.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::auth::rate_limit::TokenMeter;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::http::extract::{Id, Input, Named, Params, header_hint, header_text, idempotency_key};
+use crate::headers::{header_hint, header_text};
+use crate::http::errors::unknown_model;
+use crate::http::extract::{Id, Input, Named, Params, idempotency_key};
 use crate::http::view::{self, Reading, RunView};
 use crate::jobs;
-use crate::serve::Shared;
+use crate::sessions;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -17,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tenure::{
-    Answered, Ask, Begun, Entry, Fields, Heard, HistoryMode, Message, OnBusy, Piece, Principal, Record, RunId, Seq,
-    SessionId, Turn, TurnError,
+    Answered, Ask, Begun, Entry, Fields, Head, Heard, HistoryMode, Message, OnBusy, Piece, Principal, Record, RunId,
+    Seq, SessionId, Turn, TurnError,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
@@ -147,16 +150,14 @@ pub async fn create(
     Input(body): Input<NewRun>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
-    caller.admit_model_call(&app)?;
+    caller.admit_model_call(&app.rate_limits)?;
     let head = app.tenure.live(&who, &id).await?;
-    let assistant = match &head.assistant {
-        Some(name) => app.tenure.assistant(&who, name).await?,
-        None => None,
+    let model = match body.model {
+        Some(name) => name,
+        None => session_model(&app, &who, &head).await?,
     };
-    let model = body.model.or_else(|| assistant?.model.clone()).or(head.info.model);
-    let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
     if app.models.get(&model).is_none() {
-        return Err(app.models.unknown(&model));
+        return Err(unknown_model(&app.models, &model));
     }
     let (mode, mut messages) = (body.mode, Vec::new());
     for (i, raw) in body.messages.unwrap_or_default().iter().enumerate() {
@@ -204,7 +205,13 @@ pub async fn create(
             }
         }
     };
-    begin(&app, &who, turn, mode, caller.token_meter(&app)).await
+    begin(&app, &who, turn, mode, caller.token_meter(&app.rate_limits)).await
+}
+
+/// The model that a run of this session asks if none is named.
+async fn session_model(app: &Shared, who: &Principal, head: &Head) -> ApiResult<String> {
+    let preferred = sessions::preferred_models(app, who, head).await?;
+    Ok(preferred.into_iter().next().unwrap_or_else(|| app.models.default_name().to_owned()))
 }
 
 /// A run that was asked for before. Whoever works on it goes on; if nobody does, somebody will.
@@ -353,7 +360,7 @@ pub async fn cancel(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
 )]
 pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
     let (who, run) = (caller.writes()?, named(&path)?);
-    caller.admit_model_call(&app)?;
+    caller.admit_model_call(&app.rate_limits)?;
     let (head, found) = app.tenure.run(&who, &id, &run).await?;
     if found.ended.is_none() {
         let message = match head.reviews.is_empty() {
@@ -364,11 +371,11 @@ pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
     }
     let mut detail = found.detail;
     if !detail.contains_key("model") {
-        let model = head.info.model.unwrap_or_else(|| app.models.default_name().to_owned());
+        let model = session_model(&app, &who, &head).await?;
         detail = jobs::runs::detail(&model, &Fields::default());
     }
     let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
-    begin(&app, &who, turn, Wait::Background, caller.token_meter(&app)).await
+    begin(&app, &who, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
 }
 
 /// A record as an event.

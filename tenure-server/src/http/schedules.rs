@@ -1,10 +1,10 @@
 //! `/schedules`: what runs by the clock.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::view::Asking;
 use crate::jobs::schedules::ScheduleJob;
-use crate::serve::Shared;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;

@@ -1,6 +1,6 @@
 //! Summaries of long sessions, written in the background after a turn.
 
-use crate::serve::Shared;
+use crate::app::Shared;
 use tenure::{Compact, Error, Fields, Principal, SessionId, TurnError};
 
 /// What a model is asked with besides the conversation.

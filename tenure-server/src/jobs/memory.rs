@@ -1,6 +1,6 @@
 //! What is done for memories while nobody asks: vectors for those that have none, and dreams.
 
-use crate::serve::Shared;
+use crate::app::Shared;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tenure::{Principal, Reach, Tenant};

@@ -1,8 +1,8 @@
 //! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
 
+use crate::app::{App, Shared};
 use crate::auth::rate_limit::{Metered, TokenMeter};
 use crate::observability::metrics;
-use crate::serve::{App, Shared};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ pub async fn told(app: &App, who: &Principal, id: &SessionId, run: &RunId, outco
     });
     for hook in &app.run_hooks {
         let (hook, body) = (hook.clone(), body.to_string());
-        app.tasks.spawn(async move { hook.insist(body).await });
+        app.tasks.spawn(async move { hook.deliver_with_retries(body).await });
     }
 }
 

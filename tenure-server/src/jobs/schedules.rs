@@ -4,8 +4,9 @@
 //! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
 
 use super::runs;
+use crate::app::Shared;
 use crate::config::schedules::{CompiledSchedule, Schedule};
-use crate::serve::Shared;
+use crate::sessions;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -196,7 +197,7 @@ impl<'a> ScheduleJob<'a> {
         if let Some(started) = self.app.tenure.started(&self.compiled.principal, &key, &body).await? {
             return Ok(started);
         }
-        let model = self.app.tenure.assistant(&self.compiled.principal, assistant).await?.and_then(|a| a.model.clone());
+        let model = sessions::assistant_model(self.app, &self.compiled.principal, assistant).await?;
         let model = model.unwrap_or_else(|| self.app.models.default_name().to_owned());
         let fresh = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
         let session = self.compiled.session.clone().map_or_else(fresh, Ok)?;

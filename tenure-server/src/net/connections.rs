@@ -55,6 +55,16 @@ pub enum Close {
     Idle(&'static str),
 }
 
+impl Close {
+    /// One word for metrics: the name of the limit, if there is one.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Idle(limit) => limit,
+        }
+    }
+}
+
 /// What is known of one connection. Requests carry it as an extension.
 #[derive(Debug)]
 pub struct Connection {

@@ -1,8 +1,6 @@
 //! What is counted and timed, for Prometheus.
 
 use crate::clock::Stopwatch;
-use crate::net::connections::Close;
-use crate::serve::App;
 use async_trait::async_trait;
 use axum::http::Method;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
@@ -95,11 +93,7 @@ pub fn connection_refused() {
 }
 
 /// The server closed a connection.
-pub fn connection_closed(close: Close) {
-    let reason = match close {
-        Close::Evicted => "evicted",
-        Close::Idle(limit) => limit,
-    };
+pub fn connection_closed(reason: &'static str) {
     counter!("tenure_connections_closed_total", "reason" => reason).increment(1);
 }
 
@@ -171,17 +165,18 @@ impl Census {
 }
 
 /// Puts what was timed in order now and then, until the server stops: it would pile up if nobody looked.
-pub async fn upkeep(app: &App) {
+pub async fn upkeep(stop: impl Future<Output = ()>) {
+    tokio::pin!(stop);
     loop {
         tokio::select! {
             () = tokio::time::sleep(Duration::from_secs(5)) => HANDLE.get().into_iter().for_each(|h| h.run_upkeep()),
-            () = app.tasks.stopping() => return,
+            () = &mut stop => return,
         }
     }
 }
 
 /// Everything that was counted.
-pub async fn render(app: &App) -> tenure::Result<String> {
-    app.census.take(&app.tenure).await?;
+pub async fn render(census: &Census, tenure: &Tenure) -> tenure::Result<String> {
+    census.take(tenure).await?;
     Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())
 }

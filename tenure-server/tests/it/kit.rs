@@ -16,8 +16,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{Answer, Piece, Principal, Session, SessionId};
+use tenure_server::app::{App, Shared};
 use tenure_server::config::{Config, ModelConfig};
-use tenure_server::serve::{self, App, Shared};
+use tenure_server::serve;
 use tokio::sync::Semaphore;
 
 /// What the model server does with a request.

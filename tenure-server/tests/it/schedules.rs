@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tenure::store::MemoryStore;
 use tenure::{Clock, Limits, Options, Tenure};
+use tenure_server::app::{App, Shared};
 use tenure_server::config::schedules::compile;
 use tenure_server::config::{Config, Schedule};
 use tenure_server::jobs::schedules::{self, ScheduleJob, State};
-use tenure_server::serve::{App, Shared};
 use tokio::sync::Semaphore;
 
 fn config(base_url: &str, session: Option<&str>) -> Config {

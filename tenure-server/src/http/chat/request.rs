@@ -1,11 +1,14 @@
 //! What a chat request asks for.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{header_hint, header_text, idempotency_key, parse};
+use crate::headers::{header_hint, header_text};
+use crate::http::errors::unknown_model;
+use crate::http::extract::{idempotency_key, parse};
 use crate::jobs::runs;
 use crate::observability::telemetry::Talk;
-use crate::serve::Shared;
+use crate::sessions;
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use serde::Deserialize;
@@ -51,7 +54,7 @@ pub(super) async fn understand(
     let user: Option<String> = peek(&body, "user")?;
     let user = user.map(User::new).transpose()?;
     let who = caller.writes_as(user)?;
-    caller.admit_model_call(app)?;
+    caller.admit_model_call(&app.rate_limits)?;
     let stream = peek(&body, "stream")?.unwrap_or(false);
     let session = match take::<String>(&mut body, "session_id")? {
         Some(id) => Some(SessionId::new(id)?),
@@ -81,13 +84,13 @@ pub(super) async fn understand(
         },
         // Neither is named: the session goes on as it was.
         (None, None) => match &session {
-            Some(id) => (None, model_of(app, &who, id).await?),
+            Some(id) => (None, last_model(app, &who, id).await?),
             None => (None, None),
         },
     };
     let name = named.unwrap_or_else(|| app.models.default_name().to_owned());
-    let Some(model) = app.models.get(&name) else { return Err(app.models.unknown(&name)) };
-    let model = caller.metered(app, model);
+    let Some(model) = app.models.get(&name) else { return Err(unknown_model(&app.models, &name)) };
+    let model = caller.metered(&app.rate_limits, model);
     let talk = Talk::begin(&name);
     body.set("model", &name);
     let detail = assistant.as_ref().map(|_| runs::detail(&name, &body)).unwrap_or_default();
@@ -115,19 +118,13 @@ fn is_retry(headers: &HeaderMap) -> bool {
     count.is_some_and(|count| count > 0)
 }
 
-/// The model of a session: its assistant's, else the one it talked to last. None of a model that is there no more.
-pub(in crate::http) async fn model_of(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
-    let head = match app.tenure.head(who, id).await {
-        Ok(head) => head,
-        Err(tenure::Error::NotFound { .. }) => return Ok(None),
-        Err(e) => return Err(e.into()),
-    };
-    let assistant = match &head.assistant {
-        Some(name) => app.tenure.assistant(who, name).await?,
-        None => None,
-    };
-    let names = [assistant.and_then(|a| a.model.clone()), head.info.model];
-    Ok(names.into_iter().flatten().find(|name| app.models.get(name).is_some()))
+/// The model of a session, if it is there and its model still is.
+async fn last_model(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
+    match app.tenure.head(who, id).await {
+        Ok(head) => Ok(sessions::available_model(app, who, &head).await?),
+        Err(tenure::Error::NotFound { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// The session that a header names: `X-Session-Id`, or one that is configured. What chat applications send for a conversation
