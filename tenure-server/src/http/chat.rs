@@ -9,8 +9,8 @@ use crate::auth::Caller;
 use crate::clock::Stopwatch;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::http::extract::Raw;
-use crate::jobs::runs;
-use crate::observability::metrics;
+use crate::jobs::runs::{self, Drive};
+use crate::observability::metrics::TimedModel;
 use crate::tasks::DetachOnDrop;
 use axum::body::Body;
 use axum::extract::State;
@@ -26,7 +26,7 @@ use response::{
     with_session,
 };
 use std::sync::Arc;
-use tenure::{Answered, Begun, First, Hands, Heard, ModelError, Piece, Prompt, Replay};
+use tenure::{Answered, Begun, First, Heard, ModelError, Piece, Prompt, Replay};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::Instrument;
 
@@ -128,7 +128,7 @@ async fn take_turn(
     let watch = Stopwatch::start();
     let Request { ask, who, model, options, stream, talk, on_disconnect, .. } = request;
     let name = ask.model.clone().unwrap_or_default();
-    let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
+    let timed = Arc::new(TimedModel::new(model));
     let first = First { model: timed.clone(), options: options.clone(), stream };
     let (session_id, outcome) = match app.tenure.turn_asking(&who, ask, &first).await {
         Err(e) => return drop(begun.send(Err(e.into()))),
@@ -144,15 +144,10 @@ async fn take_turn(
             let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
             client.began(&turn, on_disconnect);
             let spliced = turn.spliced.clone();
-            let _ = begun.send(Ok(Started { session_id: session_id.clone(), run: run.clone(), spliced }));
-            let summaries = turn.compact();
-            let asked = Stopwatch::start();
-            let hands = Hands { model: &*timed, tools: Some(&*app.tools) };
-            let outcome = turn.run(hands, options, stream, stream.then_some(pieces)).await;
-            metrics::turn(opened, asked.elapsed(), &timed, &outcome);
-            runs::told(&app, &who, &session_id, &run, &outcome).await;
-            crate::jobs::compact::after_turn(&app, &who, &session_id, summaries, &name);
-            (session_id, outcome)
+            let _ = begun.send(Ok(Started { session_id: session_id.clone(), run, spliced }));
+            let listener = stream.then_some(pieces);
+            let drive = Drive { model: timed, model_name: name, options, listener, opened };
+            (session_id, runs::drive(&app, *turn, drive).await)
         }
     };
     talk.in_session(&session_id);

@@ -1,8 +1,10 @@
 //! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
 
+use super::compact;
 use crate::app::{App, Shared};
 use crate::auth::rate_limit::{Metered, TokenMeter};
-use crate::observability::metrics;
+use crate::clock::Stopwatch;
+use crate::observability::metrics::{self, TimedModel};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,54 +31,82 @@ pub fn detail(model: &str, options: &Fields) -> Map<String, Value> {
     Map::from_iter([("model".to_owned(), json!(model)), ("options".to_owned(), options)])
 }
 
-/// Works on a run until it is done, or waits for a person.
+/// How a run is driven.
+pub struct Drive {
+    /// The model, timed.
+    pub model: Arc<TimedModel>,
+    /// The model's name, for the summary that may follow.
+    pub model_name: String,
+    /// What the model is asked with besides the conversation.
+    pub options: Fields,
+    /// Gets what happens as it happens; the model is asked to stream then.
+    pub listener: Option<mpsc::Sender<Heard>>,
+    /// How long it took to open the run.
+    pub opened: Duration,
+}
+
+/// Drives a run until it ends or waits for a person, and does what follows from that: metrics, web hooks, a summary.
+pub async fn drive(app: &Shared, turn: Turn, drive: Drive) -> Result<Answered, TurnError> {
+    let Drive { model, model_name, options, listener, opened } = drive;
+    let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
+    let summaries = turn.compact();
+    let stream = listener.is_some();
+    let watch = Stopwatch::start();
+    let hands = Hands { model: &*model, tools: Some(&*app.tools) };
+    let outcome = turn.run(hands, options, stream, listener).await;
+    metrics::turn(opened, watch.elapsed(), &model, &outcome);
+    notify_run_ended(app, &who, &session_id, &run, &outcome).await;
+    compact::after_turn(app, &who, &session_id, summaries, &model_name);
+    outcome
+}
+
+/// Works on a run with the model and the options that it was started with, until it ends or waits for a person.
 pub async fn work(
     app: &Shared,
     turn: Turn,
     listener: Option<mpsc::Sender<Heard>>,
     meter: Option<TokenMeter>,
 ) -> Result<Answered, TurnError> {
-    let name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let model_name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
     let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
     let mut options: Fields = serde_json::from_value(options).unwrap_or_default();
-    options.set("model", &name);
-    let stream = listener.is_some();
-    if stream {
+    options.set("model", &model_name);
+    if listener.is_some() {
         options.set("stream", true);
     }
-    let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
-    let model = app.models.get(&name).unwrap_or_else(|| Arc::new(Missing(name.clone())));
+    let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
+    let model = app.models.get(&model_name).unwrap_or_else(|| Arc::new(MissingModel(model_name.clone())));
     let model: Arc<dyn Model> = match meter {
         Some(meter) => Arc::new(Metered { model, meter }),
         None => model,
     };
-    let summaries = turn.compact();
-    let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
-    let watch = crate::clock::Stopwatch::start();
-    let hands = Hands { model: &*timed, tools: Some(&*app.tools) };
-    let outcome = turn.run(hands, options, stream, listener).await;
-    metrics::turn(Duration::ZERO, watch.elapsed(), &timed, &outcome);
+    let model = Arc::new(TimedModel::new(model));
+    let outcome = drive(app, turn, Drive { model, model_name, options, listener, opened: Duration::ZERO }).await;
     match &outcome {
         Ok(answered) => tracing::debug!(%session_id, run = %run, waiting = answered.waiting, "a run stopped"),
         Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "a run failed"),
     }
-    told(app, &who, &session_id, &run, &outcome).await;
-    crate::jobs::compact::after_turn(app, &who, &session_id, summaries, &name);
     outcome
 }
 
 /// A model that is there no more.
-struct Missing(String);
+struct MissingModel(String);
 
 #[async_trait::async_trait]
-impl Model for Missing {
+impl Model for MissingModel {
     async fn ask(&self, _: tenure::Prompt) -> Result<tenure::Pieces, ModelError> {
         Err(ModelError::Unreachable { why: format!("there is no model {:?} here", self.0) })
     }
 }
 
-/// Tells those who want to know that a run has ended.
-pub async fn told(app: &App, who: &Principal, id: &SessionId, run: &RunId, outcome: &Result<Answered, TurnError>) {
+/// Notifies the configured web hooks that a run has ended.
+async fn notify_run_ended(
+    app: &App,
+    who: &Principal,
+    id: &SessionId,
+    run: &RunId,
+    outcome: &Result<Answered, TurnError>,
+) {
     let goes_on = match outcome {
         Ok(answered) => answered.waiting,
         // Another node has it now, and tells of its end.

@@ -98,15 +98,21 @@ pub fn connection_closed(reason: &'static str) {
 }
 
 /// A model that is timed.
-pub struct Timed {
-    /// The model.
-    pub model: Arc<dyn Model>,
+pub struct TimedModel {
+    model: Arc<dyn Model>,
     /// Microseconds that it took until the end of its answer.
-    pub answered: Arc<AtomicU64>,
+    answered: Arc<AtomicU64>,
+}
+
+impl TimedModel {
+    /// It was not asked yet.
+    pub fn new(model: Arc<dyn Model>) -> Self {
+        Self { model, answered: Arc::default() }
+    }
 }
 
 #[async_trait]
-impl Model for Timed {
+impl Model for TimedModel {
     async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
         use futures_util::StreamExt;
         let watch = Stopwatch::start();
@@ -119,7 +125,7 @@ impl Model for Timed {
 }
 
 /// A turn ended.
-pub fn turn(opened: Duration, ran: Duration, model: &Timed, outcome: &Result<Answered, TurnError>) {
+pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Result<Answered, TurnError>) {
     let word = match outcome {
         Ok(_) => "completed",
         Err(TurnError::Stopped | TurnError::Cancelled) => "cancelled",
