@@ -11,6 +11,7 @@ use crate::net::transport::Transport;
 use crate::observability::metrics;
 use crate::router::router;
 use anyhow::{Context, bail};
+use axum::Router;
 use axum::http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
@@ -60,50 +61,37 @@ fn is_loopback(ip: IpAddr) -> bool {
 
 /// Serves until `stop` ends, then drains: requests and turns in progress are finished.
 pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let router = router(app.clone());
     jobs::start_all(&app);
-    let limits = &app.config.limits;
-    let connections = Connections::new(&app.config);
-    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
-    let http = http_protocols(limits);
-    let write_timeout = limits.write_timeout.duration();
+    let acceptor = Acceptor::new(app.clone());
     tokio::pin!(stop);
     loop {
-        let (stream, peer) = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok(accepted) => accepted,
-                Err(e) => {
-                    // Out of file descriptors, most likely: others will be freed.
-                    tracing::warn!(error = %e, "can not accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                }
-            },
+        tokio::select! {
+            (stream, address) = accept(&listener) => acceptor.serve(stream, address),
             () = &mut stop => break,
-        };
-        let admitted = match connections.admit(peer.ip()) {
-            Ok(admitted) => admitted,
-            Err(full) => {
-                metrics::connection_refused();
-                if let Ok(permit) = refusals.clone().try_acquire_owned() {
-                    tokio::spawn(refuse(stream, full, permit));
-                }
-                continue;
-            }
-        };
-        let _ = stream.set_nodelay(true);
-        let transport = Transport::new(stream, admitted.connection().clone(), write_timeout, head_buffer(limits));
-        let (connection, routes) = (admitted.connection().clone(), TowerToHyperService::new(router.clone()));
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            let in_flight = connection.begin();
-            request.extensions_mut().insert(connection.clone());
-            let response = routes.call(request);
-            async move { Ok::<_, Infallible>(response.await?.map(|body| ResponseBody::new(body, in_flight))) }
-        });
-        let connection = http.serve_connection(TokioIo::new(transport), service).into_owned();
-        tokio::spawn(serve_connection(app.clone(), connection, admitted));
+        }
     }
     drop(listener);
+    drain(&app, &acceptor.connections).await;
+    app.tools.close().await;
+    Ok(())
+}
+
+/// The next connection, and the address that it comes from.
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => return (stream, peer.ip()),
+            Err(e) => {
+                // Out of file descriptors, most likely: others will be freed.
+                tracing::warn!(error = %e, "can not accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Tells everything to stop, and waits for it as long as `drain_timeout` says.
+async fn drain(app: &App, connections: &Connections) {
     let time = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
     tracing::info!("stopping: finishing what is in progress");
     app.tasks.stop();
@@ -115,8 +103,55 @@ pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = 
     if tokio::time::timeout(time, finish).await.is_err() {
         tracing::warn!(limit = "drain_timeout", "some work was not finished in time; what was acknowledged is safe");
     }
-    app.tools.close().await;
-    Ok(())
+}
+
+/// What a new connection needs.
+struct Acceptor {
+    app: Shared,
+    router: Router,
+    connections: Arc<Connections>,
+    http: auto::Builder<Streams>,
+    /// One permit for each client that is being told that there are too many.
+    refusals: Arc<Semaphore>,
+}
+
+impl Acceptor {
+    fn new(app: Shared) -> Self {
+        let router = router(app.clone());
+        let connections = Connections::new(&app.config);
+        let http = http_protocols(&app.config.limits);
+        Self { app, router, connections, http, refusals: Arc::new(Semaphore::new(MAX_REFUSALS)) }
+    }
+
+    /// Serves a connection in a task of its own, or refuses it if there are too many.
+    fn serve(&self, stream: TcpStream, address: IpAddr) {
+        match self.connections.admit(address) {
+            Ok(admitted) => self.serve_admitted(stream, admitted),
+            Err(full) => {
+                metrics::connection_refused();
+                if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
+                    tokio::spawn(refuse(stream, full, permit));
+                }
+            }
+        }
+    }
+
+    fn serve_admitted(&self, stream: TcpStream, admitted: Admitted) {
+        let limits = &self.app.config.limits;
+        let _ = stream.set_nodelay(true);
+        let connection = admitted.connection().clone();
+        let write_timeout = limits.write_timeout.duration();
+        let transport = Transport::new(stream, connection.clone(), write_timeout, head_buffer(limits));
+        let routes = TowerToHyperService::new(self.router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            let in_flight = connection.begin();
+            request.extensions_mut().insert(connection.clone());
+            let response = routes.call(request);
+            async move { Ok::<_, Infallible>(response.await?.map(|body| ResponseBody::new(body, in_flight))) }
+        });
+        let connection = self.http.serve_connection(TokioIo::new(transport), service).into_owned();
+        tokio::spawn(serve_connection(self.app.clone(), connection, admitted));
+    }
 }
 
 /// At most so many are told at once that there are too many; to others the connection just ends.

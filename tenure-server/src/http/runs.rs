@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tenure::{
-    Answered, Ask, Begun, Entry, Fields, Head, Heard, HistoryMode, Message, OnBusy, Piece, Principal, Record, RunId,
-    Seq, SessionId, Turn, TurnError,
+    Answered, Ask, Begun, Entry, Fields, Head, Heard, HistoryMode, Message, OnBusy, OnExpired, Piece, Principal,
+    Record, RunId, Seq, SessionId, Turn, TurnError,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
@@ -152,60 +152,68 @@ pub async fn create(
     let who = caller.writes()?;
     caller.admit_model_call(&app.rate_limits)?;
     let head = app.tenure.live(&who, &id).await?;
-    let model = match body.model {
+    let model = match body.model.clone() {
         Some(name) => name,
         None => session_model(&app, &who, &head).await?,
     };
     if app.models.get(&model).is_none() {
         return Err(unknown_model(&app.models, &model));
     }
-    let (mode, mut messages) = (body.mode, Vec::new());
-    for (i, raw) in body.messages.unwrap_or_default().iter().enumerate() {
-        messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
-    }
-    messages.extend(body.input.as_deref().map(Message::user));
-    let options: Fields = serde_json::from_value(Value::Object(body.options.unwrap_or_default())).unwrap_or_default();
-    let detail = jobs::runs::detail(&model, &options);
-    if detail.is_empty() {
-        return Err(ApiError::too_large("options", "the options are too long; send less"));
-    }
-    let on_busy = body.on_busy.unwrap_or(app.config.sessions.on_busy);
-    if on_busy == OnBusy::Branch {
-        return Err(ApiError::invalid("on_busy", "a run stays in its session; use queue, reject or interrupt"));
-    }
-    let key = idempotency_key(&headers)?;
-    let same = |key: String| {
-        let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
-        (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
-    };
-    let same = key.map(same);
-    if let Some((key, body)) = &same
+    let mode = body.mode;
+    let request = body.into_request(id.clone(), model, app.config.sessions.on_busy, &headers)?;
+    if let Some((key, body)) = &request.idempotency
         && let Some((_, run)) = app.tenure.started(&who, key, body).await?
     {
         return again(&app, &who, &id, &run, mode).await;
     }
-    let turn = match messages.is_empty() {
-        true => app.tenure.go_on(&who, &id, on_busy, detail).await?,
-        false => {
-            let idempotency = same;
-            let ask = Ask {
-                session: Some(id.clone()),
-                messages,
-                history: Some(HistoryMode::Append),
-                model: Some(model),
-                on_busy,
-                on_expired: tenure::OnExpired::Reject,
-                idempotency,
-                detail,
-                ..Ask::default()
-            };
-            match app.tenure.turn(&who, ask).await? {
-                Begun::Turn(turn) => *turn,
-                Begun::Before { run, .. } => return whole(&app, &who, &id, &run, StatusCode::OK).await,
-            }
+    match open(&app, &who, &id, request).await? {
+        Begun::Turn(turn) => begin(&app, &who, *turn, mode, caller.token_meter(&app.rate_limits)).await,
+        Begun::Before { run, .. } => whole(&app, &who, &id, &run, StatusCode::OK).await,
+    }
+}
+
+impl NewRun {
+    /// What the library is asked for. The same key with the same messages, model and options is the same run.
+    fn into_request(self, id: SessionId, model: String, on_busy: OnBusy, headers: &HeaderMap) -> ApiResult<Ask> {
+        let mut messages = Vec::new();
+        for (i, raw) in self.messages.unwrap_or_default().iter().enumerate() {
+            messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
         }
-    };
-    begin(&app, &who, turn, mode, caller.token_meter(&app.rate_limits)).await
+        messages.extend(self.input.as_deref().map(Message::user));
+        let options = Value::Object(self.options.unwrap_or_default());
+        let detail = jobs::runs::detail(&model, &serde_json::from_value(options).unwrap_or_default());
+        if detail.is_empty() {
+            return Err(ApiError::too_large("options", "the options are too long; send less"));
+        }
+        let on_busy = self.on_busy.unwrap_or(on_busy);
+        if on_busy == OnBusy::Branch {
+            return Err(ApiError::invalid("on_busy", "a run stays in its session; use queue, reject or interrupt"));
+        }
+        let idempotency = idempotency_key(headers)?.map(|key| {
+            let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
+            (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
+        });
+        Ok(Ask {
+            session: Some(id),
+            messages,
+            history: Some(HistoryMode::Append),
+            model: Some(model),
+            on_busy,
+            on_expired: OnExpired::Reject,
+            idempotency,
+            detail,
+            ..Ask::default()
+        })
+    }
+}
+
+/// Opens a run: with messages as a turn, without any where the session stands.
+async fn open(app: &Shared, who: &Principal, id: &SessionId, request: Ask) -> ApiResult<Begun> {
+    if request.messages.is_empty() {
+        let turn = app.tenure.go_on(who, id, request.on_busy, request.detail).await?;
+        return Ok(Begun::Turn(Box::new(turn)));
+    }
+    Ok(app.tenure.turn(who, request).await?)
 }
 
 /// The model that a run of this session asks if none is named.

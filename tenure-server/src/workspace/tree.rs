@@ -59,7 +59,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// `None` if there is nothing in it: git has no empty directories.
+    /// The tree of a directory; `None` if there is nothing in it: git has no empty directories.
     fn directory(
         &mut self,
         dir: &OwnedFd,
@@ -70,16 +70,10 @@ impl Reader<'_> {
         if depth > MAX_DEPTH {
             return Err(WorkspaceError::TooLarge { limit: "depth", max: MAX_DEPTH as u64 });
         }
-        let wrong = |path: &Path, e: Errno| WorkspaceError::at(&self.root.join(path), e);
-        // libgit2 reads it, and would wait for a pipe for ever.
-        if fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|s| !matches!(FileType::from_raw_mode(s.st_mode), FileType::RegularFile | FileType::Directory))
-        {
-            return Err(WorkspaceError::at(&self.root.join(at).join(IGNORE), "it is not a plain file"));
-        }
+        self.check_ignore_file(dir, at)?;
         let mut tree = self.git.treebuilder(None)?;
-        for entry in Dir::read_from(dir).map_err(|e| wrong(at, e))? {
-            let entry = entry.map_err(|e| WorkspaceError::at(&self.root.join(at), e))?;
+        for entry in Dir::read_from(dir).map_err(|e| self.failed(at, e))? {
+            let entry = entry.map_err(|e| self.failed(at, e))?;
             let bytes = entry.file_name().to_bytes();
             if [&b"."[..], b"..", UNFINISHED.as_bytes()].contains(&bytes) || is_git(bytes) {
                 continue;
@@ -89,38 +83,61 @@ impl Reader<'_> {
             let stat = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
-                Err(e) => return Err(WorkspaceError::at(&self.root.join(path), e)),
+                Err(e) => return Err(self.failed(&path, e)),
             };
             let kind = FileType::from_raw_mode(stat.st_mode);
             let also = also.and_then(|tree| tree.get_name_bytes(bytes));
             if also.is_none() && self.is_ignored(&path, kind)? {
                 continue;
             }
-            let (id, mode) = match kind {
-                FileType::Directory => {
-                    let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&self.root.join(&path), e))?;
-                    let also = also.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
-                    match self.directory(&inner, &path, depth + 1, also.as_ref())? {
-                        Some(id) => (id, DIRECTORY),
-                        None => continue,
-                    }
+            let found = match kind {
+                FileType::Directory => self.subdirectory(dir, name, &path, depth, also.as_ref())?,
+                FileType::RegularFile => {
+                    let mode = if stat.st_mode & 0o100 == 0 { PLAIN } else { PROGRAM };
+                    self.file(dir, name, &path)?.map(|id| (id, mode))
                 }
-                FileType::RegularFile => match self.file(dir, name, &path)? {
-                    Some(id) => (id, if stat.st_mode & 0o100 == 0 { PLAIN } else { PROGRAM }),
-                    None => continue,
-                },
-                FileType::Symlink => {
-                    let target = fs::readlinkat(dir, name, Vec::new())
-                        .map_err(|e| WorkspaceError::at(&self.root.join(&path), e))?;
-                    self.count(target.as_bytes().len() as u64)?;
-                    (self.git.blob(target.as_bytes())?, LINK)
-                }
+                FileType::Symlink => Some(self.link(dir, name, &path)?),
                 // Sockets, pipes and devices are not contents.
-                _ => continue,
+                _ => None,
             };
-            tree.insert(name, id, mode).map_err(|e| WorkspaceError::at(&self.root.join(&path), e.message()))?;
+            if let Some((id, mode)) = found {
+                tree.insert(name, id, mode).map_err(|e| self.failed(&path, e.message()))?;
+            }
         }
         if tree.is_empty() { Ok(None) } else { Ok(Some(tree.write()?)) }
+    }
+
+    /// Refuses a `.gitignore` that is not a plain file: libgit2 reads it, and would wait for a pipe for ever.
+    fn check_ignore_file(&self, dir: &OwnedFd, at: &Path) -> Result<(), WorkspaceError> {
+        let plain = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::Directory);
+        match fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if !plain(stat.st_mode) => Err(self.failed(&at.join(IGNORE), "it is not a plain file")),
+            _ => Ok(()),
+        }
+    }
+
+    fn subdirectory(
+        &mut self,
+        dir: &OwnedFd,
+        name: &OsStr,
+        path: &Path,
+        depth: usize,
+        also: Option<&TreeEntry<'_>>,
+    ) -> Result<Option<(Oid, i32)>, WorkspaceError> {
+        let inner = open_dir(dir, name).map_err(|e| self.failed(path, e))?;
+        let also = also.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
+        let id = self.directory(&inner, path, depth + 1, also.as_ref())?;
+        Ok(id.map(|id| (id, DIRECTORY)))
+    }
+
+    fn link(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(Oid, i32), WorkspaceError> {
+        let target = fs::readlinkat(dir, name, Vec::new()).map_err(|e| self.failed(path, e))?;
+        self.count(target.as_bytes().len() as u64)?;
+        Ok((self.git.blob(target.as_bytes())?, LINK))
+    }
+
+    fn failed(&self, path: &Path, e: impl std::fmt::Display) -> WorkspaceError {
+        WorkspaceError::at(&self.root.join(path), e)
     }
 
     fn is_ignored(&self, path: &Path, kind: FileType) -> Result<bool, WorkspaceError> {
