@@ -8,6 +8,7 @@ use crate::http::query::check_name;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::{HeaderMap, StatusCode, header, request::Parts};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tenure::{Seq, SessionId};
 
@@ -97,7 +98,7 @@ pub fn must_be_object(bytes: &[u8]) -> Result<(), ApiError> {
 }
 
 /// JSON, or an error that names the path of what is wrong.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
         // A question mark stands for what it could not name.
