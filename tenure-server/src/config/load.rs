@@ -86,25 +86,11 @@ fn nearest(why: &str) -> String {
     let names: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
     match (why.starts_with("unknown field"), names.split_first()) {
         (true, Some((wrong, known))) if !known.is_empty() => {
-            let best = known.iter().min_by_key(|k| distance(wrong, k)).unwrap_or(&known[0]);
+            let best = known.iter().min_by_key(|k| strsim::levenshtein(wrong, k)).unwrap_or(&known[0]);
             format!("unknown key `{wrong}`; did you mean `{best}`? (known: {})", known.join(", "))
         }
         _ => why.to_owned(),
     }
-}
-
-/// How many letters differ (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut last = std::mem::replace(&mut row[0], i + 1);
-        for (j, cb) in b.iter().enumerate() {
-            let step = (last + usize::from(ca != *cb)).min(row[j] + 1).min(row[j + 1] + 1);
-            last = std::mem::replace(&mut row[j + 1], step);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
