@@ -1,20 +1,12 @@
 //! Patterns of tool names.
 
-/// Whether a name fits a pattern with `*`.
-fn fits(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((start, rest)) => name
-            .strip_prefix(start)
-            .is_some_and(|left| (0..=left.len()).filter(|i| left.is_char_boundary(*i)).any(|i| fits(rest, &left[i..]))),
-    }
-}
+use tenure::matches_pattern;
 
 /// Whether a list of patterns says yes or no to a name; the last one that fits counts.
 pub fn said(patterns: &[String], name: &str) -> Option<bool> {
     patterns.iter().rev().find_map(|pattern| match pattern.strip_prefix('!') {
-        Some(pattern) => fits(pattern, name).then_some(false),
-        None => fits(pattern, name).then_some(true),
+        Some(pattern) => matches_pattern(pattern, name).then_some(false),
+        None => matches_pattern(pattern, name).then_some(true),
     })
 }
 
@@ -34,7 +26,7 @@ mod tests {
             ("*", "", true),
             ("*é", "né", true),
         ] {
-            assert_eq!(fits(pattern, name), want, "{pattern} {name}");
+            assert_eq!(matches_pattern(pattern, name), want, "{pattern} {name}");
         }
         let patterns = ["get_*".to_owned(), "!get_lock".to_owned()];
         assert_eq!(["get_x", "get_lock", "put_x"].map(|name| said(&patterns, name)), [Some(true), Some(false), None]);
