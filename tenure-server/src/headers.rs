@@ -2,6 +2,8 @@
 
 use crate::error::ApiError;
 use axum::http::HeaderMap;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use std::borrow::Cow;
 
 /// A header as text, or nothing if it is not there. One that is not UTF-8, has control characters, or is there twice is refused:
 /// to ignore it could widen what a request may do. Text that is not ASCII may be sent as it is, or as RFC 8187 has it
@@ -25,24 +27,15 @@ pub fn header_text(headers: &HeaderMap, name: &str) -> Result<Option<String>, Ap
 }
 
 fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = match (first, tail) {
-            (b'%', [high, low, tail @ ..]) => {
-                let digits = [*high, *low];
-                bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
-                tail
-            }
-            (b'%', _) => return None,
-            (byte, tail) => {
-                bytes.push(*byte);
-                tail
-            }
-        };
+    let is_byte = |part: &str| part.len() >= 2 && part.bytes().take(2).all(|digit| digit.is_ascii_hexdigit());
+    if !text.split('%').skip(1).all(is_byte) {
+        return None;
     }
-    String::from_utf8(bytes).ok()
+    percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
 }
+
+/// What stays as it is in an RFC 8187 value.
+const IN_EXTENDED_VALUES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A text as the value of a header: as it is if it is plain ASCII, else as RFC 8187 has it.
 pub fn header_value(text: &str) -> String {
@@ -50,14 +43,7 @@ pub fn header_value(text: &str) -> String {
     if text.bytes().all(is_plain) && !text.get(..7).is_some_and(|p| p.eq_ignore_ascii_case("utf-8''")) {
         return text.to_owned();
     }
-    let mut value = "UTF-8''".to_owned();
-    for byte in text.bytes() {
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            true => value.push(byte.into()),
-            false => value.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    value
+    format!("UTF-8''{}", utf8_percent_encode(text, &IN_EXTENDED_VALUES))
 }
 
 /// A header that only helps: what can not be read of it is as good as none.

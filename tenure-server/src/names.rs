@@ -1,5 +1,7 @@
 //! Names in other alphabets: of tools as models can call them, and of files.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
 /// The longest name of a tool that model servers accept.
 const MAX_TOOL_NAME: usize = 64;
 
@@ -9,15 +11,14 @@ pub fn callable_name(name: &str) -> String {
     name.chars().take(MAX_TOOL_NAME).map(plain).collect()
 }
 
+/// What stays as it is in the name of a file.
+const IN_FILE_NAMES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b':').remove(b'.');
+
 /// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
 pub fn file_name(name: &str) -> String {
-    let mut safe = String::with_capacity(name.len());
-    for (i, byte) in name.bytes().enumerate() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b':' => safe.push(byte.into()),
-            b'.' if i > 0 => safe.push('.'),
-            _ => safe.push_str(&format!("%{byte:02X}")),
-        }
+    let mut safe = utf8_percent_encode(name, &IN_FILE_NAMES).to_string();
+    if safe.starts_with('.') {
+        safe.replace_range(..1, "%2E");
     }
     if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
 }

@@ -7,6 +7,7 @@
 use super::text::{MAX_ANSWER_BYTES, clip, spoken};
 use crate::config::{http_url, tools::reveal};
 use anyhow::Context;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
 use tenure::{Call, HttpSource, Output, Tool, ToolError};
@@ -106,14 +107,10 @@ fn lost(e: &reqwest::Error) -> ToolError {
     ToolError::Lost(format!("the connection broke: {}", crate::http_client::error_chain(e)))
 }
 
+/// What is not plain in a header.
+const NOT_PLAIN: AsciiSet = CONTROLS.add(b' ').add(b'%');
+
 /// An id as a header can hold it: what is not plain is written as `%0A`.
 fn plain(id: &str) -> String {
-    let mut plain = String::with_capacity(id.len());
-    for byte in id.bytes() {
-        match byte {
-            b'!'..=b'~' if byte != b'%' => plain.push(byte.into()),
-            _ => plain.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    plain
+    utf8_percent_encode(id, &NOT_PLAIN).to_string()
 }

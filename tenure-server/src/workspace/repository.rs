@@ -5,6 +5,7 @@ use super::note::CommitNote;
 use super::tree;
 use git2::{Commit, ErrorCode, Oid, Repository, RepositoryInitOptions, RepositoryOpenFlags, Signature, Time, Tree};
 use jiff::Timestamp;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, TryLockError};
 use std::os::fd::OwnedFd;
@@ -127,12 +128,12 @@ fn said(commit: &Commit<'_>, note: &CommitNote) -> Option<Option<Seq>> {
     ours.then(|| line(commit, SEQ)?.parse().ok())
 }
 
+/// What stays as it is in the name of a ref.
+const IN_REF_NAMES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+
 /// `refs/tenure/SESSION`; what a ref's name may not hold is written as `%3A`.
 fn ref_name(note: &CommitNote) -> String {
-    let plain = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c.to_string() } else { format!("%{:02X}", u32::from(c)) }
-    };
-    format!("refs/tenure/{}", note.session.as_str().chars().map(plain).collect::<String>())
+    format!("refs/tenure/{}", utf8_percent_encode(note.session.as_str(), &IN_REF_NAMES))
 }
 
 /// Makes a repository, all at once: half of one would be in the way for ever.
