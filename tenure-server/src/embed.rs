@@ -1,20 +1,20 @@
 //! What makes vectors of texts: a model in this process, or a server that speaks OpenAI's language.
 
 mod bert;
-mod safetensors;
+mod weights;
 mod wordpiece;
 
 use crate::config::embeddings::{Embeddings, LOCAL_MODEL_NAME, Which};
 use crate::llm::upstream::Upstream;
 use anyhow::{Context, anyhow, bail};
 use bert::Bert;
-use safetensors::Weights;
 use serde::Deserialize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tenure::{Embedder, Fields};
 use tokio::sync::Semaphore;
+use weights::Weights;
 use wordpiece::Tokens;
 
 /// The BLAKE3 hash of the files of [`LOCAL_MODEL_NAME`].

@@ -1,6 +1,6 @@
 //! The model itself: from the numbers of a text's pieces to one vector, as BERT does it. One text at a time, so that nothing must be padded.
 
-use super::safetensors::Weights;
+use super::weights::Weights;
 use ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
 use serde::Deserialize;
 
