@@ -13,6 +13,7 @@ mod reviews;
 mod runs;
 mod search;
 mod sessions;
+mod target;
 mod terminal;
 mod transfer;
 
@@ -21,8 +22,8 @@ use crate::serve;
 use crate::signals;
 use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
-use client::At;
 use std::process::ExitCode;
+use target::TargetArgs;
 
 /// The example configuration, which is also the default one.
 const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
@@ -32,7 +33,7 @@ const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
 #[command(name = "tenure", version, about)]
 pub struct Cli {
     #[command(flatten)]
-    at: At,
+    at: TargetArgs,
     /// What to do; `serve` if nothing is said.
     #[command(subcommand)]
     command: Option<Command>,

@@ -1,8 +1,9 @@
 //! `tenure chat`: talking in a session.
 
-use super::client::{At, Client, Needs, Pages, Refused};
+use super::client::{Client, Pages, Refused};
 use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
+use super::target::{Needs, TargetArgs};
 use super::terminal::{Heard, Input};
 use crate::llm::sse::SseDecoder;
 use anyhow::{anyhow, bail};
@@ -112,7 +113,7 @@ enum Then {
 
 impl Chat {
     /// Talks until there is no more to say.
-    pub async fn run(self, at: &At) -> anyhow::Result<()> {
+    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<()> {
         let client = at.client(Needs::Models).await?;
         let id = match &self.session {
             Some(given) => client.resolve(given).await?,
@@ -375,7 +376,7 @@ async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow
     let mut said = false;
     while let Some(part) = response.body.next().await {
         events.push(&part?).map_err(|why| anyhow!(why))?;
-        while let Some(data) = events.next() {
+        while let Some(data) = events.next_event() {
             if data == "[DONE]" {
                 done = true;
                 continue;

@@ -1,7 +1,7 @@
 //! Care for a store: `tenure sweep` and `tenure migrate`.
 
-use super::client::{At, Needs};
 use super::output::{clean, line, note};
+use super::target::{Needs, TargetArgs};
 use anyhow::bail;
 use serde_json::json;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use tenure::Key;
 use tenure::store::{self, FORMAT};
 
 /// One pass of the sweep, and what it did.
-pub async fn sweep(at: &At, as_json: bool) -> anyhow::Result<ExitCode> {
+pub async fn sweep(at: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Hooks).await?;
     let report = app.tenure.sweep().await?;
     let names = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -44,7 +44,7 @@ pub async fn sweep(at: &At, as_json: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Opens the store, which brings it to the newest format, and says what was done.
-pub async fn migrate(at: &At, as_json: bool) -> anyhow::Result<()> {
+pub async fn migrate(at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
     let url = at.load(&[])?.store;
     let before = store::format(&url).await?;
     let app = at.house(Needs::Store).await?;

@@ -1,7 +1,7 @@
 //! `tenure models`: the model that makes vectors in this process.
 
-use super::client::At;
 use super::output::{line, note, print, table};
+use super::target::TargetArgs;
 use super::transfer::bar;
 use crate::config::Config;
 use crate::config::embeddings::{LOCAL_MODEL_NAME, Which};
@@ -35,7 +35,7 @@ pub enum Models {
 
 impl Models {
     /// Does it.
-    pub async fn run(self, at: &At, as_json: bool) -> anyhow::Result<()> {
+    pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let config = at.load(&[])?;
         match self {
             Self::Pull => pull(&config, as_json).await,

@@ -1,7 +1,8 @@
 //! `tenure reviews`: what waits for a person, and deciding it.
 
-use super::client::{At, Client, Needs, Pages};
+use super::client::{Client, Pages};
 use super::output::{self, age, brief, clean, field, line, note, print};
+use super::target::{Needs, TargetArgs};
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -69,7 +70,7 @@ pub struct Decide {
 
 impl Reviews {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         match self {
             Self::List(what) => list(&client, &what, json).await?,

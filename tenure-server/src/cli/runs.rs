@@ -1,7 +1,8 @@
 //! `tenure runs`: the work in a session, and stopping it.
 
-use super::client::{At, Client, Needs};
+use super::client::Client;
 use super::output::{self, age, brief, clean, field, line, print};
+use super::target::{Needs, TargetArgs};
 use anyhow::bail;
 use axum::http::Method;
 use clap::Subcommand;
@@ -35,7 +36,7 @@ pub enum Runs {
 
 impl Runs {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         match self {
             Self::List { session } => {

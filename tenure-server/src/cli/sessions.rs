@@ -1,8 +1,9 @@
 //! `tenure sessions`: looking at sessions, and changing them.
 
-use super::client::{At, Client, Needs, Pages};
+use super::client::{Client, Pages};
 use super::output::{self, age, brief, clean, field, line, note, print, short};
 use super::search::{self, Search};
+use super::target::{Needs, TargetArgs};
 use super::transfer::{self, Export, Import};
 use anyhow::{Context, bail};
 use axum::http::Method;
@@ -140,7 +141,7 @@ pub enum Status {
 
 impl Sessions {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let needs = match self {
             Self::Import(_) => Needs::Store,
             Self::Compact { .. } => Needs::Models,

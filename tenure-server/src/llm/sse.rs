@@ -55,7 +55,7 @@ impl SseDecoder {
     }
 
     /// The data of the next whole event.
-    pub fn next(&mut self) -> Option<String> {
+    pub fn next_event(&mut self) -> Option<String> {
         self.ready.pop_front()
     }
 }
@@ -72,7 +72,7 @@ mod tests {
             let mut all = Vec::new();
             for part in text.as_bytes().chunks(size) {
                 events.push(part).unwrap();
-                while let Some(event) = events.next() {
+                while let Some(event) = events.next_event() {
                     all.push(event);
                 }
             }

@@ -119,7 +119,7 @@ impl Upstream {
             async move {
                 let (mut bytes, mut events, mut finished) = state?;
                 loop {
-                    match events.next() {
+                    match events.next_event() {
                         Some(data) if data == "[DONE]" => return None,
                         Some(data) => {
                             finished |= data.contains("\"finish_reason\":\"") || data.contains("\"finish_reason\": \"");

@@ -145,7 +145,8 @@ pub(super) mod tests {
 
     pub fn said(seq: Seq) -> Said {
         let raw = r#"{"role": "user",  "content": "\u00e9 \"quoted\""}"#;
-        let at = jiff::Timestamp::new(1_700_000_000 + seq as i64, if seq % 2 == 0 { 0 } else { 120_000_000 }).unwrap();
+        let at = jiff::Timestamp::new(1_700_000_000 + seq as i64, if seq.is_multiple_of(2) { 0 } else { 120_000_000 })
+            .unwrap();
         let run = (seq > 1).then(tenure::RunId::generate);
         let message = tenure::Message::parse(raw).unwrap();
         Said { seq, at, run, lead: false, partial: seq == 3, replies_to: (seq == 2).then_some(1), message }
