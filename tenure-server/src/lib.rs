@@ -1,6 +1,23 @@
 //! The binary `tenure`: an OpenAI-compatible endpoint with a memory, in front of any model server, and its command line.
 //!
 //! The sessions themselves are the library [`tenure`]'s. Here are HTTP, configuration, models, and what people type.
+//!
+//! The modules are layers. A module imports only from layers below its own, or from its own directory without a cycle:
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 12 | [`cli`] |
+//! | 11 | [`serve`], [`signals`], [`startup`] |
+//! | 10 | [`router`] |
+//! | 9 | [`http`] |
+//! | 8 | [`jobs`] |
+//! | 7 | [`sessions`] |
+//! | 6 | [`app`] |
+//! | 5 | [`embed`] |
+//! | 4 | [`auth`], [`llm`], [`observability`], [`tools`], [`transcripts`], [`webhooks`], [`workspace`] |
+//! | 3 | [`http_client`], [`net`] |
+//! | 2 | [`config`], [`headers`] |
+//! | 1 | [`clock`], [`error`], [`names`], [`tasks`] |
 
 pub mod app;
 pub mod auth;

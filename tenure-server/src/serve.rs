@@ -171,7 +171,7 @@ const MAX_RESET_STREAMS: usize = 32;
 /// How often an HTTP/2 client is asked whether it is still there, and how long it may take to answer.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Both versions of HTTP, with their limits. How long a connection may be idle is `connections.rs`'s to decide, for both.
+/// Both versions of HTTP, with their limits. How long a connection may be idle is `net/connections.rs`'s to decide, for both.
 fn http_protocols(limits: &Limits) -> auto::Builder<Streams> {
     let streams = Streams { write_timeout: limits.write_timeout.duration() };
     let mut http = auto::Builder::new(streams);

@@ -1,7 +1,7 @@
 //! What is done to a session besides the change in the store: its workspace, its transcript, and the tools that run for it.
 
 use crate::app::App;
-use crate::workspace::{Restored, WorkspaceError};
+use crate::workspace::{RestorePlan, Restored, WorkspaceError};
 use serde_json::{Map, Value};
 use tenure::store::Cursor;
 use tenure::{
@@ -143,12 +143,7 @@ pub async fn rewind(
     Ok((done, restored))
 }
 
-async fn find_commit(
-    app: &App,
-    who: &Principal,
-    id: &SessionId,
-    to: &Point,
-) -> Result<crate::workspace::RestorePlan, SessionError> {
+async fn find_commit(app: &App, who: &Principal, id: &SessionId, to: &Point) -> Result<RestorePlan, SessionError> {
     let workspaces = app.workspaces.as_ref().ok_or(WorkspaceError::Disabled)?;
     let (head, place) = app.tenure.view(who, id, |s| (s.head().clone(), s.locate(to))).await?;
     let Some(point) = place else {

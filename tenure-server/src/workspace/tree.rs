@@ -201,51 +201,62 @@ pub fn write(
     want: Option<&Tree<'_>>,
 ) -> Result<(), WorkspaceError> {
     for entry in have.iter().flat_map(|tree| tree.iter()) {
-        let (name, was_dir) = (OsStr::from_bytes(entry.name_bytes()), is_tree(entry.kind()));
         let wanted = want.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
-        if wanted.is_some_and(|w| is_tree(w.kind()) == was_dir) {
-            continue;
-        }
-        let path = at.join(name);
-        if was_dir {
-            let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
-            write(git, &path, &inner, subtree(git, Some(&entry))?.as_ref(), None)?;
-        }
-        let flags = if was_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        match fs::unlinkat(dir, name, flags) {
-            // Something ignored is in it, and stays.
-            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
-            Err(e) => return Err(WorkspaceError::at(&path, e)),
+        if wanted.is_none_or(|w| is_tree(w.kind()) != is_tree(entry.kind())) {
+            remove(git, at, dir, &entry)?;
         }
     }
     for entry in want.iter().flat_map(|tree| tree.iter()) {
-        let (bytes, path) = (entry.name_bytes(), at.join(OsStr::from_bytes(entry.name_bytes())));
-        if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
-            return Err(WorkspaceError::at(&path, "the commit has a name that no file may have"));
-        }
-        let had = have.and_then(|tree| tree.get_name_bytes(bytes));
-        if had.as_ref().is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
-            continue;
-        }
-        let name = OsStr::from_bytes(bytes);
-        match subtree(git, Some(&entry))? {
-            Some(tree) => {
-                match fs::mkdirat(dir, name, Mode::from_raw_mode(0o777)) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(e) => return Err(WorkspaceError::at(&path, e)),
-                }
-                let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
-                write(git, &path, &inner, subtree(git, had.as_ref())?.as_ref(), Some(&tree))?;
-            }
-            None => match git.find_blob(entry.id()) {
-                Ok(blob) => {
-                    put(dir, name, blob.content(), entry.filemode()).map_err(|e| WorkspaceError::at(&path, e))?
-                }
-                Err(e) => return Err(WorkspaceError::at(&path, e.message())),
-            },
-        }
+        let had = have.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
+        write_entry(git, at, dir, had.as_ref(), &entry)?;
     }
     Ok(())
+}
+
+/// Removes a file, or a directory with what the tree has of it.
+fn remove(git: &Repository, at: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> Result<(), WorkspaceError> {
+    let name = OsStr::from_bytes(entry.name_bytes());
+    let path = at.join(name);
+    let mut flags = AtFlags::empty();
+    if is_tree(entry.kind()) {
+        let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
+        write(git, &path, &inner, subtree(git, Some(entry))?.as_ref(), None)?;
+        flags = AtFlags::REMOVEDIR;
+    }
+    match fs::unlinkat(dir, name, flags) {
+        // Something ignored is in it, and stays.
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        Err(e) => Err(WorkspaceError::at(&path, e)),
+    }
+}
+
+/// Writes a file, a link, or a directory with what is in it, unless it is there already.
+fn write_entry(
+    git: &Repository,
+    at: &Path,
+    dir: &OwnedFd,
+    had: Option<&TreeEntry<'_>>,
+    entry: &TreeEntry<'_>,
+) -> Result<(), WorkspaceError> {
+    let bytes = entry.name_bytes();
+    let name = OsStr::from_bytes(bytes);
+    let path = at.join(name);
+    if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
+        return Err(WorkspaceError::at(&path, "the commit has a name that no file may have"));
+    }
+    if had.is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
+        return Ok(());
+    }
+    let Some(tree) = subtree(git, Some(entry))? else {
+        let blob = git.find_blob(entry.id()).map_err(|e| WorkspaceError::at(&path, e.message()))?;
+        return put(dir, name, blob.content(), entry.filemode()).map_err(|e| WorkspaceError::at(&path, e));
+    };
+    match fs::mkdirat(dir, name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(WorkspaceError::at(&path, e)),
+    }
+    let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
+    write(git, &path, &inner, subtree(git, had)?.as_ref(), Some(&tree))
 }
 
 /// Puts a file in its place, whole.
