@@ -1,5 +1,7 @@
 //! `/sessions/{id}/runs`: work in a session that goes on by itself, and can be followed from anywhere.
 
+mod events;
+
 use crate::app::Shared;
 use crate::auth::Caller;
 use crate::auth::rate_limit::TokenMeter;
@@ -11,23 +13,18 @@ use crate::http::view::{self, Reading, RunView};
 use crate::jobs;
 use crate::sessions;
 use axum::Json;
-use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use events::{PAGE, event, events};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
 use tenure::{
-    Answered, Ask, Begun, Entry, Fields, Head, Heard, HistoryMode, Message, OnBusy, OnExpired, Piece, Principal,
-    Record, RunId, Seq, SessionId, Turn, TurnError,
+    Answered, Ask, Begun, Fields, Head, HistoryMode, Message, OnBusy, OnExpired, Principal, RunId, Seq, SessionId,
+    Turn, TurnError,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
-
-/// So many records are read at once.
-const PAGE: usize = 256;
 
 /// A run to be.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -337,7 +334,7 @@ pub async fn follow(
     let first = app.tenure.follow(&who, &id, &run, after, PAGE).await?;
     if header_hint(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
         let next = first.records.last().map_or(after, |r| r.seq);
-        let data = first.records.iter().map(told).collect();
+        let data = first.records.iter().map(event).collect();
         let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.over };
         return Ok(Json(list).into_response());
     }
@@ -385,109 +382,3 @@ pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
     let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
     begin(&app, &who, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
 }
-
-/// A record as an event.
-fn told(record: &Record) -> Value {
-    let mut event = json!({"seq": record.seq, "created_at": record.at});
-    let encoded: Value = match &record.entry {
-        Entry::Message(post) => json!({"message": {"run": post.run, "message": post.message.to_value()}}),
-        other => serde_json::from_str(&other.encode()).unwrap_or_default(),
-    };
-    if let Value::Object(one) = encoded
-        && let Some((kind, data)) = one.into_iter().next()
-    {
-        event["type"] = json!(kind);
-        event["data"] = data;
-    }
-    event
-}
-
-/// Where a stream of events stands.
-struct Following {
-    app: Shared,
-    who: Principal,
-    id: SessionId,
-    run: RunId,
-    after: Seq,
-    /// What the run says before it is kept; only here and now.
-    heard: Option<mpsc::Receiver<Heard>>,
-    over: bool,
-}
-
-/// The events of a run until it is over, also while it waits for a person.
-fn events(
-    app: Shared,
-    who: Principal,
-    id: SessionId,
-    run: RunId,
-    after: Seq,
-    heard: Option<mpsc::Receiver<Heard>>,
-) -> Response {
-    let following = Following { app, who, id, run, after, heard, over: false };
-    let all = stream::unfold(following, |mut f| async move {
-        if f.over {
-            return None;
-        }
-        let bytes = f.more().await;
-        Some((Ok::<_, std::convert::Infallible>(bytes), f))
-    });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(all)).into_response()
-}
-
-impl Following {
-    async fn more(&mut self) -> Bytes {
-        let quiet = tokio::time::sleep(KEEP_ALIVE);
-        tokio::pin!(quiet);
-        loop {
-            let found = match self.app.tenure.follow(&self.who, &self.id, &self.run, self.after, PAGE).await {
-                Ok(found) => found,
-                Err(e) => {
-                    self.over = true;
-                    let body = serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default();
-                    return Bytes::from(format!("event: error\ndata: {body}\n\n"));
-                }
-            };
-            if !found.records.is_empty() || found.over {
-                let mut text = String::new();
-                // Words are told before they are kept: those that are on their way come before what was kept.
-                while let Some(Ok(heard)) = self.heard.as_mut().map(mpsc::Receiver::try_recv) {
-                    if let Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk)) = heard {
-                        text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
-                    }
-                }
-                for record in &found.records {
-                    let event = told(record);
-                    let kind = event["type"].as_str().unwrap_or("event").to_owned();
-                    text.push_str(&format!("id: {}\nevent: {kind}\ndata: {event}\n\n", record.seq));
-                    self.after = record.seq;
-                }
-                self.over = found.over;
-                if found.over {
-                    text.push_str("event: done\ndata: [DONE]\n\n");
-                }
-                return Bytes::from(text);
-            }
-            let changed = self.app.tenure.changed(&self.who, &self.id, self.after);
-            let Some(heard) = &mut self.heard else {
-                tokio::select! {
-                    _ = changed => continue, // what is wrong shows when the log is read again
-                    () = &mut quiet => return Bytes::from_static(b": \n\n"),
-                }
-            };
-            tokio::select! {
-                _ = changed => {}
-                piece = heard.recv() => match piece {
-                    Some(Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk))) => {
-                        return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
-                    }
-                    Some(Heard::Tool(_)) => {}
-                    None => self.heard = None,
-                },
-            }
-        }
-    }
-}
-
-/// Proxies close what says nothing for long: a comment comes after so long.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
