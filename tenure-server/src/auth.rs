@@ -5,10 +5,8 @@
 mod bootstrap;
 mod caller;
 mod keys;
-mod proxies;
 pub mod rate_limit;
 
 pub use bootstrap::add_bootstrap_key;
-pub use caller::{Caller, InHand};
-pub use keys::{Key, KeyLimits, Keys, NewKey, Right, SYSTEM};
-pub use proxies::TrustedProxies;
+pub use caller::{Caller, Credentials, InHand};
+pub use keys::{Key, Keys, NewKey, Right, SYSTEM};

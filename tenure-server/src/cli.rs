@@ -1,28 +1,29 @@
 //! What people type.
 
 mod audit;
-mod care;
 mod chat;
 mod client;
 mod doctor;
 mod keys;
+mod maintenance;
 mod memories;
 mod models;
+mod output;
 mod reviews;
 mod runs;
 mod search;
 mod sessions;
-mod show;
+mod target;
 mod terminal;
 mod transfer;
 
 use crate::config::Config;
-use crate::server;
+use crate::serve;
 use crate::signals;
 use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
-use client::At;
 use std::process::ExitCode;
+use target::TargetArgs;
 
 /// The example configuration, which is also the default one.
 const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
@@ -32,7 +33,7 @@ const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
 #[command(name = "tenure", version, about)]
 pub struct Cli {
     #[command(flatten)]
-    at: At,
+    at: TargetArgs,
     /// What to do; `serve` if nothing is said.
     #[command(subcommand)]
     command: Option<Command>,
@@ -154,17 +155,17 @@ impl Cli {
             Command::Memories { command, json } => return command.run(&at, json).await,
             Command::Dream(dream) => return dream.run(&at).await,
             Command::Chat(chat) => chat.run(&at).await?,
-            Command::Sweep { json } => return care::sweep(&at, json).await,
+            Command::Sweep { json } => return maintenance::sweep(&at, json).await,
             Command::Keys { command, json } => command.run(&at, json).await?,
             Command::Models { command, json } => command.run(&at, json).await?,
-            Command::Config { example: true } => show::print(EXAMPLE)?,
-            Command::Config { example: false } => show::print(at.load(&[])?.shown()?)?,
+            Command::Config { example: true } => output::print(EXAMPLE)?,
+            Command::Config { example: false } => output::print(at.load(&[])?.shown()?)?,
             Command::Doctor { repair, json } => return doctor::run(&at, repair, json).await,
-            Command::Migrate { json } => care::migrate(&at, json).await?,
+            Command::Migrate { json } => maintenance::migrate(&at, json).await?,
             Command::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Self::command(), "tenure", &mut script);
-                show::print(String::from_utf8_lossy(&script))?;
+                output::print(String::from_utf8_lossy(&script))?;
             }
         }
         Ok(ExitCode::SUCCESS)
@@ -174,11 +175,11 @@ impl Cli {
 async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> {
     let hangups = signals::hangups()?;
     let config = load()?;
-    let (_traces, log) = crate::telemetry::install(&config.telemetry)?;
+    let (_traces, log) = crate::observability::telemetry::install(&config.telemetry)?;
     let reload = signals::reload(hangups, config.clone(), log, load);
-    crate::metrics::install();
+    crate::observability::metrics::install();
     let app = crate::startup::open(config).await?;
-    let listener = server::bind(&app).await?;
+    let listener = serve::bind(&app).await?;
     let address = listener.local_addr()?;
     let (stop, first) = (signals::interrupted(), signals::interrupted());
     println!("listening on http://{address}");
@@ -192,7 +193,7 @@ async fn serve(load: impl Fn() -> anyhow::Result<Config>) -> anyhow::Result<()> 
         signals::interrupted().await;
     };
     tokio::select! {
-        done = server::run(app, listener, stop) => done,
+        done = serve::run(app, listener, stop) => done,
         () = at_once => anyhow::bail!("stopped at once; what was acknowledged is safe"),
         () = reload => anyhow::bail!("the operating system delivers no signals any more"),
     }

@@ -2,15 +2,19 @@
 
 pub mod assistants;
 pub mod audit;
+mod body;
+mod caller;
 pub mod chat;
 pub mod checkpoints;
 pub mod compact;
-mod digits;
+mod errors;
+pub mod extract;
 pub mod keys;
 pub mod memories;
 pub mod messages;
 pub mod models;
 pub mod operations;
+pub mod query;
 pub mod reviews;
 pub mod runs;
 pub mod schedules;

@@ -1,36 +1,52 @@
 //! The binary `tenure`: an OpenAI-compatible endpoint with a memory, in front of any model server, and its command line.
 //!
 //! The sessions themselves are the library [`tenure`]'s. Here are HTTP, configuration, models, and what people type.
+//!
+//! The modules are layers. A module imports only from layers below its own, or from its own directory without a cycle:
+//!
+//! | layer | modules |
+//! |---|---|
+//! | 12 | [`cli`] |
+//! | 11 | [`serve`], [`signals`], [`startup`] |
+//! | 10 | [`router`] |
+//! | 9 | [`http`] |
+//! | 8 | [`jobs`] |
+//! | 7 | [`sessions`] |
+//! | 6 | [`app`] |
+//! | 5 | [`embed`] |
+//! | 4 | [`auth`], [`llm`], [`observability`], [`tools`], [`transcripts`], [`webhooks`], [`workspace`] |
+//! | 3 | [`http_client`], [`net`] |
+//! | 2 | [`config`], [`headers`] |
+//! | 1 | [`clock`], [`error`], [`names`], [`tasks`] |
 
+pub mod app;
 pub mod auth;
-pub mod bodies;
 pub mod cli;
 pub mod clock;
-pub mod compact;
 pub mod config;
-pub mod connections;
-pub mod cron;
 pub mod embed;
 pub mod error;
-pub mod extract;
-pub mod hooks;
+pub mod headers;
 pub mod http;
-pub mod http1;
-pub mod memory;
-pub mod metrics;
-pub mod query;
-pub mod rehearsal;
-pub mod responses;
+pub mod http_client;
+pub mod jobs;
+pub mod llm;
+pub mod names;
+pub mod net;
+pub mod observability;
 pub mod router;
-pub mod runner;
-pub mod schedules;
-pub mod server;
+pub mod serve;
+pub mod sessions;
 pub mod signals;
 pub mod startup;
-pub mod telemetry;
-pub mod tls;
+pub mod tasks;
 pub mod tools;
 pub mod transcripts;
-pub mod transport;
-pub mod upstream;
+pub mod webhooks;
 pub mod workspace;
+
+/// The names that `fuzz/targets.rs` uses.
+pub mod server {
+    pub use crate::app::App;
+    pub use crate::router::in_process;
+}

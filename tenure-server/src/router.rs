@@ -1,14 +1,14 @@
 //! The table of routes.
 
+use crate::app::Shared;
 use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
-use crate::extract::{header_hint, header_text};
+use crate::headers::{header_hint, header_text};
 use crate::http::{
     assistants, audit, chat, checkpoints, compact, keys, memories, messages, models, operations, reviews, runs,
     schedules, search, sessions, sessions_v1, threads, transfer, users,
 };
-use crate::server::Shared;
-use crate::telemetry;
+use crate::observability::telemetry;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -249,11 +249,16 @@ async fn observe(mut request: Request, next: Next) -> Response {
     let mut response = next.run(request).instrument(span.clone()).instrument(trace.clone()).await;
     let (status, took) = (response.status().as_u16(), watch.elapsed());
     trace.record("http.response.status_code", status);
-    crate::metrics::request(&method, &route, status, took);
+    crate::observability::metrics::request(&method, &route, status, took);
     let ms = took.as_micros() as f64 / 1000.0;
     span.in_scope(|| tracing::info!(status, ms, "{method} {route}"));
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert("x-request-id", value);
     }
     response
+}
+
+/// The routes without a socket, for the command line and for tests.
+pub fn in_process(app: &Shared) -> Router {
+    router(app.clone())
 }

@@ -7,7 +7,7 @@
 //! | `SIGXFSZ` | ignored: a write over the file size limit of the process fails as on a full disk |
 
 use crate::config::Config;
-use crate::telemetry::LogFilter;
+use crate::observability::telemetry::LogFilter;
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

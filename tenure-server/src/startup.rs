@@ -1,7 +1,7 @@
 //! Starting while the database is away: the server waits for it, and tells whoever asks that it is not ready yet.
 
+use crate::app::{App, Shared};
 use crate::config::Config;
-use crate::server::{App, Shared};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -5,7 +5,8 @@
 //! the session: a file with another time is behind, or was torn by a crash.
 
 use crate::config::Config;
-use crate::server::Shared;
+use crate::names::file_name;
+use crate::tasks::Tasks;
 use anyhow::Context;
 use jiff::Timestamp;
 use std::borrow::Borrow;
@@ -126,11 +127,11 @@ impl Transcripts {
     }
 
     /// Writes what sessions say as they say it, until the server stops. Nobody waits for it, and nothing fails because of it.
-    pub async fn follow(&self, app: &Shared) {
+    pub async fn follow(&self, tenure: &Tenure, tasks: &Tasks) {
         if !self.live {
             return;
         }
-        let mut changes = app.tenure.changes();
+        let mut changes = tenure.changes();
         // At once for what an earlier process did not finish, and after trouble.
         let (mut behind, mut again) = (true, tokio::time::interval(AGAIN));
         loop {
@@ -143,13 +144,13 @@ impl Transcripts {
                 },
                 _ = again.tick(), if behind => {
                     tokio::select! {
-                        mended = self.catch_up(&app.tenure) => behind = !mended,
-                        () = app.tasks.stopping() => break,
+                        mended = self.catch_up(tenure) => behind = !mended,
+                        () = tasks.stopping() => break,
                     }
                 }
-                () = app.tasks.stopping() => break,
+                () = tasks.stopping() => break,
             }
-            behind |= !self.write_all(&app.tenure, &mut changes, keys).await;
+            behind |= !self.write_all(tenure, &mut changes, keys).await;
         }
         *self.changes.lock().await = Some(changes);
     }
@@ -371,31 +372,9 @@ fn file(dir: &Path, head: &Head) -> PathBuf {
     directory(dir, &head.tenant, &head.user).join(format!("{}.jsonl", file_name(head.info.session_id.as_str())))
 }
 
-/// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
-pub(crate) fn file_name(name: &str) -> String {
-    let mut safe = String::with_capacity(name.len());
-    for (i, byte) in name.bytes().enumerate() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b':' => safe.push(byte.into()),
-            b'.' if i > 0 => safe.push('.'),
-            _ => safe.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    if safe.len() <= 200 { safe } else { format!("%{}", blake3::hash(name.as_bytes()).to_hex()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn file_names_lead_nowhere_else() {
-        for (name, want) in [("acme", "acme"), ("a.b:c-d_e", "a.b:c-d_e"), ("..", "%2E."), ("a/../b", "a%2F..%2Fb")] {
-            assert_eq!(file_name(name), want);
-        }
-        assert_eq!(file_name("é\\ "), "%C3%A9%5C%20");
-        assert!(file_name(&"é".repeat(64)).len() < 100, "a name must fit into a directory");
-    }
 
     #[test]
     fn what_can_not_be_written_to_is_told_at_once() {

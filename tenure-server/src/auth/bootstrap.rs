@@ -1,7 +1,6 @@
 //! The first key of a deployment, from a file: for containers, where nobody can run `tenure keys add`.
 
-use super::Keys;
-use super::keys::{NewKey, Right, hash_of, system_item, system_namespace};
+use super::keys::{Keys, NewKey, Right, hash_of, system_item, system_namespace};
 use anyhow::{Context, bail};
 use std::path::Path;
 

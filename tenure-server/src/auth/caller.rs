@@ -1,13 +1,11 @@
 //! The caller of a request: who it is, and what it may do.
 
-use super::keys::{Key, KeyLimits, Right};
-use super::rate_limit::{Metered, ResponseHeaders, TokenMeter};
-use crate::connections::Connection;
+use super::keys::{Key, Keys, Right};
+use super::rate_limit::{Metered, RateLimits, ResponseHeaders, TokenMeter};
+use crate::config::KeyLimits;
 use crate::error::ApiError;
-use crate::extract::header_text;
-use crate::server::Shared;
-use axum::extract::FromRequestParts;
-use axum::http::{StatusCode, header, request::Parts};
+use crate::headers::header_text;
+use axum::http::{HeaderMap, StatusCode, header};
 use std::sync::Arc;
 use tenure::{HistoryMode, Model, Principal, Quota, QuotaScope, Reach, Tenant, User};
 
@@ -39,49 +37,48 @@ const USER_HEADER: &str = "x-tenure-user";
 #[derive(Clone, Debug)]
 pub struct InHand(pub Tenant);
 
-impl FromRequestParts<Shared> for Caller {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
-        let caller = Self::of_request(parts, app).await?;
-        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
-            connection.authenticated();
-        }
-        // The budget for request bodies is per principal (`bodies.rs`).
-        parts.extensions.insert(caller.clone());
-        Ok(caller)
-    }
+/// What a request shows of its sender.
+#[derive(Clone, Copy, Debug)]
+pub struct Credentials<'a> {
+    /// `Authorization` and `X-Tenure-User`.
+    pub headers: &'a HeaderMap,
+    /// Set for calls from this process.
+    pub operator: Option<&'a InHand>,
+    /// Gets the headers of the rate limits.
+    pub response_headers: Option<&'a ResponseHeaders>,
 }
 
 impl Caller {
-    async fn of_request(parts: &Parts, app: &Shared) -> Result<Self, ApiError> {
-        let named = match header_text(&parts.headers, USER_HEADER)? {
+    /// The caller of a request, which is counted against the limits of its key; `defaults` are the limits of keys that have none.
+    pub async fn authenticate(
+        credentials: Credentials<'_>,
+        keys: &Keys,
+        defaults: KeyLimits,
+        rate_limits: &RateLimits,
+    ) -> Result<Self, ApiError> {
+        let Credentials { headers, operator, response_headers } = credentials;
+        let named = match header_text(headers, USER_HEADER)? {
             Some(user) => Some(User::new(user).map_err(|e| ApiError::invalid("X-Tenure-User", e.to_string()))?),
             None => None,
         };
-        let operator = parts.extensions.get::<InHand>();
         let tenant = match operator {
             Some(InHand(tenant)) => Some(tenant.clone()),
-            None => (!app.keys.are_required().await?).then(Tenant::default),
+            None => (!keys.are_required().await?).then(Tenant::default),
         };
         if let Some(tenant) = tenant {
             let rights = vec![Right::Read, Right::Write, Right::Review, Right::Admin];
             let operator = operator.is_some();
             return Ok(Self { tenant, user: named, bound: false, rights, history: None, key: None, operator });
         }
-        let key = authenticate(parts, app).await?;
+        let key = find_key(headers, keys).await?;
         if let (Some(bound), Some(named)) = (&key.user, &named)
             && bound != named
         {
             let message = format!("this key acts as user {bound} only; leave X-Tenure-User out");
             return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
         }
-        let limits = key.limits.or(app.config.limits.keys);
-        app.rate_limits.admit(&key.id, limits, parts.extensions.get::<ResponseHeaders>())?;
-        if app.keys.is_use_due(&key.id) {
-            let (app, id) = (app.clone(), key.id.clone());
-            app.clone().tasks.spawn(async move { app.keys.record_use(&id).await });
-        }
+        let limits = key.limits.or(defaults);
+        rate_limits.admit(&key.id, limits, response_headers)?;
         let bound = key.user.is_some();
         Ok(Self {
             tenant: key.tenant,
@@ -93,11 +90,16 @@ impl Caller {
             operator: false,
         })
     }
+
+    /// The id of the key that the request was sent with.
+    pub fn key_id(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| key.id.as_str())
+    }
 }
 
 /// The key that a request was sent with, if it is valid.
-async fn authenticate(parts: &Parts, app: &Shared) -> Result<Key, ApiError> {
-    let given = header_text(&parts.headers, header::AUTHORIZATION.as_str())?;
+async fn find_key(headers: &HeaderMap, keys: &Keys) -> Result<Key, ApiError> {
+    let given = header_text(headers, header::AUTHORIZATION.as_str())?;
     let scheme = given.as_deref().and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer ")));
     let refuse = |message: &str| {
         ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message).with_header(header::WWW_AUTHENTICATE, "Bearer")
@@ -105,10 +107,10 @@ async fn authenticate(parts: &Parts, app: &Shared) -> Result<Key, ApiError> {
     let Some(secret) = scheme.map(str::trim) else {
         return Err(refuse("no key was given; send `Authorization: Bearer KEY` (make one with `tenure keys add`)"));
     };
-    let Some(key) = app.keys.find(secret).await? else {
+    let Some(key) = keys.find(secret).await? else {
         return Err(refuse("the key is not known here; it may have been revoked"));
     };
-    if key.has_expired(app.tenure.now()) {
+    if key.has_expired(keys.tenure().now()) {
         return Err(refuse("the key has expired; ask an administrator for a new one (`tenure keys rotate`)"));
     }
     Ok(key)
@@ -226,22 +228,22 @@ impl Caller {
     }
 
     /// Refuses a model call if its key has no tokens left this minute.
-    pub fn admit_model_call(&self, app: &Shared) -> Result<(), ApiError> {
-        self.key.as_ref().map_or(Ok(()), |key| app.rate_limits.admit_tokens(&key.id, key.limits))
+    pub fn admit_model_call(&self, rate_limits: &Arc<RateLimits>) -> Result<(), ApiError> {
+        self.key.as_ref().map_or(Ok(()), |key| rate_limits.admit_tokens(&key.id, key.limits))
     }
 
     /// A model whose tokens are charged to the caller's key, if it has a limit.
-    pub fn metered(&self, app: &Shared, model: Arc<dyn Model>) -> Arc<dyn Model> {
-        match self.token_meter(app) {
+    pub fn metered(&self, rate_limits: &Arc<RateLimits>, model: Arc<dyn Model>) -> Arc<dyn Model> {
+        match self.token_meter(rate_limits) {
             Some(meter) => Arc::new(Metered { model, meter }),
             None => model,
         }
     }
 
     /// Charges the caller's key for tokens, if it has a limit.
-    pub fn token_meter(&self, app: &Shared) -> Option<TokenMeter> {
+    pub fn token_meter(&self, rate_limits: &Arc<RateLimits>) -> Option<TokenMeter> {
         let key = self.key.as_ref()?;
         let limit = key.limits.tokens_per_minute?;
-        Some(TokenMeter { limits: app.rate_limits.clone(), key: key.id.clone(), limit })
+        Some(TokenMeter { limits: rate_limits.clone(), key: key.id.clone(), limit })
     }
 }

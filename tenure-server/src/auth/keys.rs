@@ -1,6 +1,7 @@
 //! API keys: created, listed, rotated, revoked and looked up in the store.
 
 use crate::clock::Stopwatch;
+use crate::config::KeyLimits;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
@@ -43,43 +44,6 @@ pub enum Right {
     Review,
     /// Everything of the tenant, or of the user that the key is bound to: assistants, keys, erasure, all users' sessions.
     Admin,
-}
-
-/// Limits of one key. A field that is absent is as configured under `limits.keys`; 0: unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct KeyLimits {
-    /// Requests per minute, on each node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requests_per_minute: Option<u64>,
-    /// Tokens of models per minute, on each node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokens_per_minute: Option<u64>,
-    /// Live sessions of the user that the key is bound to, else of its tenant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_sessions: Option<u64>,
-    /// Bytes of messages and media stored by the user that the key is bound to, else by its tenant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_stored_bytes: Option<u64>,
-}
-
-impl KeyLimits {
-    /// These limits; where they are silent, the defaults. `None` means unlimited.
-    #[must_use]
-    pub fn or(self, defaults: Self) -> Self {
-        let pick = |own: Option<u64>, default: Option<u64>| own.or(default).filter(|limit| *limit > 0);
-        Self {
-            requests_per_minute: pick(self.requests_per_minute, defaults.requests_per_minute),
-            tokens_per_minute: pick(self.tokens_per_minute, defaults.tokens_per_minute),
-            max_sessions: pick(self.max_sessions, defaults.max_sessions),
-            max_stored_bytes: pick(self.max_stored_bytes, defaults.max_stored_bytes),
-        }
-    }
-
-    /// Whether no limit is given.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// A key to be created.

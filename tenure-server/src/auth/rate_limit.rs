@@ -1,6 +1,7 @@
 //! Rate limits per key: token buckets that hold one minute's worth and refill continuously. Each node counts on its own.
 
 use crate::clock::Stopwatch;
+use crate::config::KeyLimits;
 use crate::error::ApiError;
 use async_trait::async_trait;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -149,12 +150,7 @@ impl RateLimits {
     }
 
     /// Counts a request of a key; refuses it if the key is over one of its limits. `responses` gets the headers.
-    pub fn admit(
-        &self,
-        key: &str,
-        limits: super::KeyLimits,
-        responses: Option<&ResponseHeaders>,
-    ) -> Result<(), ApiError> {
+    pub fn admit(&self, key: &str, limits: KeyLimits, responses: Option<&ResponseHeaders>) -> Result<(), ApiError> {
         let requests = limits.requests_per_minute.map(|limit| self.take(key, Resource::Requests, limit, 1));
         let tokens = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
         let statuses = [requests, tokens];
@@ -166,7 +162,7 @@ impl RateLimits {
     }
 
     /// Refuses a request that would call a model for a key that has no tokens left.
-    pub fn admit_tokens(&self, key: &str, limits: super::KeyLimits) -> Result<(), ApiError> {
+    pub fn admit_tokens(&self, key: &str, limits: KeyLimits) -> Result<(), ApiError> {
         let status = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
         status.and_then(|status| status.error()).map_or(Ok(()), Err)
     }

@@ -1,7 +1,8 @@
 //! `tenure audit`: the decisions of people, and whether they were changed since.
 
-use super::client::{At, Needs, with_query};
-use super::show::{self, age, brief, clean, field, line, note, print};
+use super::client::with_query;
+use super::output::{self, age, brief, clean, field, line, note, print};
+use super::target::{Needs, TargetArgs};
 use axum::http::Method;
 use clap::{Args, ValueEnum};
 use futures_util::StreamExt;
@@ -39,7 +40,7 @@ pub enum Form {
 
 impl Audit {
     /// Shows or exports them. A broken hash chain is exit code 1.
-    pub async fn run(self, at: &At) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         let Some(session) = &self.session else {
             let form = self.format.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
@@ -85,5 +86,8 @@ fn decisions_table(decisions: &[Value]) -> String {
             hash,
         ]
     };
-    show::table(["record", "age", "step", "decision", "reviewer", "notes", "hash"], decisions.iter().map(row).collect())
+    output::table(
+        ["record", "age", "step", "decision", "reviewer", "notes", "hash"],
+        decisions.iter().map(row).collect(),
+    )
 }

@@ -1,10 +1,11 @@
 //! `tenure chat`: talking in a session.
 
-use super::client::{At, Client, Needs, Pages, Refused};
+use super::client::{Client, Pages, Refused};
+use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
-use super::show::{self, clean, field, line, note, print, short};
+use super::target::{Needs, TargetArgs};
 use super::terminal::{Heard, Input};
-use crate::upstream::Events;
+use crate::llm::sse::SseDecoder;
 use anyhow::{anyhow, bail};
 use axum::http::Method;
 use clap::Args;
@@ -54,6 +55,56 @@ struct Talk {
     stopped: bool,
 }
 
+/// What a line that begins with a slash asks for.
+enum SlashCommand<'a> {
+    Help,
+    Quit,
+    New,
+    /// The last so many messages.
+    History(usize),
+    Sessions,
+    /// The id of a session, perhaps shortened.
+    Switch(&'a str),
+    Models,
+    Model(&'a str),
+    /// A place; the end if none is named.
+    Fork(Option<&'a str>),
+    /// A place, as the route takes it.
+    Rewind(Value),
+    Checkpoints,
+    /// Its label; generated if there is none.
+    Checkpoint(Option<&'a str>),
+    /// How many turns stay as they are.
+    Compact(Option<usize>),
+    Title(&'a str),
+}
+
+impl<'a> SlashCommand<'a> {
+    /// Reads a line, without its slash.
+    fn parse(command: &'a str) -> anyhow::Result<Self> {
+        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+        let argument = Some(rest.trim()).filter(|rest| !rest.is_empty());
+        let needs = |what: &str| argument.ok_or_else(|| anyhow!("/{name} needs {what}"));
+        let number = |what: &str| argument.map(str::parse).transpose().map_err(|_| anyhow!("/{name} takes {what}"));
+        Ok(match name {
+            "help" | "?" => Self::Help,
+            "quit" | "exit" | "q" => Self::Quit,
+            "new" => Self::New,
+            "history" => Self::History(number("a number")?.unwrap_or(10).clamp(1, 100)),
+            "sessions" => Self::Sessions,
+            "switch" => Self::Switch(needs("the id of a session")?),
+            "model" => argument.map_or(Self::Models, Self::Model),
+            "fork" => Self::Fork(argument),
+            "rewind" => Self::Rewind(place(needs("a place: a number of messages, turn:N, or a checkpoint")?)?),
+            "checkpoints" => Self::Checkpoints,
+            "checkpoint" => Self::Checkpoint(argument),
+            "compact" => Self::Compact(number("a number of turns")?),
+            "title" => Self::Title(needs("a text")?),
+            _ => bail!("there is no /{}; /help lists what there is, //{} says it", clean(name), clean(command)),
+        })
+    }
+}
+
 /// What comes after a command.
 enum Then {
     GoOn,
@@ -62,14 +113,14 @@ enum Then {
 
 impl Chat {
     /// Talks until there is no more to say.
-    pub async fn run(self, at: &At) -> anyhow::Result<()> {
+    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<()> {
         let client = at.client(Needs::Models).await?;
         let id = match &self.session {
             Some(given) => client.resolve(given).await?,
             None => SessionId::generate(),
         };
         let recent = if self.session.is_some() { recent(&client, &id, 100).await? } else { None };
-        let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| show::text(&m["message"]));
+        let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| output::text(&m["message"]));
         let before = recent.iter().flatten().filter_map(said).collect();
         let input = Input::open(before);
         let (begun, model, assistant) = (recent.is_some(), self.model, self.assistant);
@@ -102,7 +153,7 @@ impl Talk {
         note("/help lists what there is besides talking; Ctrl-D leaves");
         let recent = recent.unwrap_or_default();
         let last = &recent[recent.len().saturating_sub(2)..];
-        Ok(last.iter().try_for_each(|said| print(format!("\n{}", show::said(said))))?)
+        Ok(last.iter().try_for_each(|said| print(format!("\n{}", output::said(said))))?)
     }
 
     async fn listen(&mut self) -> anyhow::Result<()> {
@@ -141,8 +192,8 @@ impl Talk {
             let calls = answer["tool_calls"].as_array().cloned().unwrap_or_default();
             messages.clear();
             for call in &calls {
-                line(clean(&format!("→ {}", show::call(call))))?;
-                let name = show::call(call);
+                line(clean(&format!("→ {}", output::call(call))))?;
+                let name = output::call(call);
                 let name = name.split(' ').next().unwrap_or_default();
                 match self.input.ask(&clean(&format!("result of {name}")))? {
                     Heard::Line(text) => {
@@ -212,86 +263,91 @@ impl Talk {
     }
 
     async fn obey(&mut self, command: &str) -> anyhow::Result<Then> {
-        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
-        let rest = rest.trim();
-        let needs = |what: &str| match rest.is_empty() {
-            true => Err(anyhow!("/{name} needs {what}")),
-            false => Ok(rest),
-        };
-        match name {
-            "help" | "?" => line(HELP)?,
-            "quit" | "exit" | "q" => return Ok(Then::Leave),
-            "new" => self.go_to(SessionId::generate(), false),
-            "history" => {
-                let count = if rest.is_empty() { Ok(10) } else { rest.parse::<usize>() };
-                let count = count.map_err(|_| anyhow!("/history takes a number"))?.clamp(1, 100);
-                let messages = recent(&self.client, &self.id, count).await?.unwrap_or_default();
-                print(messages.iter().map(show::said).collect::<String>())?;
+        match SlashCommand::parse(command)? {
+            SlashCommand::Help => line(HELP)?,
+            SlashCommand::Quit => return Ok(Then::Leave),
+            SlashCommand::New => self.go_to(SessionId::generate(), false),
+            SlashCommand::History(count) => self.history(count).await?,
+            SlashCommand::Sessions => self.sessions().await?,
+            SlashCommand::Switch(id) => self.switch(id).await?,
+            SlashCommand::Models => self.models().await?,
+            SlashCommand::Model(name) => {
+                note(format!("the next answer is {name}'s"));
+                self.model = Some(name.to_owned());
             }
-            "sessions" => {
-                let (sessions, _) = Pages::new(&self.client, "/sessions", &[], 20).all().await?;
-                print(sessions_table(&sessions, false))?;
-            }
-            "switch" => {
-                let id = self.client.resolve(needs("the id of a session")?).await?;
-                match recent(&self.client, &id, 2).await? {
-                    None => bail!("there is no session {id}; /sessions lists them, /new begins one"),
-                    Some(last) => {
-                        self.go_to(id, true);
-                        print(last.iter().map(show::said).collect::<String>())?;
-                    }
-                }
-            }
-            "model" if rest.is_empty() => {
-                let models: Value = self.client.get("/v1/models").await?;
-                let names = models["data"].as_array().into_iter().flatten().map(|m| clean(field(m, "id")) + "\n");
-                print(names.collect::<String>())?;
-            }
-            "model" => {
-                self.model = Some(rest.to_owned());
-                note(format!("the next answer is {rest}'s"));
-            }
-            "fork" => {
-                self.begin().await?;
-                let at = Some(rest).filter(|r| !r.is_empty());
-                let forked = fork_at(&self.client, self.id.as_str(), at, None).await?;
-                self.go_to(SessionId::new(field(&forked, "id"))?, true);
-            }
-            "rewind" => {
-                let to = place(needs("a place: a number of messages, turn:N, or a checkpoint")?)?;
-                let path = format!("/sessions/{}/rewind", self.id);
-                let rewound: Value = self.client.post(&path, &to).await?.json().await?;
-                line(rewound_text(self.id.as_str(), &rewound))?;
-            }
-            "checkpoints" => {
-                self.begin().await?;
-                let list: Value = self.client.get(&format!("/sessions/{}/checkpoints", self.id)).await?;
-                print(checkpoints_table(list["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?;
-            }
-            "checkpoint" => {
-                self.begin().await?;
-                let body = if rest.is_empty() { json!({}) } else { json!({"label": rest}) };
-                let path = format!("/sessions/{}/checkpoints", self.id);
-                let made: Value = self.client.post(&path, &body).await?.json().await?;
-                line(clean(&format!("checkpoint {} after message {}", field(&made, "label"), made["position"])))?;
-            }
-            "compact" => {
-                let keep = (!rest.is_empty()).then(|| rest.parse::<usize>()).transpose();
-                let body = json!({"keep_turns": keep.map_err(|_| anyhow!("/compact takes a number of turns"))?});
-                let path = format!("/sessions/{}/compact", self.id);
-                let done: Value = self.client.post(&path, &body).await?.json().await?;
-                line(compacted_text(&done))?;
-            }
-            "title" => {
-                let title = needs("a text")?.to_owned();
-                self.begin().await?;
-                let body = json!({"title": title}).to_string();
-                self.client.send(Method::PATCH, &format!("/sessions/{}", self.id), Some(body)).await?;
-                line(format!("this is {:?} now", clean(&title)))?;
-            }
-            _ => bail!("there is no /{}; /help lists what there is, //{} says it", clean(name), clean(command)),
+            SlashCommand::Fork(at) => self.fork(at).await?,
+            SlashCommand::Rewind(to) => self.rewind(to).await?,
+            SlashCommand::Checkpoints => self.checkpoints().await?,
+            SlashCommand::Checkpoint(label) => self.checkpoint(label).await?,
+            SlashCommand::Compact(keep) => self.compact(keep).await?,
+            SlashCommand::Title(title) => self.title(title).await?,
         }
         Ok(Then::GoOn)
+    }
+
+    async fn history(&self, count: usize) -> anyhow::Result<()> {
+        let messages = recent(&self.client, &self.id, count).await?.unwrap_or_default();
+        Ok(print(messages.iter().map(output::said).collect::<String>())?)
+    }
+
+    async fn sessions(&self) -> anyhow::Result<()> {
+        let (sessions, _) = Pages::new(&self.client, "/sessions", &[], 20).all().await?;
+        Ok(print(sessions_table(&sessions, false))?)
+    }
+
+    async fn switch(&mut self, given: &str) -> anyhow::Result<()> {
+        let id = self.client.resolve(given).await?;
+        let Some(last) = recent(&self.client, &id, 2).await? else {
+            bail!("there is no session {id}; /sessions lists them, /new begins one");
+        };
+        self.go_to(id, true);
+        Ok(print(last.iter().map(output::said).collect::<String>())?)
+    }
+
+    async fn models(&self) -> anyhow::Result<()> {
+        let models: Value = self.client.get("/v1/models").await?;
+        let names = models["data"].as_array().into_iter().flatten().map(|m| clean(field(m, "id")) + "\n");
+        Ok(print(names.collect::<String>())?)
+    }
+
+    async fn fork(&mut self, at: Option<&str>) -> anyhow::Result<()> {
+        self.begin().await?;
+        let forked = fork_at(&self.client, self.id.as_str(), at, None).await?;
+        self.go_to(SessionId::new(field(&forked, "id"))?, true);
+        Ok(())
+    }
+
+    async fn rewind(&self, to: Value) -> anyhow::Result<()> {
+        let path = format!("/sessions/{}/rewind", self.id);
+        let rewound: Value = self.client.post(&path, &to).await?.json().await?;
+        Ok(line(rewound_text(self.id.as_str(), &rewound))?)
+    }
+
+    async fn checkpoints(&mut self) -> anyhow::Result<()> {
+        self.begin().await?;
+        let list: Value = self.client.get(&format!("/sessions/{}/checkpoints", self.id)).await?;
+        Ok(print(checkpoints_table(list["data"].as_array().map(Vec::as_slice).unwrap_or_default()))?)
+    }
+
+    async fn checkpoint(&mut self, label: Option<&str>) -> anyhow::Result<()> {
+        self.begin().await?;
+        let body = label.map_or(json!({}), |label| json!({"label": label}));
+        let path = format!("/sessions/{}/checkpoints", self.id);
+        let made: Value = self.client.post(&path, &body).await?.json().await?;
+        Ok(line(clean(&format!("checkpoint {} after message {}", field(&made, "label"), made["position"])))?)
+    }
+
+    async fn compact(&self, keep_turns: Option<usize>) -> anyhow::Result<()> {
+        let path = format!("/sessions/{}/compact", self.id);
+        let done: Value = self.client.post(&path, &json!({"keep_turns": keep_turns})).await?.json().await?;
+        Ok(line(compacted_text(&done))?)
+    }
+
+    async fn title(&mut self, title: &str) -> anyhow::Result<()> {
+        self.begin().await?;
+        let body = json!({"title": title}).to_string();
+        self.client.send(Method::PATCH, &format!("/sessions/{}", self.id), Some(body)).await?;
+        Ok(line(format!("this is {:?} now", clean(title)))?)
     }
 
     fn go_to(&mut self, id: SessionId, begun: bool) {
@@ -316,11 +372,11 @@ impl Talk {
 /// Asks, and prints the answer as it comes; the whole message at the end. Tells which run it is as soon as that is known.
 async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
-    let (mut events, mut answer, mut done) = (Events::default(), Answer::default(), false);
+    let (mut events, mut answer, mut done) = (SseDecoder::default(), Answer::default(), false);
     let mut said = false;
     while let Some(part) = response.body.next().await {
         events.push(&part?).map_err(|why| anyhow!(why))?;
-        while let Some(data) = events.next() {
+        while let Some(data) = events.next_event() {
             if data == "[DONE]" {
                 done = true;
                 continue;

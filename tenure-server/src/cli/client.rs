@@ -1,172 +1,35 @@
-//! Where the sessions are, and how commands speak to them: the routes of `docs/api.md`, in this process or over HTTP.
+//! How commands speak to a server: the routes of `docs/api.md`, in this process or over HTTP.
 
-use crate::auth::{InHand, SYSTEM};
-use crate::config::{self, Config, OnExpire};
-use crate::embed::Source;
-use crate::extract::header_value;
-use crate::server::{App, Shared, in_process};
+use crate::app::Shared;
+use crate::auth::InHand;
+use crate::headers::header_value;
+use crate::router::in_process;
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, header};
-use clap::Args;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenure::{SessionId, Tenant, Tenure, User};
+use tenure::{SessionId, Tenant, User};
 use tower::ServiceExt;
 
 /// How many sessions are looked at for an id that was shortened.
 const MAX_LOOKED_AT: usize = 1000;
 
-/// Where the sessions are, and who is asking.
-#[derive(Clone, Debug, Args)]
-pub struct At {
-    /// The configuration file (default: tenure.yaml, if there is one)
-    #[arg(long, global = true, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// The store: memory: | jsonl:DIR | sqlite:FILE | postgres://…
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "server")]
-    pub store: Option<String>,
-    /// A running server to ask, instead of opening the store [env: TENURE_SERVER]
-    #[arg(long, global = true, value_name = "URL")]
-    pub server: Option<String>,
-    /// The key for that server [env: TENURE_KEY]
-    #[arg(long, global = true, value_name = "KEY")]
-    pub key: Option<String>,
-    /// Act as this user (default: everybody's sessions)
-    #[arg(long, global = true, value_name = "NAME", value_parser = user)]
-    pub user: Option<User>,
-    /// Whose data in the store (default: default; with a server, the key says it)
-    #[arg(long, global = true, value_name = "NAME", value_parser = tenant)]
-    pub tenant: Option<Tenant>,
-}
-
-fn user(name: &str) -> Result<User, tenure::InvalidName> {
-    User::new(name)
-}
-
-fn tenant(name: &str) -> Result<Tenant, String> {
-    match name == SYSTEM {
-        true => Err(format!("{SYSTEM} is not for anybody; choose another name")),
-        false => Tenant::new(name).map_err(|e| e.to_string()),
-    }
-}
-
-/// What a command needs of the house.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
-    /// Sessions that are there.
-    Sessions,
-    /// A store; one that is not there is made.
-    Store,
-    /// The models too.
-    Models,
-    /// Sessions that are there, and the hooks that are called before they go.
-    Hooks,
-    /// Sessions that are there, and what makes vectors.
-    Vectors,
-}
-
-impl At {
-    /// The configuration, with what flags say.
-    pub fn load(&self, more: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
-        let flags = [("store", self.store.clone())].into_iter().chain(more.iter().cloned());
-        let flags: Vec<(&str, String)> = flags.filter_map(|(at, value)| Some((at, value?))).collect();
-        Config::load(self.config.as_deref(), &flags)
-    }
-
-    /// The way to the sessions: the server that is named, else the store.
-    pub async fn client(&self, needs: Needs) -> anyhow::Result<Client> {
-        let (server, key) = config::remote();
-        let server = self.server.clone().or(server.filter(|_| self.store.is_none()));
-        let user = self.user.clone();
-        let Some(server) = server else {
-            let app = self.open(needs).await?;
-            let tenant = self.tenant.clone().unwrap_or_default();
-            return Ok(Client { way: Way::Local(in_process(&app), InHand(tenant)), user, _app: Some(app) });
-        };
-        if self.tenant.is_some() {
-            bail!("--tenant is for stores; with a server, the key says whose data it is");
-        }
-        let base = server.trim_end_matches('/').to_owned();
-        let url = reqwest::Url::parse(&base).map_err(|e| anyhow!("{base:?} is not the URL of a server: {e}"))?;
-        if !["http", "https"].contains(&url.scheme()) {
-            bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
-        }
-        let http = crate::tls::client().connect_timeout(Duration::from_secs(10)).build()?;
-        Ok(Client { way: Way::Remote { http, base, key: self.key.clone().or(key) }, user, _app: None })
-    }
-
-    /// The store itself, for what only the one who has it may do.
-    pub async fn house(&self, needs: Needs) -> anyhow::Result<Shared> {
-        if self.server.is_some() {
-            bail!("this works on the store itself: run it where the store is, with --store URL instead of --server");
-        }
-        self.open(needs).await
-    }
-
-    async fn open(&self, needs: Needs) -> anyhow::Result<Shared> {
-        let mut config = self.load(&[])?;
-        if [Needs::Sessions, Needs::Hooks, Needs::Vectors].contains(&needs) {
-            must_exist(&config.store)?;
-        }
-        // What is not needed can not be missing: a key of a model's server, the secret of a hook.
-        if needs != Needs::Models {
-            (config.models, config.assistants) = (Vec::new(), without_models(config.assistants));
-        }
-        if needs != Needs::Hooks {
-            config.on_expire = OnExpire::default();
-        }
-        let listen = config.listen.clone();
-        let mut options = config.options();
-        if needs == Needs::Models {
-            options.embedder = Source::open(&config.embeddings).await?.embedder();
-        }
-        let tenure = Tenure::open_with(&config.store, options).await;
-        let tenure = tenure.map_err(|e| match e {
-            tenure::Error::Locked { .. } => {
-                anyhow!("{e}; if that is a server, ask it: add --server http://{listen}")
-            }
-            e => e.into(),
-        })?;
-        let app = App::on(tenure, config)?;
-        if needs == Needs::Hooks {
-            app.transcripts.check()?;
-        }
-        Ok(app)
-    }
-}
-
-fn without_models(mut assistants: Vec<tenure::Assistant>) -> Vec<tenure::Assistant> {
-    assistants.iter_mut().for_each(|a| a.model = None);
-    assistants
-}
-
-/// A mistyped name should not become an empty store.
-fn must_exist(store: &str) -> anyhow::Result<()> {
-    match store.split_once(':') {
-        Some(("sqlite" | "jsonl", path)) if !path.is_empty() && !Path::new(path).exists() => bail!(
-            "there is no store {store} yet; `tenure serve`, `tenure chat` and `tenure sessions import` make one, --store names another, --server asks a server"
-        ),
-        _ => Ok(()),
-    }
-}
-
 /// The way to the sessions. The answers are the same, whichever it is.
 #[derive(Debug)]
 pub struct Client {
-    way: Way,
+    transport: Transport,
     user: Option<User>,
     /// Keeps the store open.
     _app: Option<Shared>,
 }
 
 #[derive(Debug)]
-enum Way {
+enum Transport {
     /// The server's own routes, called in this process.
     Local(Router, InHand),
     /// A running server.
@@ -227,10 +90,26 @@ fn left_out(headers: &HeaderMap) -> Option<String> {
 }
 
 impl Client {
+    /// Calls the routes of a server in this process, as an operator of a tenant.
+    pub fn local(app: Shared, tenant: Tenant, user: Option<User>) -> Self {
+        Self { transport: Transport::Local(in_process(&app), InHand(tenant)), user, _app: Some(app) }
+    }
+
+    /// Calls the routes of a running server.
+    pub fn remote(server: &str, key: Option<String>, user: Option<User>) -> anyhow::Result<Self> {
+        let base = server.trim_end_matches('/').to_owned();
+        let url = reqwest::Url::parse(&base).map_err(|e| anyhow!("{base:?} is not the URL of a server: {e}"))?;
+        if !["http", "https"].contains(&url.scheme()) {
+            bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
+        }
+        let http = crate::http_client::client().connect_timeout(Duration::from_secs(10)).build()?;
+        Ok(Self { transport: Transport::Remote { http, base, key }, user, _app: None })
+    }
+
     /// Asks, and gives the answer if it is a good one.
     pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
-        let (status, answer) = match &self.way {
-            Way::Local(router, hand) => {
+        let (status, answer) = match &self.transport {
+            Transport::Local(router, hand) => {
                 let mut request = Request::builder().method(method).uri(path).extension(hand.clone());
                 if body.is_some() {
                     request = request.header(header::CONTENT_TYPE, "application/json");
@@ -244,7 +123,7 @@ impl Client {
                 let body = body.into_data_stream().map(|part| part.map_err(anyhow::Error::from)).boxed();
                 (parts.status, Answer { left_out: left_out(&parts.headers), body })
             }
-            Way::Remote { http, base, key } => {
+            Transport::Remote { http, base, key } => {
                 let mut request = http.request(method, format!("{base}{path}"));
                 if let Some(body) = body {
                     request = request.header(header::CONTENT_TYPE, "application/json").body(body);
@@ -274,7 +153,7 @@ impl Client {
 
     /// Whether it is a store that this process has opened, and no server.
     pub fn is_store(&self) -> bool {
-        matches!(self.way, Way::Local(..))
+        matches!(self.transport, Transport::Local(..))
     }
 
     /// Reads something.

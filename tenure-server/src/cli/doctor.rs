@@ -1,14 +1,14 @@
 //! `tenure doctor`: looks at everything in a store, and says what to do.
 
-use super::client::{At, Needs};
-use super::show::{clean, line, note, print, table};
+use super::output::{clean, line, note, print, table};
+use super::target::{Needs, TargetArgs};
 use super::transfer::bar;
 use serde_json::json;
 use std::process::ExitCode;
 use tenure::{Finding, Repaired};
 
 /// Looks at everything in the store; with `repair`, mends what is safe to mend.
-pub async fn run(at: &At, repair: bool, as_json: bool) -> anyhow::Result<ExitCode> {
+pub async fn run(at: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Sessions).await?;
     let bar = bar(None, "looked at");
     let look = |count: usize| bar.set_position(count as u64);

@@ -1,8 +1,10 @@
 //! `tenure keys`: API keys, in the store or through a running server.
 
-use super::client::{At, Client, Needs};
-use super::show::{age, clean, line, note, print, table};
-use crate::auth::{KeyLimits, Right};
+use super::client::Client;
+use super::output::{age, clean, line, note, print, table};
+use super::target::{Needs, TargetArgs};
+use crate::auth::Right;
+use crate::config::KeyLimits;
 use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};
@@ -65,7 +67,7 @@ pub struct Add {
 
 impl Keys {
     /// Does it. `--tenant` and `--user` say whose data a new key opens, and which user it acts as.
-    pub async fn run(self, at: &At, as_json: bool) -> anyhow::Result<()> {
+    pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         if let Self::AllowUnauthenticated = self {
             at.house(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
             note("a server on loopback answers without a key now, whoever asks");
@@ -73,7 +75,7 @@ impl Keys {
         }
         let needs = if matches!(self, Self::Add(_)) { Needs::Store } else { Needs::Sessions };
         // `--user` says who a new key acts as, not who asks.
-        let client = At { user: None, ..at.clone() }.client(needs).await?;
+        let client = TargetArgs { user: None, ..at.clone() }.client(needs).await?;
         match self {
             Self::Add(add) => add.run(&client, at, as_json).await,
             Self::List => list(&client, at, as_json).await,
@@ -92,7 +94,7 @@ impl Keys {
 }
 
 impl Add {
-    async fn run(self, client: &Client, at: &At, as_json: bool) -> anyhow::Result<()> {
+    async fn run(self, client: &Client, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let expires_at = match self.expires_in {
             None => None,
             Some(time) => time.duration().map(|time| crate::clock::now().checked_add(time)).transpose()?,
@@ -127,7 +129,7 @@ fn show(key: &Value, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn list(client: &Client, at: &At, as_json: bool) -> anyhow::Result<()> {
+async fn list(client: &Client, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
     let all = client.is_store() && at.tenant.is_none();
     let list: Value = client.get(if all { "/keys?tenant=*" } else { "/keys" }).await?;
     if as_json {

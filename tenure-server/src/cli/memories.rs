@@ -1,7 +1,8 @@
 //! `tenure memories` and `tenure dream`: what is remembered, and what of it becomes the users'.
 
-use super::client::{At, Client, Needs, Pages};
-use super::show::{self, age, brief, clean, field, line, note, print};
+use super::client::{Client, Pages};
+use super::output::{self, age, brief, clean, field, line, note, print};
+use super::target::{Needs, TargetArgs};
 use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};
@@ -91,7 +92,7 @@ fn query(pairs: &[(&str, &str)]) -> String {
 
 impl Memories {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         if matches!(self, Self::Embed) {
             return embed(at, json).await;
         }
@@ -149,7 +150,7 @@ fn table(memories: &[Value]) -> String {
             brief(field(m, "text"), 80),
         ]
     };
-    show::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
+    output::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
 }
 
 async fn search(client: &Client, question: &str, whose: &Whose, limit: usize, json: bool) -> anyhow::Result<()> {
@@ -168,7 +169,7 @@ async fn search(client: &Client, question: &str, whose: &Whose, limit: usize, js
     Ok(())
 }
 
-async fn embed(at: &At, json: bool) -> anyhow::Result<ExitCode> {
+async fn embed(at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Vectors).await?;
     let bar = if json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     bar.set_message("memories have new vectors");
@@ -183,7 +184,7 @@ async fn embed(at: &At, json: bool) -> anyhow::Result<ExitCode> {
 
 impl DreamArgs {
     /// Does it.
-    pub async fn run(self, at: &At) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
         if at.user.is_some() {
             bail!("a dream is the tenant's; leave --user out");
         }
@@ -207,7 +208,7 @@ impl DreamArgs {
                 let promoted = d["promoted"].as_array().map_or(0, Vec::len).to_string();
                 [clean(field(d, "id")), clean(field(d, "at")), promoted]
             };
-            print(show::table(["id", "at", "promoted"], dreams.iter().map(row).collect()))?;
+            print(output::table(["id", "at", "promoted"], dreams.iter().map(row).collect()))?;
         } else {
             report(&told)?;
         }
@@ -223,7 +224,7 @@ fn report(dream: &Value) -> anyhow::Result<()> {
         [clean(field(p, "memory")), user, session, number("recalls"), number("questions"), number("days")]
     };
     let head = ["memory", "user", "session", "recalls", "questions", "days"];
-    print(show::table(head, promoted.iter().map(row).collect()))?;
+    print(output::table(head, promoted.iter().map(row).collect()))?;
     let (n, sessions) = (promoted.len(), &dream["sessions"]);
     match dream["dry_run"].as_bool() {
         Some(true) => note(format!("{n} memories of {sessions} sessions would be promoted")),

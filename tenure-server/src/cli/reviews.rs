@@ -1,7 +1,8 @@
 //! `tenure reviews`: what waits for a person, and deciding it.
 
-use super::client::{At, Client, Needs, Pages};
-use super::show::{self, age, brief, clean, field, line, note, print};
+use super::client::{Client, Pages};
+use super::output::{self, age, brief, clean, field, line, note, print};
+use super::target::{Needs, TargetArgs};
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -69,7 +70,7 @@ pub struct Decide {
 
 impl Reviews {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         match self {
             Self::List(what) => list(&client, &what, json).await?,
@@ -115,7 +116,7 @@ fn reviews_table(reviews: &[Value]) -> String {
             state.to_owned(),
         ]
     };
-    show::table(["id", "age", "step", "arguments", "queue", "status"], reviews.iter().map(row).collect())
+    output::table(["id", "age", "step", "arguments", "queue", "status"], reviews.iter().map(row).collect())
 }
 
 async fn show(client: &Client, id: &ReviewId, json: bool) -> anyhow::Result<()> {

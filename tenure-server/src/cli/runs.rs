@@ -1,7 +1,8 @@
 //! `tenure runs`: the work in a session, and stopping it.
 
-use super::client::{At, Client, Needs};
-use super::show::{self, age, brief, clean, field, line, print};
+use super::client::Client;
+use super::output::{self, age, brief, clean, field, line, print};
+use super::target::{Needs, TargetArgs};
 use anyhow::bail;
 use axum::http::Method;
 use clap::Subcommand;
@@ -35,7 +36,7 @@ pub enum Runs {
 
 impl Runs {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         match self {
             Self::List { session } => {
@@ -90,7 +91,7 @@ fn runs_table(runs: &[Value]) -> String {
         let why = brief(field(r, "error"), 60);
         [clean(field(r, "id")), age(&r["started_at"], now), field(r, "status").to_owned(), clean(field(r, "code")), why]
     };
-    show::table(["id", "age", "status", "code", "error"], runs.iter().map(row).collect())
+    output::table(["id", "age", "status", "code", "error"], runs.iter().map(row).collect())
 }
 
 fn whole(run: &Value) -> String {
@@ -112,10 +113,10 @@ fn whole(run: &Value) -> String {
         text.push_str(&format!("{:<11}{}\n", "waits for", clean(review.as_str().unwrap_or_default())));
     }
     if run["answer"].is_object() {
-        let said = clean(&show::text(&run["answer"]));
+        let said = clean(&output::text(&run["answer"]));
         text.extend(said.lines().map(|l| format!("    {l}\n")));
         let calls = run["answer"]["tool_calls"].as_array();
-        text.extend(calls.into_iter().flatten().map(|c| clean(&format!("    → {}\n", show::call(c)))));
+        text.extend(calls.into_iter().flatten().map(|c| clean(&format!("    → {}\n", output::call(c)))));
     }
     text
 }

@@ -1,7 +1,7 @@
 //! `tenure sessions search`: what was said, through `GET /search`.
 
 use super::client::{Client, with_query};
-use super::show::{self, age, brief, clean, field, line, note, print, short};
+use super::output::{self, age, brief, clean, field, line, note, print, short};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -51,7 +51,7 @@ pub async fn run(client: &Client, what: &Search, json: bool) -> anyhow::Result<(
     let (now, bold) = (crate::clock::now(), std::io::stdout().is_terminal());
     for f in &found {
         let place = match f["position"].as_u64() {
-            Some(_) => format!("[{}] {}", show::number(f), field(f, "role")),
+            Some(_) => format!("[{}] {}", output::number(f), field(f, "role")),
             None => "title".to_owned(),
         };
         let (id, when) = (short(field(f, "session_id")), age(&f["active_at"], now));
@@ -59,7 +59,7 @@ pub async fn run(client: &Client, what: &Search, json: bool) -> anyhow::Result<(
         print(format!("{}\n    {}\n", clean(head.trim_end()), marked(f, bold)))?;
     }
     let more = if next.is_some() { "; there may be more in older ones" } else { "" };
-    note(format!("{} found in {}{more}", found.len(), show::count(&looked_at.into(), "session")));
+    note(format!("{} found in {}{more}", found.len(), output::count(&looked_at.into(), "session")));
     damaged.iter().filter_map(Value::as_str).for_each(|id| {
         note(format!("{} is damaged and was not looked at; `tenure doctor` says more", clean(id)));
     });

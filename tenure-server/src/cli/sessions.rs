@@ -1,8 +1,9 @@
 //! `tenure sessions`: looking at sessions, and changing them.
 
-use super::client::{At, Client, Needs, Pages};
+use super::client::{Client, Pages};
+use super::output::{self, age, brief, clean, field, line, note, print, short};
 use super::search::{self, Search};
-use super::show::{self, age, brief, clean, field, line, note, print, short};
+use super::target::{Needs, TargetArgs};
 use super::transfer::{self, Export, Import};
 use anyhow::{Context, bail};
 use axum::http::Method;
@@ -140,7 +141,7 @@ pub enum Status {
 
 impl Sessions {
     /// Does it.
-    pub async fn run(self, at: &At, json: bool) -> anyhow::Result<ExitCode> {
+    pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let needs = match self {
             Self::Import(_) => Needs::Store,
             Self::Compact { .. } => Needs::Models,
@@ -210,13 +211,13 @@ pub fn sessions_table(sessions: &[Value], long: bool) -> String {
         [id(s), age(&s["active_at"], now), brief(field(s, "title"), 48), count, field(s, "status").to_owned()]
     };
     if sessions.iter().all(|s| field(s, "user") == "default") {
-        return show::table(["id", "age", "title", "messages", "status"], sessions.iter().map(cells).collect());
+        return output::table(["id", "age", "title", "messages", "status"], sessions.iter().map(cells).collect());
     }
     let cells = |s: &Value| {
         let [id, age, title, count, status] = cells(s);
         [id, age, brief(field(s, "user"), 24), title, count, status]
     };
-    show::table(["id", "age", "user", "title", "messages", "status"], sessions.iter().map(cells).collect())
+    output::table(["id", "age", "user", "title", "messages", "status"], sessions.iter().map(cells).collect())
 }
 
 async fn show(client: &Client, given: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
@@ -254,13 +255,13 @@ async fn show(client: &Client, given: &str, last: Option<usize>, json: bool) -> 
     for (name, at) in [("created", "created_at"), ("active", "active_at")] {
         row(name, format!("{} ({} ago)", field(&session, at), age(&session[at], now)));
     }
-    row("messages", format!("{} in {}", session["message_count"], show::count(&session["turn_count"], "turn")));
+    row("messages", format!("{} in {}", session["message_count"], output::count(&session["turn_count"], "turn")));
     if let Some(summary) = session["summary"]["text"].as_str() {
         row("summary", format!("of the first {}: {}", session["summary"]["position"], brief(summary, 200)));
     }
     for said in session["messages"].as_array().into_iter().flatten() {
         text.push('\n');
-        text.push_str(&show::said(said));
+        text.push_str(&output::said(said));
     }
     let checkpoints = session["checkpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !checkpoints.is_empty() {
@@ -275,7 +276,7 @@ pub fn checkpoints_table(checkpoints: &[Value]) -> String {
     let now = crate::clock::now();
     let made = |c: &Value| if c["auto"] == true { "by itself".to_owned() } else { "by hand".to_owned() };
     let row = |c: &Value| [clean(field(c, "label")), c["position"].to_string(), age(&c["created_at"], now), made(c)];
-    show::table(["checkpoint", "after message", "age", "made"], checkpoints.iter().map(row).collect())
+    output::table(["checkpoint", "after message", "age", "made"], checkpoints.iter().map(row).collect())
 }
 
 /// A place as people write it: a number of messages, `turn:N`, or a label.
@@ -300,7 +301,7 @@ async fn fork(client: &Client, given: &str, at: Option<&str>, new: Option<String
         false => line(format!(
             "{} begins like {id}: {}",
             field(&forked, "id"),
-            show::count(&forked["message_count"], "message")
+            output::count(&forked["message_count"], "message")
         ))?,
     }
     Ok(())
@@ -327,7 +328,7 @@ async fn rewind(client: &Client, given: &str, body: &Value, json: bool) -> anyho
 
 /// What a rewind did, in words.
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
-    let cut = show::count(&rewound["discarded"], "message");
+    let cut = output::count(&rewound["discarded"], "message");
     let commit = rewound["workspace"]["commit"].as_str();
     let files = commit.map_or_else(String::new, |c| format!("; its workspace is as in commit {:.12}", c));
     format!("{id} goes on after message {}; what was cut off ({cut}) stays in the log{files}", rewound["position"])
@@ -355,7 +356,7 @@ pub fn compacted_text(done: &Value) -> String {
     let id = field(done, "session_id");
     match (done["compacted"].as_u64(), done["summary"]["text"].as_str()) {
         (Some(1..), Some(text)) => {
-            let covered = show::count(&done["summary"]["position"], "message");
+            let covered = output::count(&done["summary"]["position"], "message");
             format!("models are shown a summary of the first {covered} of {id}:\n{}", clean(text))
         }
         _ => format!("there is nothing to summarize in {id}"),

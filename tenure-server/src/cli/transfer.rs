@@ -1,7 +1,7 @@
 //! `tenure sessions export` and `import`: sessions as files.
 
 use super::client::{Client, Pages, with_query};
-use super::show::{clean, count, field, line, note, print};
+use super::output::{clean, count, field, line, note, print};
 use anyhow::{Context, bail};
 use axum::http::Method;
 use clap::{Args, ValueEnum};

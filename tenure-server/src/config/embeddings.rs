@@ -1,11 +1,15 @@
 //! What `tenure.yaml` says of vectors: the section `embeddings`.
 
-use super::{ModelConfig, http_url, ten_seconds, two};
+use super::models::{ModelConfig, ten_seconds, two};
+use super::url::http_url;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 use tenure::Period;
+
+/// The name of the model that `tenure models pull` gets.
+pub const LOCAL_MODEL_NAME: &str = "all-minilm-l6-v2";
 
 /// What makes vectors of texts, so that they are found by what they mean.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +43,7 @@ impl Default for Embeddings {
     fn default() -> Self {
         Self {
             model: "none".to_owned(),
-            path: format!("models/{}", crate::embed::NAME),
+            path: format!("models/{}", LOCAL_MODEL_NAME),
             base_url: None,
             api_key_env: None,
             api_key: None,

@@ -1,10 +1,10 @@
 //! The limits of the server. Each error names the limit that was exceeded.
 
-use crate::auth::KeyLimits;
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tenure::Period;
+use utoipa::ToSchema;
 
 /// The limits of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,6 +110,43 @@ impl Limits {
             self.max_principal_body_bytes
         );
         Ok(())
+    }
+}
+
+/// Limits of one key. A field that is absent is as configured under `limits.keys`; 0: unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeyLimits {
+    /// Requests per minute, on each node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<u64>,
+    /// Tokens of models per minute, on each node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_minute: Option<u64>,
+    /// Live sessions of the user that the key is bound to, else of its tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_sessions: Option<u64>,
+    /// Bytes of messages and media stored by the user that the key is bound to, else by its tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_stored_bytes: Option<u64>,
+}
+
+impl KeyLimits {
+    /// These limits; where they are silent, the defaults. `None` means unlimited.
+    #[must_use]
+    pub fn or(self, defaults: Self) -> Self {
+        let pick = |own: Option<u64>, default: Option<u64>| own.or(default).filter(|limit| *limit > 0);
+        Self {
+            requests_per_minute: pick(self.requests_per_minute, defaults.requests_per_minute),
+            tokens_per_minute: pick(self.tokens_per_minute, defaults.tokens_per_minute),
+            max_sessions: pick(self.max_sessions, defaults.max_sessions),
+            max_stored_bytes: pick(self.max_stored_bytes, defaults.max_stored_bytes),
+        }
+    }
+
+    /// Whether no limit is given.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! `runs`: limits of a run, and who is notified of its end.
 
-use super::Webhook;
+use super::webhooks::Webhook;
 use serde::{Deserialize, Serialize};
 use tenure::Period;
 

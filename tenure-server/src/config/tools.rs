@@ -1,16 +1,20 @@
 //! What `tenure.yaml` says of tools: the section `python`, and what of the assistants' `tools` can be checked before anything is called.
 
-use super::http_url;
+use super::url::http_url;
+use crate::names::callable_name;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 use tenure::store::redacted;
 use tenure::{Assistant, Period, Scope, Secret, Size, ToolSource};
 
 /// What an MCP server's program gets of our environment: nothing that could be a secret.
 const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
+
+/// Where the session's files are in a private root file system.
+pub const SESSION_DIRECTORY: &str = "/session";
 
 /// The largest `python.max_depth`: a check holds one open file for each level.
 const MAX_DEPTH: usize = 200;
@@ -93,7 +97,7 @@ impl Default for Python {
             max_depth: 32,
             read: Vec::new(),
             require: Require::default(),
-            helper: crate::tools::sandbox::own_executable(),
+            helper: own_executable(),
         }
     }
 }
@@ -116,7 +120,7 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
     }
     for path in &python.read {
         let absolute = std::path::absolute(path)?;
-        if !crate::tools::sandbox::is_mountable(&absolute) {
+        if !is_mountable(&absolute) {
             bail!("python.read: {path:?} can not be shown in the sandbox");
         }
     }
@@ -148,7 +152,7 @@ fn check_source(at: &str, source: &ToolSource) -> anyhow::Result<()> {
         },
         ToolSource::Http(http) => {
             http_url(&format!("{at}.http.url"), &http.url)?;
-            if crate::tools::callable(&http.name) != http.name || http.name.is_empty() {
+            if callable_name(&http.name) != http.name || http.name.is_empty() {
                 bail!("{at}.http.name: a tool's name has 1 to 64 letters, digits, `_` and `-`");
             }
             if !http.parameters.is_object() {
@@ -207,9 +211,30 @@ pub fn harmless() -> Vec<(&'static str, std::ffi::OsString)> {
     HARMLESS.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))).collect()
 }
 
+/// This executable, also if its file was replaced since it was started.
+pub fn own_executable() -> PathBuf {
+    if cfg!(target_os = "linux") {
+        return PathBuf::from("/proc/self/exe");
+    }
+    std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tenure"))
+}
+
+/// Whether a path can be shown inside the sandbox.
+pub fn is_mountable(path: &Path) -> bool {
+    let plain = path.components().all(|part| !matches!(part, Component::ParentDir));
+    path.is_absolute() && path.parent().is_some() && plain && !path.starts_with(SESSION_DIRECTORY)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::config::Config;
+
+    #[test]
+    fn only_plain_absolute_paths_are_mountable() {
+        let mountable = ["/usr", "/", "relative", "/a/../b", "/session/x"].map(|path| is_mountable(Path::new(path)));
+        assert_eq!(mountable, [true, false, false, false, false]);
+    }
 
     #[test]
     fn mistakes_are_told_with_their_place() {

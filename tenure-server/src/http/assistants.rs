@@ -1,10 +1,10 @@
 //! `/assistants`: what sessions can belong to. Those of `tenure.yaml` stand for every tenant and are changed there.
 
+use crate::app::{App, Shared};
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Named, Raw, parse, parse_object};
+use crate::http::extract::{Named, Raw, parse, parse_object};
 use crate::http::view::{Asking, Ending, Finding, Making};
-use crate::server::{App, Shared};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -219,5 +219,40 @@ pub async fn delete(State(app): State<Shared>, caller: Caller, named: Named) -> 
     match app.tenure.remove_assistant(&who, name).await? {
         true => Ok(Json(AssistantDeleted { id: name.to_owned(), object: "assistant.deleted", deleted: true })),
         false => Err(unknown(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The names of the fields in a schema.
+    fn described<T: utoipa::PartialSchema>() -> BTreeSet<String> {
+        let schema = serde_json::to_value(T::schema()).unwrap();
+        schema["properties"].as_object().unwrap().keys().cloned().collect()
+    }
+
+    /// The names of the fields that the library reads, from its complaint about one that it does not know.
+    fn read(body: &str) -> BTreeSet<String> {
+        let error = serde_json::from_str::<Assistant>(body).unwrap_err().to_string();
+        assert!(error.starts_with("unknown field `?`"), "{error}");
+        error.split('`').skip(3).step_by(2).map(str::to_owned).collect()
+    }
+
+    /// Compares them; `undescribed` are the fields that the schema leaves out so far. One that is added to the library must be
+    /// described, or listed here.
+    fn check<T: utoipa::PartialSchema>(body: &str, undescribed: &[&str]) {
+        let all: BTreeSet<_> =
+            described::<T>().into_iter().chain(undescribed.iter().map(ToString::to_string)).collect();
+        assert_eq!(read(body), all, "{body}");
+    }
+
+    #[test]
+    fn the_schema_describes_what_the_library_reads() {
+        check::<AssistantBody>(r#"{"?": 1}"#, &["checkpoints", "memory", "review", "runs", "tools"]);
+        check::<LifetimeBody>(r#"{"sessions": {"?": 1}}"#, &["history", "on_disconnect"]);
+        check::<ShortTermBody>(r#"{"short_term": {"?": 1}}"#, &[]);
+        check::<CacheBody>(r#"{"cache": {"?": 1}}"#, &[]);
     }
 }

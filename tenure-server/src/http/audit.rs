@@ -1,11 +1,11 @@
 //! The audit trail: `/sessions/{id}/audit` and `/audit`.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::Id;
+use crate::http::extract::Id;
+use crate::http::query::Pairs;
 use crate::http::view::{Asking, Finding};
-use crate::query::Pairs;
-use crate::server::Shared;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;

@@ -3,14 +3,13 @@
 mod client;
 mod request;
 mod response;
+mod turn;
 
+use crate::app::Shared;
 use crate::auth::Caller;
-use crate::clock::Stopwatch;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::Raw;
-use crate::metrics;
-use crate::runner;
-use crate::server::{Kept, Shared};
+use crate::http::extract::Raw;
+use crate::tasks::DetachOnDrop;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -18,20 +17,17 @@ use axum::response::{IntoResponse, Response};
 use client::Connection;
 use futures_util::stream;
 pub use request::ChatRequest;
-pub(super) use request::model_of;
 use request::{Request, understand};
 pub use response::ChatResponse;
 use response::{
-    Ended, Started, as_chunk, event, event_stream, json_response, stream_out, stream_queued, told, whole, with_ids,
-    with_session,
+    as_chunk, event, event_stream, json_response, stream_out, stream_queued, told, whole, with_ids, with_session,
 };
 use std::sync::Arc;
-use tenure::{Answered, Begun, First, Hands, Heard, ModelError, Piece, Prompt, Replay};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tenure::{ModelError, Piece, Prompt};
+use tokio::sync::Notify;
 use tracing::Instrument;
-
-/// Pieces of an answer that wait for a slow client. While there are so many, nothing more is read from the model's server.
-pub(super) const MAX_PIECES: usize = 16;
+pub(super) use turn::MAX_PIECES;
+use turn::{TurnEvents, report, take_turn};
 
 /// Answer a conversation
 ///
@@ -74,12 +70,10 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
     // The response to a repeated request is the same to the byte: nothing is sent before it.
     request.ask.queued = request.ask.idempotency.is_none().then(|| queued.clone());
     let connection = Connection::new(app.clone(), request.who.clone());
-    let (begun, mut started) = oneshot::channel();
-    let (pieces, mut heard) = mpsc::channel(MAX_PIECES);
-    let (end, ended) = oneshot::channel();
-    let turn = take_turn(app.clone(), request, connection.client(), begun, pieces, end);
+    let (reporter, TurnEvents { mut started, mut heard, ended }) = report();
+    let turn = take_turn(app.clone(), request, connection.client(), reporter);
     // A client that goes away does not end it, unless it wants that.
-    let mut turn = Kept::new(app.clone(), turn.instrument(tracing::Span::current()));
+    let mut turn = DetachOnDrop::new(app.tasks.clone(), turn.instrument(tracing::Span::current()));
     let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
     let arrived = turn.until(async {
         tokio::select! {
@@ -114,75 +108,6 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
         }
     };
     Ok(with_ids(response, &ids))
-}
-
-/// The whole turn.
-async fn take_turn(
-    app: Shared,
-    request: Request,
-    client: client::Client,
-    begun: oneshot::Sender<ApiResult<Started>>,
-    pieces: mpsc::Sender<Heard>,
-    end: oneshot::Sender<Ended>,
-) {
-    let watch = Stopwatch::start();
-    let Request { ask, who, model, options, stream, talk, on_disconnect, .. } = request;
-    let name = ask.model.clone().unwrap_or_default();
-    let timed = Arc::new(metrics::Timed { model, answered: Default::default() });
-    let first = First { model: timed.clone(), options: options.clone(), stream };
-    let (session_id, outcome) = match app.tenure.turn_asking(&who, ask, &first).await {
-        Err(e) => return drop(begun.send(Err(e.into()))),
-        Ok(Begun::Before { session_id, run, replay }) => {
-            let spliced = replay.spliced.clone();
-            let _ = begun.send(Ok(Started { session_id: session_id.clone(), run: run.clone(), spliced }));
-            let outcome = replayed(*replay, stream.then_some(pieces)).await;
-            let broken = |why| tenure::Error::corrupt(format!("the stored response of {run}"), why);
-            (session_id, outcome.map_err(|why| broken(why).into()))
-        }
-        Ok(Begun::Turn(turn)) => {
-            let opened = watch.elapsed();
-            let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
-            client.began(&turn, on_disconnect);
-            let spliced = turn.spliced.clone();
-            let _ = begun.send(Ok(Started { session_id: session_id.clone(), run: run.clone(), spliced }));
-            let summaries = turn.compact();
-            let asked = Stopwatch::start();
-            let hands = Hands { model: &*timed, tools: Some(&*app.tools) };
-            let outcome = turn.run(hands, options, stream, stream.then_some(pieces)).await;
-            metrics::turn(opened, asked.elapsed(), &timed, &outcome);
-            runner::told(&app, &who, &session_id, &run, &outcome).await;
-            crate::compact::after_turn(&app, &who, &session_id, summaries, &name);
-            (session_id, outcome)
-        }
-    };
-    talk.in_session(&session_id);
-    talk.ended(&outcome);
-    // It can be long after its request was answered.
-    match &outcome {
-        Ok(_) => tracing::debug!(%session_id, "a turn is done"),
-        Err(e) => tracing::warn!(%session_id, code = e.code(), "a turn failed"),
-    }
-    let notice = match &outcome {
-        Ok(answered) if answered.waiting => app.tenure.view(&who, &session_id, |s| s.notice()).await.ok().flatten(),
-        _ => None,
-    };
-    let _ = end.send(outcome.map(|answered| (answered, notice)));
-}
-
-/// The response to a request that was made before, once more.
-async fn replayed(replay: Replay, pieces: Option<mpsc::Sender<Heard>>) -> Result<Answered, String> {
-    let Replay { body, calls, stream, .. } = replay;
-    let mut answer = tenure::Answer::default();
-    answer.take(&Piece::Whole(body.clone())).map_err(|e| e.to_string())?;
-    if let Some(pieces) = pieces {
-        for heard in stream {
-            // A client that has gone away needs no more.
-            if pieces.send(heard).await.is_err() {
-                break;
-            }
-        }
-    }
-    Ok(Answered { answer, body, seq: 0, heard: true, calls, waiting: false })
 }
 
 /// Nothing is kept: the model sees what the session would show, and that is all.

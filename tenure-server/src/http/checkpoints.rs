@@ -1,12 +1,13 @@
 //! `/sessions/{id}/checkpoints`, `rewind` and `fork`: points to come back to, and ways to come back.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, IfMatch, Input, Named};
+use crate::http::extract::{Id, IfMatch, Input, Named};
 use crate::http::view::{
     self, CheckpointList, CheckpointView, CheckpointWhole, PlaceBody, Reading, SessionView, Writing,
 };
-use crate::server::Shared;
+use crate::sessions::{self, RewindRequest, SessionError};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -187,15 +188,13 @@ pub async fn rewind(
     let Some(to) = point(PlaceBody { label, position, turn })? else {
         return Err(ApiError::invalid("body", "say where to: `label`, `position` or `turn`"));
     };
-    let way = match workspace {
-        Some(true) => Some(app.way_back(&who, &id, &to).await?),
-        _ => None,
-    };
-    let done = if_match.on(&app.tenure).rewind(&who, &id, to).await.map_err(|e| if_match.error(e))?;
-    let workspace = match way {
-        Some(way) => Some(way.go(done.seq).await?).map(|r| WorkspaceView { commit: r.commit, saved: r.saved }),
-        None => None,
-    };
+    let request = RewindRequest { to, expected: if_match.0, workspace: workspace.unwrap_or(false) };
+    let rewound = sessions::rewind(&app, &who, &id, request).await;
+    let (done, restored) = rewound.map_err(|e| match e {
+        SessionError::Store(e) => if_match.error(e),
+        other => other.into(),
+    })?;
+    let workspace = restored.map(|r| WorkspaceView { commit: r.commit, saved: r.saved });
     let view = RewindView { seq: done.seq, position: done.position, discarded: done.discarded, workspace };
     Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
 }

@@ -1,12 +1,12 @@
 //! `/sessions/{id}/compact` and `uncompact`: a summary in place of the oldest turns, when a model is shown them.
 
-use super::chat::model_of;
 use super::view::{self, SessionView, SummaryView, Writing};
+use crate::app::Shared;
 use crate::auth::Caller;
-use crate::compact::options;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, IfMatch, Input};
-use crate::server::Shared;
+use crate::http::extract::{Id, IfMatch, Input};
+use crate::jobs::compact::options;
+use crate::sessions;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -81,7 +81,7 @@ async fn writer(app: &Shared, who: &Principal, id: &SessionId, named: Option<Str
     let policy = app.tenure.policy(&who.tenant, head.assistant.as_deref()).compact;
     let name = match (named, policy) {
         (Some(name), _) | (None, Compact::With(name)) => Some(name),
-        _ => model_of(app, who, id).await?,
+        _ => sessions::available_model(app, who, &head).await?,
     };
     Ok(name.unwrap_or_else(|| app.models.default_name().to_owned()))
 }

@@ -1,11 +1,12 @@
 //! `/keys`: API keys, for administrators.
 
-use crate::auth::{Caller, Key, KeyLimits, NewKey, Right};
+use crate::app::Shared;
+use crate::auth::{Caller, Key, NewKey, Right};
+use crate::config::KeyLimits;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Input, Named};
+use crate::http::extract::{Input, Named};
+use crate::http::query::Pairs;
 use crate::http::view::{Asking, Finding, Making};
-use crate::query::Pairs;
-use crate::server::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

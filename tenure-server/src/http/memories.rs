@@ -1,11 +1,11 @@
 //! `/memories` and `/dreams`: what is remembered beyond the messages, and what of it was promoted.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Input, Named};
+use crate::http::extract::{Input, Named};
+use crate::http::query::Pairs;
 use crate::http::view::{Asking, Finding, Making, Reading, Writing};
-use crate::query::Pairs;
-use crate::server::Shared;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -1,11 +1,11 @@
 //! `/sessions/{id}/messages`: what was said, and saying more.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
+use crate::http::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
+use crate::http::query::Pairs;
 use crate::http::view::{self, DiscardedList, MessageList, Reading, Writing};
-use crate::query::Pairs;
-use crate::server::Shared;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -65,17 +65,9 @@ pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pai
 /// Messages to add.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewMessages {
+pub struct NewMessages<'a> {
     /// What was said, in order, in OpenAI's shape. At least one.
     #[schema(value_type = Vec<Object>, min_items = 1)]
-    #[expect(dead_code, reason = "it describes the body, and finds what is wrong with it")]
-    messages: Vec<Box<RawValue>>,
-}
-
-/// The same, where it lies.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Lying<'a> {
     #[serde(borrow)]
     messages: Vec<&'a RawValue>,
 }
@@ -101,7 +93,7 @@ pub struct AppendedView {
         ("If-Match" = Option<String>, Header, description = "The `ETag` it must still have"),
         ("Idempotency-Key" = Option<String>, Header, description = "The same key with the same messages is done once"),
     ),
-    request_body(content = NewMessages),
+    request_body(content = NewMessages<'static>),
     responses(
         (status = 201, description = "They are kept", body = AppendedView),
         Writing,
@@ -130,13 +122,10 @@ pub async fn append(
 
 fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
     must_be_object(bytes)?;
-    let body: Lying<'_> = match serde_json::from_slice(bytes) {
+    let body: NewMessages<'_> = match serde_json::from_slice(bytes) {
         Ok(body) => body,
         // Once more, for the path of what is wrong.
-        Err(_) => match parse::<NewMessages>(bytes) {
-            Err(e) => return Err(e),
-            Ok(_) => return Err(ApiError::invalid("messages", "`messages` must be a list of messages")),
-        },
+        Err(_) => parse(bytes)?,
     };
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty; say something"));

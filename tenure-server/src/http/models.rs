@@ -1,10 +1,10 @@
 //! `/v1/models` and `/v1/embeddings`: OpenAI's, for clients that look before they ask.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::embed::Local;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Raw, parse};
-use crate::server::Shared;
+use crate::http::extract::{Raw, parse};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -63,8 +63,8 @@ pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<M
 )]
 pub async fn embeddings(State(app): State<Shared>, caller: Caller, raw: Raw) -> ApiResult<Response> {
     caller.writes()?;
-    caller.admit_model_call(&app)?;
-    if let Some(meter) = caller.token_meter(&app) {
+    caller.admit_model_call(&app.rate_limits)?;
+    if let Some(meter) = caller.token_meter(&app.rate_limits) {
         meter.charge_text(raw.0.len());
     }
     let body: Fields = parse(&raw.0)?;

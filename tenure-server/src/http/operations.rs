@@ -1,8 +1,8 @@
 //! For those who run the server: is it alive, is it ready, what does it do; and the routes in words.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::server::Shared;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -54,7 +54,7 @@ const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900)
 )]
 pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Response> {
     caller.administers_tenant()?;
-    let text = crate::metrics::render(&app).await?;
+    let text = crate::observability::metrics::render(&app.census, &app.tenure).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }
 

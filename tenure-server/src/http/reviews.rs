@@ -1,11 +1,11 @@
 //! `/reviews`: what waits for a person, and what people decided.
 
+use crate::app::Shared;
 use crate::auth::{Caller, InHand};
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Input, Named, Params};
+use crate::http::extract::{Input, Named, Params};
 use crate::http::view::{Asking, Finding, Writing};
-use crate::runner;
-use crate::server::Shared;
+use crate::jobs::runs;
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
@@ -265,7 +265,7 @@ pub async fn decide(
     let view = ReviewView::of(&head, &review);
     // A command that has the store in hand is gone in a moment: its run is for a server, with its models and tools.
     if in_hand.is_none() && head.reviews.is_empty() && head.run.is_some() {
-        runner::take(&app, head);
+        runs::take(&app, head);
     }
     Ok(Json(view))
 }

@@ -1,30 +1,30 @@
 //! `/sessions/{id}/runs`: work in a session that goes on by itself, and can be followed from anywhere.
 
+mod events;
+
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::auth::rate_limit::TokenMeter;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::extract::{Id, Input, Named, Params, header_hint, header_text, idempotency_key};
+use crate::headers::{header_hint, header_text};
+use crate::http::errors::unknown_model;
+use crate::http::extract::{Id, Input, Named, Params, idempotency_key};
 use crate::http::view::{self, Reading, RunView};
-use crate::runner;
-use crate::server::Shared;
+use crate::jobs;
+use crate::sessions;
 use axum::Json;
-use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use events::{PAGE, event, events};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
 use tenure::{
-    Answered, Ask, Begun, Entry, Fields, Heard, HistoryMode, Message, OnBusy, Piece, Principal, Record, RunId, Seq,
-    SessionId, Turn, TurnError,
+    Answered, Ask, Begun, Fields, Head, HistoryMode, Message, OnBusy, OnExpired, Principal, RunId, Seq, SessionId,
+    Turn, TurnError,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
-
-/// So many records are read at once.
-const PAGE: usize = 256;
 
 /// A run to be.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -147,64 +147,76 @@ pub async fn create(
     Input(body): Input<NewRun>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
-    caller.admit_model_call(&app)?;
+    caller.admit_model_call(&app.rate_limits)?;
     let head = app.tenure.live(&who, &id).await?;
-    let assistant = match &head.assistant {
-        Some(name) => app.tenure.assistant(&who, name).await?,
-        None => None,
+    let model = match body.model.clone() {
+        Some(name) => name,
+        None => session_model(&app, &who, &head).await?,
     };
-    let model = body.model.or_else(|| assistant?.model.clone()).or(head.info.model);
-    let model = model.unwrap_or_else(|| app.models.default_name().to_owned());
     if app.models.get(&model).is_none() {
-        return Err(app.models.unknown(&model));
+        return Err(unknown_model(&app.models, &model));
     }
-    let (mode, mut messages) = (body.mode, Vec::new());
-    for (i, raw) in body.messages.unwrap_or_default().iter().enumerate() {
-        messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
-    }
-    messages.extend(body.input.as_deref().map(Message::user));
-    let options: Fields = serde_json::from_value(Value::Object(body.options.unwrap_or_default())).unwrap_or_default();
-    let detail = runner::detail(&model, &options);
-    if detail.is_empty() {
-        return Err(ApiError::too_large("options", "the options are too long; send less"));
-    }
-    let on_busy = body.on_busy.unwrap_or(app.config.sessions.on_busy);
-    if on_busy == OnBusy::Branch {
-        return Err(ApiError::invalid("on_busy", "a run stays in its session; use queue, reject or interrupt"));
-    }
-    let key = idempotency_key(&headers)?;
-    let same = |key: String| {
-        let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
-        (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
-    };
-    let same = key.map(same);
-    if let Some((key, body)) = &same
+    let mode = body.mode;
+    let request = body.into_request(id.clone(), model, app.config.sessions.on_busy, &headers)?;
+    if let Some((key, body)) = &request.idempotency
         && let Some((_, run)) = app.tenure.started(&who, key, body).await?
     {
         return again(&app, &who, &id, &run, mode).await;
     }
-    let turn = match messages.is_empty() {
-        true => app.tenure.go_on(&who, &id, on_busy, detail).await?,
-        false => {
-            let idempotency = same;
-            let ask = Ask {
-                session: Some(id.clone()),
-                messages,
-                history: Some(HistoryMode::Append),
-                model: Some(model),
-                on_busy,
-                on_expired: tenure::OnExpired::Reject,
-                idempotency,
-                detail,
-                ..Ask::default()
-            };
-            match app.tenure.turn(&who, ask).await? {
-                Begun::Turn(turn) => *turn,
-                Begun::Before { run, .. } => return whole(&app, &who, &id, &run, StatusCode::OK).await,
-            }
+    match open(&app, &who, &id, request).await? {
+        Begun::Turn(turn) => begin(&app, &who, *turn, mode, caller.token_meter(&app.rate_limits)).await,
+        Begun::Before { run, .. } => whole(&app, &who, &id, &run, StatusCode::OK).await,
+    }
+}
+
+impl NewRun {
+    /// What the library is asked for. The same key with the same messages, model and options is the same run.
+    fn into_request(self, id: SessionId, model: String, on_busy: OnBusy, headers: &HeaderMap) -> ApiResult<Ask> {
+        let mut messages = Vec::new();
+        for (i, raw) in self.messages.unwrap_or_default().iter().enumerate() {
+            messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
         }
-    };
-    begin(&app, &who, turn, mode, caller.token_meter(&app)).await
+        messages.extend(self.input.as_deref().map(Message::user));
+        let options = Value::Object(self.options.unwrap_or_default());
+        let detail = jobs::runs::detail(&model, &serde_json::from_value(options).unwrap_or_default());
+        if detail.is_empty() {
+            return Err(ApiError::too_large("options", "the options are too long; send less"));
+        }
+        let on_busy = self.on_busy.unwrap_or(on_busy);
+        if on_busy == OnBusy::Branch {
+            return Err(ApiError::invalid("on_busy", "a run stays in its session; use queue, reject or interrupt"));
+        }
+        let idempotency = idempotency_key(headers)?.map(|key| {
+            let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
+            (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
+        });
+        Ok(Ask {
+            session: Some(id),
+            messages,
+            history: Some(HistoryMode::Append),
+            model: Some(model),
+            on_busy,
+            on_expired: OnExpired::Reject,
+            idempotency,
+            detail,
+            ..Ask::default()
+        })
+    }
+}
+
+/// Opens a run: with messages as a turn, without any where the session stands.
+async fn open(app: &Shared, who: &Principal, id: &SessionId, request: Ask) -> ApiResult<Begun> {
+    if request.messages.is_empty() {
+        let turn = app.tenure.go_on(who, id, request.on_busy, request.detail).await?;
+        return Ok(Begun::Turn(Box::new(turn)));
+    }
+    Ok(app.tenure.turn(who, request).await?)
+}
+
+/// The model that a run of this session asks if none is named.
+async fn session_model(app: &Shared, who: &Principal, head: &Head) -> ApiResult<String> {
+    let preferred = sessions::preferred_models(app, who, head).await?;
+    Ok(preferred.into_iter().next().unwrap_or_else(|| app.models.default_name().to_owned()))
 }
 
 /// A run that was asked for before. Whoever works on it goes on; if nobody does, somebody will.
@@ -236,7 +248,7 @@ async fn begin(
     let (end, ended) = oneshot::channel::<Result<Answered, TurnError>>();
     let here = app.clone();
     app.tasks.spawn(async move {
-        let outcome = runner::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
+        let outcome = jobs::runs::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
         let _ = end.send(outcome);
     });
     match wait {
@@ -322,7 +334,7 @@ pub async fn follow(
     let first = app.tenure.follow(&who, &id, &run, after, PAGE).await?;
     if header_hint(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
         let next = first.records.last().map_or(after, |r| r.seq);
-        let data = first.records.iter().map(told).collect();
+        let data = first.records.iter().map(event).collect();
         let list = EventList { object: "list", data, next_cursor: Some(next.to_string()), over: first.over };
         return Ok(Json(list).into_response());
     }
@@ -353,7 +365,7 @@ pub async fn cancel(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
 )]
 pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
     let (who, run) = (caller.writes()?, named(&path)?);
-    caller.admit_model_call(&app)?;
+    caller.admit_model_call(&app.rate_limits)?;
     let (head, found) = app.tenure.run(&who, &id, &run).await?;
     if found.ended.is_none() {
         let message = match head.reviews.is_empty() {
@@ -364,115 +376,9 @@ pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
     }
     let mut detail = found.detail;
     if !detail.contains_key("model") {
-        let model = head.info.model.unwrap_or_else(|| app.models.default_name().to_owned());
-        detail = runner::detail(&model, &Fields::default());
+        let model = session_model(&app, &who, &head).await?;
+        detail = jobs::runs::detail(&model, &Fields::default());
     }
     let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
-    begin(&app, &who, turn, Wait::Background, caller.token_meter(&app)).await
+    begin(&app, &who, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await
 }
-
-/// A record as an event.
-fn told(record: &Record) -> Value {
-    let mut event = json!({"seq": record.seq, "created_at": record.at});
-    let encoded: Value = match &record.entry {
-        Entry::Message(post) => json!({"message": {"run": post.run, "message": post.message.to_value()}}),
-        other => serde_json::from_str(&other.encode()).unwrap_or_default(),
-    };
-    if let Value::Object(one) = encoded
-        && let Some((kind, data)) = one.into_iter().next()
-    {
-        event["type"] = json!(kind);
-        event["data"] = data;
-    }
-    event
-}
-
-/// Where a stream of events stands.
-struct Following {
-    app: Shared,
-    who: Principal,
-    id: SessionId,
-    run: RunId,
-    after: Seq,
-    /// What the run says before it is kept; only here and now.
-    heard: Option<mpsc::Receiver<Heard>>,
-    over: bool,
-}
-
-/// The events of a run until it is over, also while it waits for a person.
-fn events(
-    app: Shared,
-    who: Principal,
-    id: SessionId,
-    run: RunId,
-    after: Seq,
-    heard: Option<mpsc::Receiver<Heard>>,
-) -> Response {
-    let following = Following { app, who, id, run, after, heard, over: false };
-    let all = stream::unfold(following, |mut f| async move {
-        if f.over {
-            return None;
-        }
-        let bytes = f.more().await;
-        Some((Ok::<_, std::convert::Infallible>(bytes), f))
-    });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(all)).into_response()
-}
-
-impl Following {
-    async fn more(&mut self) -> Bytes {
-        let quiet = tokio::time::sleep(KEEP_ALIVE);
-        tokio::pin!(quiet);
-        loop {
-            let found = match self.app.tenure.follow(&self.who, &self.id, &self.run, self.after, PAGE).await {
-                Ok(found) => found,
-                Err(e) => {
-                    self.over = true;
-                    let body = serde_json::to_string(&ApiError::from(e).body()).unwrap_or_default();
-                    return Bytes::from(format!("event: error\ndata: {body}\n\n"));
-                }
-            };
-            if !found.records.is_empty() || found.over {
-                let mut text = String::new();
-                // Words are told before they are kept: those that are on their way come before what was kept.
-                while let Some(Ok(heard)) = self.heard.as_mut().map(mpsc::Receiver::try_recv) {
-                    if let Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk)) = heard {
-                        text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
-                    }
-                }
-                for record in &found.records {
-                    let event = told(record);
-                    let kind = event["type"].as_str().unwrap_or("event").to_owned();
-                    text.push_str(&format!("id: {}\nevent: {kind}\ndata: {event}\n\n", record.seq));
-                    self.after = record.seq;
-                }
-                self.over = found.over;
-                if found.over {
-                    text.push_str("event: done\ndata: [DONE]\n\n");
-                }
-                return Bytes::from(text);
-            }
-            let changed = self.app.tenure.changed(&self.who, &self.id, self.after);
-            let Some(heard) = &mut self.heard else {
-                tokio::select! {
-                    _ = changed => continue, // what is wrong shows when the log is read again
-                    () = &mut quiet => return Bytes::from_static(b": \n\n"),
-                }
-            };
-            tokio::select! {
-                _ = changed => {}
-                piece = heard.recv() => match piece {
-                    Some(Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk))) => {
-                        return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
-                    }
-                    Some(Heard::Tool(_)) => {}
-                    None => self.heard = None,
-                },
-            }
-        }
-    }
-}
-
-/// Proxies close what says nothing for long: a comment comes after so long.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -1,9 +1,10 @@
 //! `/schedules`: what runs by the clock.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::view::Asking;
-use crate::server::Shared;
+use crate::jobs::schedules::ScheduleJob;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -69,12 +70,12 @@ pub struct ScheduleList {
 pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
     let who = caller.reads()?;
     let mut data = Vec::new();
-    for plan in app.schedules.iter().filter(|p| p.schedule.tenant == who.tenant.as_str()) {
-        let state = plan.state(&app).await?;
-        let schedule = plan.schedule.clone();
+    for compiled in app.schedules.iter().filter(|p| p.schedule.tenant == who.tenant.as_str()) {
+        let state = ScheduleJob::new(&app, compiled).state().await?;
+        let schedule = compiled.schedule.clone();
         let missed = state.missed.into_iter().map(|m| MissedView { at: m.at.to_string(), why: m.why });
         data.push(ScheduleView {
-            next_at: plan.next(state.last.unwrap_or_else(|| app.tenure.now())).map(|t| t.to_string()),
+            next_at: compiled.next(state.last.unwrap_or_else(|| app.tenure.now())).map(|t| t.to_string()),
             name: schedule.name,
             cron: schedule.cron,
             timezone: schedule.timezone,

@@ -1,10 +1,10 @@
 //! `/search`: what was said, in all sessions.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
+use crate::http::query::Pairs;
 use crate::http::view::Asking;
-use crate::query::Pairs;
-use crate::server::Shared;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;

@@ -1,13 +1,14 @@
 //! `/sessions`: begin, find, look at, change, end and bring back.
 
+use crate::app::{App, Shared};
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, IfMatch, Input};
+use crate::http::extract::{Id, IfMatch, Input};
+use crate::http::query::Pairs;
 use crate::http::view::{
     self, Asking, CachedView, Ending, Making, Reading, SessionList, SessionView, SessionWhole, Writing,
 };
-use crate::query::Pairs;
-use crate::server::{App, Shared};
+use crate::sessions::{self, Deletion};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -15,7 +16,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::excerpt;
-use tenure::{Change, InfoChange, Key, New, Principal, SessionId, Status, Tools};
+use tenure::{Change, InfoChange, New, Principal, SessionId, Status};
 use utoipa::ToSchema;
 
 /// A session to be.
@@ -91,7 +92,7 @@ pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiRe
         let message = format!("there is no assistant {name:?}; GET /assistants lists them");
         return Err(ApiError::not_found(message).with_param("assistant_id"));
     }
-    app.check_workspace(who, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
+    sessions::check_workspace(app, who, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
     let new = New {
         id: body.id.map(SessionId::new).transpose()?,
         assistant: body.assistant_id,
@@ -203,7 +204,7 @@ pub async fn patch(
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
-    app.check_workspace(&who, &metadata).await?;
+    sessions::check_workspace(&app, &who, &metadata).await?;
     let change = InfoChange { title, tags, model, metadata };
     let head = if_match.on(&app.tenure).patch(&who, &id, change, status).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
@@ -231,19 +232,13 @@ pub async fn delete(
     let who = caller.writes()?;
     let purged = pairs.read("purge", "true or false")?.unwrap_or(false);
     pairs.end()?;
-    let tenure = if_match.on(&app.tenure);
-    let card = app.card_to_keep(&who, &id).await;
-    let end = async { if purged { tenure.purge(&who, &id).await } else { tenure.delete(&who, &id).await } };
-    let done = app.transcripts.take_away(&app.tenure, &who, &id, end).await;
-    match done.map_err(|e| if_match.error(e))? {
-        true => {
-            app.keep_deleted(card).await;
-            app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;
-            let (id, session_id) = (id.to_string(), id.to_string());
-            Ok(Json(SessionDeleted { id, session_id, object: "session.deleted", deleted: true, purged }))
-        }
-        false => Err(tenure::Error::NotFound { session_id: id }.into()),
+    let deletion = if purged { Deletion::Purge } else { Deletion::Restorable };
+    let deleted = sessions::delete(&app, &who, &id, deletion, if_match.0).await.map_err(|e| if_match.error(e))?;
+    if !deleted {
+        return Err(tenure::Error::NotFound { session_id: id }.into());
     }
+    let (id, session_id) = (id.to_string(), id.to_string());
+    Ok(Json(SessionDeleted { id, session_id, object: "session.deleted", deleted, purged }))
 }
 
 /// Bring an expired or deleted session back

@@ -1,19 +1,20 @@
 //! `/v1/sessions`: sessions for clients of mistral.rs, and the short way to move one.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, IfMatch, Input, Lines};
+use crate::http::extract::{Id, IfMatch, Input, Lines};
+use crate::http::query::Pairs;
 use crate::http::transfer::{self, LeftOutView};
 use crate::http::view::{self, Asking, Finding, SessionList, SessionView, Writing};
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::sessions::{self, Deletion};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tenure::{Error, Key, Point, Seq, SessionId, Tools};
+use tenure::{Error, Point, Seq, SessionId};
 use utoipa::ToSchema;
 
 /// List sessions
@@ -119,7 +120,7 @@ pub async fn put(
     let (Some(mut one), true) = (found.pop(), found.is_empty()) else {
         return Err(ApiError::invalid("body", "there must be one session in it; POST /sessions/import takes many"));
     };
-    app.check_workspace(&who, &one.export.metadata).await?;
+    sessions::check_workspace(&app, &who, &one.export.metadata).await?;
     one.keep_model(|model| app.models.get(model).is_some());
     let mut left_out = transfer::left_out(&id, &one);
     if !one.export.log.is_empty() && app.tenure.head(&who, &id).await.is_ok() {
@@ -152,16 +153,11 @@ pub struct DeletedView {
 )]
 pub async fn delete(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<DeletedView>> {
     let who = caller.writes()?;
-    let card = app.card_to_keep(&who, &id).await;
     let deleted = match app.tenure.live(&who, &id).await {
-        Ok(_) => app.transcripts.take_away(&app.tenure, &who, &id, app.tenure.delete(&who, &id)).await?,
+        Ok(_) => sessions::delete(&app, &who, &id, Deletion::Restorable, None).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };
-    if deleted {
-        app.keep_deleted(card).await;
-        app.tools.end(&Key { tenant: who.tenant, session: id.clone() }).await;
-    }
     Ok(Json(DeletedView { session_id: id.to_string(), deleted }))
 }
 

@@ -1,11 +1,11 @@
 //! `/threads/{id}/session`: the session behind a chat thread of some other program.
 
+use crate::app::{App, Shared};
 use crate::auth::Caller;
 use crate::error::ApiResult;
-use crate::extract::{Input, Named};
+use crate::http::extract::{Input, Named};
 use crate::http::sessions::{NewSession, begin};
 use crate::http::view::{self, Making, SessionView};
-use crate::server::{App, Shared};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -1,11 +1,12 @@
 //! Sessions as they travel: `/sessions/{id}/export` and `/sessions/import`.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{Id, Lines};
+use crate::http::extract::{Id, Lines};
+use crate::http::query::Pairs;
 use crate::http::view::{self, Making, Reading, SessionView};
-use crate::query::Pairs;
-use crate::server::Shared;
+use crate::sessions;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -163,7 +164,7 @@ pub async fn import(State(app): State<Shared>, caller: Caller, mut pairs: Pairs,
     for one in &mut all {
         one.keep_model(|model| app.models.get(model).is_some());
         app.tenure.check_export(&who, &one.export)?;
-        app.check_workspace(&who, &one.export.metadata).await?;
+        sessions::check_workspace(&app, &who, &one.export.metadata).await?;
     }
     let mut view = ImportedView { sessions: Vec::new(), left_out: Vec::new(), duplicate_of: Vec::new() };
     for one in all {

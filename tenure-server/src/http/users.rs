@@ -1,10 +1,11 @@
 //! `/users/{id}`: the right to be forgotten.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::ApiResult;
-use crate::extract::Named;
+use crate::http::extract::Named;
 use crate::http::view::Ending;
-use crate::server::Shared;
+use crate::sessions;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -37,8 +38,7 @@ pub async fn erase(State(app): State<Shared>, caller: Caller, named: Named) -> A
     if caller.bound_user().is_some_and(|bound| *bound != user) {
         caller.administers_tenant()?;
     }
-    let receipt = app.tenure.erase(&who, &user).await?;
-    app.transcripts.erase(&who.tenant, &user).await?;
+    let receipt = sessions::erase_user(&app, &who, &user).await?;
     let (user, at) = (receipt.user.to_string(), receipt.at.to_string());
     Ok(Json(ReceiptView { user, sessions: receipt.sessions, at }))
 }

@@ -4,9 +4,10 @@
 //! Any status is an answer: 2xx is what the tool says, everything else is what it complains about. No answer is a lost call, unless there was
 //! nobody to connect to.
 
-use super::{MAX_ANSWER_BYTES, clip, spoken};
+use super::text::{MAX_ANSWER_BYTES, clip, spoken};
 use crate::config::{http_url, tools::reveal};
 use anyhow::Context;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
 use tenure::{Call, HttpSource, Output, Tool, ToolError};
@@ -34,7 +35,7 @@ pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> 
 
 impl Endpoint {
     pub fn new(source: &HttpSource) -> anyhow::Result<Self> {
-        let client = crate::tls::client()
+        let client = crate::http_client::client()
             .default_headers(headers(&source.headers)?)
             .connect_timeout(Duration::from_secs(10))
             .redirect(reqwest::redirect::Policy::none())
@@ -74,9 +75,10 @@ impl Endpoint {
     async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Output, ToolError> {
         // Its address may hold a secret.
         let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
-            true => {
-                ToolError::NotCalled(format!("it can not be reached: {}", crate::upstream::chain(&e.without_url())))
-            }
+            true => ToolError::NotCalled(format!(
+                "it can not be reached: {}",
+                crate::http_client::error_chain(&e.without_url())
+            )),
             false => lost(&e.without_url()),
         })?;
         let status = response.status();
@@ -102,17 +104,13 @@ impl Endpoint {
 }
 
 fn lost(e: &reqwest::Error) -> ToolError {
-    ToolError::Lost(format!("the connection broke: {}", crate::upstream::chain(e)))
+    ToolError::Lost(format!("the connection broke: {}", crate::http_client::error_chain(e)))
 }
+
+/// What is not plain in a header.
+const NOT_PLAIN: AsciiSet = CONTROLS.add(b' ').add(b'%');
 
 /// An id as a header can hold it: what is not plain is written as `%0A`.
 fn plain(id: &str) -> String {
-    let mut plain = String::with_capacity(id.len());
-    for byte in id.bytes() {
-        match byte {
-            b'!'..=b'~' if byte != b'%' => plain.push(byte.into()),
-            _ => plain.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    plain
+    utf8_percent_encode(id, &NOT_PLAIN).to_string()
 }

@@ -1,8 +1,8 @@
 //! A running interpreter: starts it in its sandbox, sends it calls and reads its answers.
 
-use super::process::{Group, Interrupter};
-use super::sandbox::{FROM_INTERPRETER, FROM_SANDBOX, Features, Job, Plan, Report, SUBCOMMAND};
-use super::spoken;
+use super::process_group::{Group, Interrupter};
+use super::sandbox::plan::{FROM_INTERPRETER, FROM_SANDBOX, Features, Job, Plan, Report, SUBCOMMAND};
+use super::text::spoken;
 use crate::clock::Stopwatch;
 use crate::config::tools::Require;
 use anyhow::{Context, bail};

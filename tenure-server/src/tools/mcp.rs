@@ -3,9 +3,11 @@
 //! Connected when it is first needed, kept, and connected anew when it has died. What it can do is asked once for each connection, and again when
 //! it says that this has changed.
 
-use super::process::Group;
-use super::{MAX_ANSWER_BYTES, callable, clip, said, spoken};
+use super::patterns::said;
+use super::process_group::Group;
+use super::text::{MAX_ANSWER_BYTES, clip, spoken};
 use crate::config::{http_url, tools};
+use crate::names::callable_name;
 use anyhow::Context;
 use rmcp::model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ResourceContents};
 use rmcp::model::{ClientCapabilities, ClientConfig, Implementation};
@@ -93,7 +95,7 @@ impl Server {
             (None, url) => {
                 let url = http_url("mcp.url", url.as_deref().unwrap_or_default())?;
                 let headers = super::http::headers(&source.headers).context("mcp.headers")?;
-                let client = crate::tls::client()
+                let client = crate::http_client::client()
                     .default_headers(headers)
                     .connect_timeout(Duration::from_secs(10))
                     .redirect(reqwest::redirect::Policy::none())
@@ -162,7 +164,7 @@ impl Server {
         let McpSource { prefix, read_only, idempotent, cache, .. } = &self.source;
         let read_only = said(read_only, &name).unwrap_or_else(|| hint(|a| a.read_only_hint));
         let tool = Tool {
-            name: callable(&prefix.as_ref().map_or_else(|| name.clone(), |p| format!("{p}_{name}"))),
+            name: callable_name(&prefix.as_ref().map_or_else(|| name.clone(), |p| format!("{p}_{name}"))),
             description: tool.description.map(Into::into).or(tool.title).unwrap_or_default(),
             parameters: serde_json::Value::Object((*tool.input_schema).clone()),
             read_only,

@@ -4,10 +4,11 @@
 //! it had to be killed, or because the session or the server ended. Then the next call starts another, which knows nothing.
 
 use super::interpreter::{self, Asked, Process, TIME_TO_START};
-use super::sandbox::{FileLimits, Interpreter, Plan, ProcessLimits, is_mountable};
-use super::{callable, spoken};
+use super::sandbox::plan::{FileLimits, Interpreter, Plan, ProcessLimits};
+use super::text::spoken;
 use crate::clock::Stopwatch;
-use crate::config::tools::Python;
+use crate::config::tools::{Python, is_mountable};
+use crate::names::callable_name;
 use anyhow::{Context, bail};
 use serde_json::json;
 use std::collections::HashMap;
@@ -36,7 +37,7 @@ pub fn tool() -> Tool {
                        kept between calls. There is no network; files can be written to the current directory.";
     let code = json!({"type": "string", "description": "The code"});
     Tool {
-        name: callable(NAME),
+        name: callable_name(NAME),
         description: description.to_owned(),
         parameters: json!({"type": "object", "properties": {"code": code}, "required": ["code"]}),
         ..Tool::default()

@@ -1,10 +1,11 @@
 //! A workspace's repository: commits on a ref of ours. HEAD, branches and index are the user's, and stay as they are.
 
-use super::{Note, Trouble, tree};
-use git2::{
-    Commit, ErrorCode, ObjectType, Oid, Repository, RepositoryInitOptions, RepositoryOpenFlags, Signature, Time, Tree,
-};
+use super::error::WorkspaceError;
+use super::note::CommitNote;
+use super::tree;
+use git2::{Commit, ErrorCode, Oid, Repository, RepositoryInitOptions, RepositoryOpenFlags, Signature, Time, Tree};
 use jiff::Timestamp;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, TryLockError};
 use std::os::fd::OwnedFd;
@@ -27,10 +28,10 @@ pub struct Repo {
 
 impl Repo {
     /// Opens the repository of a workspace, or makes one, and waits for others who are at it. The lock is a file that no agent can reach.
-    pub fn open(dir: &Path, lock: &Path) -> Result<Self, Trouble> {
+    pub fn open(dir: &Path, lock: &Path) -> Result<Self, WorkspaceError> {
         let held = hold(lock)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let files = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| Trouble::at(dir, e))?;
+        let files = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| WorkspaceError::at(dir, e))?;
         let inner = dir.join(".git");
         if inner.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
             begin(&dir.join(tree::UNFINISHED), &inner)?;
@@ -44,24 +45,24 @@ impl Repo {
     }
 
     /// The files as they are now, as a tree. What is in `also` counts even if it is ignored.
-    pub fn read(&self, limits: tree::Limits, also: Option<Oid>) -> Result<Oid, Trouble> {
+    pub fn read(&self, limits: tree::Limits, also: Option<Oid>) -> Result<Oid, WorkspaceError> {
         let also = also.map(|id| self.git.find_tree(id)).transpose()?;
         tree::read(&self.git, &self.dir, &self.files, limits, also.as_ref())
     }
 
     /// Makes the files, which are as one tree says, as another says.
-    pub fn write(&self, have: Oid, want: Oid) -> Result<(), Trouble> {
+    pub fn write(&self, have: Oid, want: Oid) -> Result<(), WorkspaceError> {
         let (have, want) = (self.git.find_tree(have)?, self.git.find_tree(want)?);
         tree::write(&self.git, &self.dir, &self.files, Some(&have), Some(&want))
     }
 
     /// The tree of a commit.
-    pub fn tree_of(&self, commit: Oid) -> Result<Oid, Trouble> {
+    pub fn tree_of(&self, commit: Oid) -> Result<Oid, WorkspaceError> {
         Ok(self.git.find_commit(commit)?.tree_id())
     }
 
     /// Commits a tree, unless it is there already.
-    pub fn commit(&self, note: &Note, tree: Oid) -> Result<Option<Oid>, Trouble> {
+    pub fn commit(&self, note: &CommitNote, tree: Oid) -> Result<Option<Oid>, WorkspaceError> {
         let name = ref_name(note);
         let tip = self.tip(&name)?;
         // What was only put by is not found by its record: a commit that is to be found is made beside it.
@@ -82,7 +83,7 @@ impl Repo {
     }
 
     /// The newest commit that belongs to a record of the session, or to one before it.
-    pub fn find(&self, note: &Note) -> Result<Option<Oid>, Trouble> {
+    pub fn find(&self, note: &CommitNote) -> Result<Option<Oid>, WorkspaceError> {
         let mut next = self.tip(&ref_name(note))?;
         while let Some(commit) = next {
             match said(&commit, note) {
@@ -97,10 +98,12 @@ impl Repo {
         Ok(None)
     }
 
-    fn tip(&self, name: &str) -> Result<Option<Commit<'_>>, Trouble> {
+    fn tip(&self, name: &str) -> Result<Option<Commit<'_>>, WorkspaceError> {
         match self.git.find_reference(name) {
             Ok(found) if found.kind() == Some(git2::ReferenceType::Direct) => Ok(Some(found.peel_to_commit()?)),
-            Ok(_) => Err(Trouble::at(&self.dir, format!("{name} is not ours any more: it points to another ref"))),
+            Ok(_) => {
+                Err(WorkspaceError::at(&self.dir, format!("{name} is not ours any more: it points to another ref")))
+            }
             Err(e) if e.code() == ErrorCode::NotFound => Ok(None),
             Err(e) => Err(e.into()),
         }
@@ -119,39 +122,39 @@ fn is_ours(commit: &Commit<'_>) -> bool {
 }
 
 /// The record that a commit belongs to, if it is one of this session's.
-fn said(commit: &Commit<'_>, note: &Note) -> Option<Option<Seq>> {
+fn said(commit: &Commit<'_>, note: &CommitNote) -> Option<Option<Seq>> {
     let (session, born) = line(commit, SESSION)?.split_once(' ')?;
     let ours = session == note.session.as_str() && born.parse::<Timestamp>().ok()? == note.born;
     ours.then(|| line(commit, SEQ)?.parse().ok())
 }
 
+/// What stays as it is in the name of a ref.
+const IN_REF_NAMES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+
 /// `refs/tenure/SESSION`; what a ref's name may not hold is written as `%3A`.
-fn ref_name(note: &Note) -> String {
-    let plain = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c.to_string() } else { format!("%{:02X}", u32::from(c)) }
-    };
-    format!("refs/tenure/{}", note.session.as_str().chars().map(plain).collect::<String>())
+fn ref_name(note: &CommitNote) -> String {
+    format!("refs/tenure/{}", utf8_percent_encode(note.session.as_str(), &IN_REF_NAMES))
 }
 
 /// Makes a repository, all at once: half of one would be in the way for ever.
-fn begin(unfinished: &Path, inner: &Path) -> Result<(), Trouble> {
+fn begin(unfinished: &Path, inner: &Path) -> Result<(), WorkspaceError> {
     let _ = std::fs::remove_file(unfinished);
     let _ = std::fs::remove_dir_all(unfinished);
     let mut options = RepositoryInitOptions::new();
     options.bare(true).no_reinit(true).external_template(false).initial_head("main");
     Repository::init_opts(unfinished, &options)?.config()?.set_bool("core.bare", false)?;
-    std::fs::rename(unfinished, inner).map_err(|e| Trouble::at(inner, e))
+    std::fs::rename(unfinished, inner).map_err(|e| WorkspaceError::at(inner, e))
 }
 
 /// A repository that is only here: whoever could write to it may have made it lead elsewhere.
-fn check(inner: &Path) -> Result<(), Trouble> {
+fn check(inner: &Path) -> Result<(), WorkspaceError> {
     let elsewhere = |path: &Path| {
-        Err(Trouble::at(path, "it leads out of the workspace; only a repository that is all in it is used"))
+        Err(WorkspaceError::at(path, "it leads out of the workspace; only a repository that is all in it is used"))
     };
     match inner.symlink_metadata() {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return elsewhere(inner),
-        Err(e) => return Err(Trouble::at(inner, e)),
+        Err(e) => return Err(WorkspaceError::at(inner, e)),
     }
     for name in ["commondir", "objects/info/alternates"] {
         if inner.join(name).symlink_metadata().is_ok() {
@@ -185,21 +188,16 @@ fn check(inner: &Path) -> Result<(), Trouble> {
 }
 
 /// Holds a workspace, against other sessions and other processes. A process that dies lets go of it.
-fn hold(path: &Path) -> Result<File, Trouble> {
+fn hold(path: &Path) -> Result<File, WorkspaceError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|e| Trouble::at(path, e))?;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|e| WorkspaceError::at(path, e))?;
     let file = File::from(file);
     for _ in 0..WAITS {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => std::thread::sleep(STEP),
-            Err(TryLockError::Error(e)) => return Err(Trouble::at(path, e)),
+            Err(TryLockError::Error(e)) => return Err(WorkspaceError::at(path, e)),
         }
     }
-    Err(Trouble::Busy)
-}
-
-/// The kind of thing a tree's entry is.
-pub(super) fn is_tree(kind: Option<ObjectType>) -> bool {
-    kind == Some(ObjectType::Tree)
+    Err(WorkspaceError::Busy)
 }

@@ -1,8 +1,7 @@
 //! Files become a tree, and a tree becomes files: byte for byte, without git's filters, from directory to directory without following a link.
 
-use super::Trouble;
-use super::repository::is_tree;
-use git2::{Oid, Repository, Tree, TreeEntry};
+use super::error::WorkspaceError;
+use git2::{ObjectType, Oid, Repository, Tree, TreeEntry};
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -45,7 +44,7 @@ pub fn read(
     dir: &OwnedFd,
     limits: Limits,
     also: Option<&Tree<'_>>,
-) -> Result<Oid, Trouble> {
+) -> Result<Oid, WorkspaceError> {
     let mut reader = Reader { git, root: at, limits, files: 0, bytes: 0 };
     let found = reader.directory(dir, Path::new(""), 0, also)?;
     found.map_or_else(|| Ok(git.treebuilder(None)?.write()?), Ok)
@@ -60,27 +59,21 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// `None` if there is nothing in it: git has no empty directories.
+    /// The tree of a directory; `None` if there is nothing in it: git has no empty directories.
     fn directory(
         &mut self,
         dir: &OwnedFd,
         at: &Path,
         depth: usize,
         also: Option<&Tree<'_>>,
-    ) -> Result<Option<Oid>, Trouble> {
+    ) -> Result<Option<Oid>, WorkspaceError> {
         if depth > MAX_DEPTH {
-            return Err(Trouble::TooLarge { limit: "depth", max: MAX_DEPTH as u64 });
+            return Err(WorkspaceError::TooLarge { limit: "depth", max: MAX_DEPTH as u64 });
         }
-        let wrong = |path: &Path, e: Errno| Trouble::at(&self.root.join(path), e);
-        // libgit2 reads it, and would wait for a pipe for ever.
-        if fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|s| !matches!(FileType::from_raw_mode(s.st_mode), FileType::RegularFile | FileType::Directory))
-        {
-            return Err(Trouble::at(&self.root.join(at).join(IGNORE), "it is not a plain file"));
-        }
+        self.check_ignore_file(dir, at)?;
         let mut tree = self.git.treebuilder(None)?;
-        for entry in Dir::read_from(dir).map_err(|e| wrong(at, e))? {
-            let entry = entry.map_err(|e| Trouble::at(&self.root.join(at), e))?;
+        for entry in Dir::read_from(dir).map_err(|e| self.failed(at, e))? {
+            let entry = entry.map_err(|e| self.failed(at, e))?;
             let bytes = entry.file_name().to_bytes();
             if [&b"."[..], b"..", UNFINISHED.as_bytes()].contains(&bytes) || is_git(bytes) {
                 continue;
@@ -90,49 +83,72 @@ impl Reader<'_> {
             let stat = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
-                Err(e) => return Err(Trouble::at(&self.root.join(path), e)),
+                Err(e) => return Err(self.failed(&path, e)),
             };
             let kind = FileType::from_raw_mode(stat.st_mode);
             let also = also.and_then(|tree| tree.get_name_bytes(bytes));
             if also.is_none() && self.is_ignored(&path, kind)? {
                 continue;
             }
-            let (id, mode) = match kind {
-                FileType::Directory => {
-                    let inner = open_dir(dir, name).map_err(|e| Trouble::at(&self.root.join(&path), e))?;
-                    let also = also.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
-                    match self.directory(&inner, &path, depth + 1, also.as_ref())? {
-                        Some(id) => (id, DIRECTORY),
-                        None => continue,
-                    }
+            let found = match kind {
+                FileType::Directory => self.subdirectory(dir, name, &path, depth, also.as_ref())?,
+                FileType::RegularFile => {
+                    let mode = if stat.st_mode & 0o100 == 0 { PLAIN } else { PROGRAM };
+                    self.file(dir, name, &path)?.map(|id| (id, mode))
                 }
-                FileType::RegularFile => match self.file(dir, name, &path)? {
-                    Some(id) => (id, if stat.st_mode & 0o100 == 0 { PLAIN } else { PROGRAM }),
-                    None => continue,
-                },
-                FileType::Symlink => {
-                    let target =
-                        fs::readlinkat(dir, name, Vec::new()).map_err(|e| Trouble::at(&self.root.join(&path), e))?;
-                    self.count(target.as_bytes().len() as u64)?;
-                    (self.git.blob(target.as_bytes())?, LINK)
-                }
+                FileType::Symlink => Some(self.link(dir, name, &path)?),
                 // Sockets, pipes and devices are not contents.
-                _ => continue,
+                _ => None,
             };
-            tree.insert(name, id, mode).map_err(|e| Trouble::at(&self.root.join(&path), e.message()))?;
+            if let Some((id, mode)) = found {
+                tree.insert(name, id, mode).map_err(|e| self.failed(&path, e.message()))?;
+            }
         }
         if tree.is_empty() { Ok(None) } else { Ok(Some(tree.write()?)) }
     }
 
-    fn is_ignored(&self, path: &Path, kind: FileType) -> Result<bool, Trouble> {
+    /// Refuses a `.gitignore` that is not a plain file: libgit2 reads it, and would wait for a pipe for ever.
+    fn check_ignore_file(&self, dir: &OwnedFd, at: &Path) -> Result<(), WorkspaceError> {
+        let plain = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::Directory);
+        match fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if !plain(stat.st_mode) => Err(self.failed(&at.join(IGNORE), "it is not a plain file")),
+            _ => Ok(()),
+        }
+    }
+
+    fn subdirectory(
+        &mut self,
+        dir: &OwnedFd,
+        name: &OsStr,
+        path: &Path,
+        depth: usize,
+        also: Option<&TreeEntry<'_>>,
+    ) -> Result<Option<(Oid, i32)>, WorkspaceError> {
+        let inner = open_dir(dir, name).map_err(|e| self.failed(path, e))?;
+        let also = also.and_then(|entry| entry.to_object(self.git).ok()?.into_tree().ok());
+        let id = self.directory(&inner, path, depth + 1, also.as_ref())?;
+        Ok(id.map(|id| (id, DIRECTORY)))
+    }
+
+    fn link(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(Oid, i32), WorkspaceError> {
+        let target = fs::readlinkat(dir, name, Vec::new()).map_err(|e| self.failed(path, e))?;
+        self.count(target.as_bytes().len() as u64)?;
+        Ok((self.git.blob(target.as_bytes())?, LINK))
+    }
+
+    fn failed(&self, path: &Path, e: impl std::fmt::Display) -> WorkspaceError {
+        WorkspaceError::at(&self.root.join(path), e)
+    }
+
+    fn is_ignored(&self, path: &Path, kind: FileType) -> Result<bool, WorkspaceError> {
         // With a slash it is known to be a directory.
         let path = if kind == FileType::Directory { path.join("") } else { path.to_owned() };
         Ok(self.git.is_path_ignored(path)?)
     }
 
     /// `None` if it is no file any more.
-    fn file(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Oid>, Trouble> {
-        let wrong = |e: std::io::Error| Trouble::at(&self.root.join(path), e);
+    fn file(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Oid>, WorkspaceError> {
+        let wrong = |e: std::io::Error| WorkspaceError::at(&self.root.join(path), e);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match fs::openat(dir, name, flags, Mode::empty()) {
             Ok(file) => File::from(file),
@@ -149,24 +165,29 @@ impl Reader<'_> {
         Ok(Some(self.git.blob(&content)?))
     }
 
-    fn count(&mut self, bytes: u64) -> Result<(), Trouble> {
+    fn count(&mut self, bytes: u64) -> Result<(), WorkspaceError> {
         let Limits { max_files, max_bytes } = self.limits;
         (self.files, self.bytes) = (self.files + 1, self.bytes.saturating_add(bytes));
         if self.files > max_files {
-            return Err(Trouble::TooLarge { limit: "max_files", max: max_files as u64 });
+            return Err(WorkspaceError::TooLarge { limit: "max_files", max: max_files as u64 });
         }
         match self.bytes > max_bytes {
-            true => Err(Trouble::TooLarge { limit: "max_bytes", max: max_bytes }),
+            true => Err(WorkspaceError::TooLarge { limit: "max_bytes", max: max_bytes }),
             false => Ok(()),
         }
     }
+}
+
+/// Whether an entry of a tree is a tree itself.
+fn is_tree(kind: Option<ObjectType>) -> bool {
+    kind == Some(ObjectType::Tree)
 }
 
 fn open_dir(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     fs::openat(dir, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn subtree<'a>(git: &'a Repository, entry: Option<&TreeEntry<'_>>) -> Result<Option<Tree<'a>>, Trouble> {
+fn subtree<'a>(git: &'a Repository, entry: Option<&TreeEntry<'_>>) -> Result<Option<Tree<'a>>, WorkspaceError> {
     let entry = entry.filter(|e| is_tree(e.kind()));
     Ok(entry.map(|e| git.find_tree(e.id())).transpose()?)
 }
@@ -178,51 +199,64 @@ pub fn write(
     dir: &OwnedFd,
     have: Option<&Tree<'_>>,
     want: Option<&Tree<'_>>,
-) -> Result<(), Trouble> {
+) -> Result<(), WorkspaceError> {
     for entry in have.iter().flat_map(|tree| tree.iter()) {
-        let (name, was_dir) = (OsStr::from_bytes(entry.name_bytes()), is_tree(entry.kind()));
         let wanted = want.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
-        if wanted.is_some_and(|w| is_tree(w.kind()) == was_dir) {
-            continue;
-        }
-        let path = at.join(name);
-        if was_dir {
-            let inner = open_dir(dir, name).map_err(|e| Trouble::at(&path, e))?;
-            write(git, &path, &inner, subtree(git, Some(&entry))?.as_ref(), None)?;
-        }
-        let flags = if was_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        match fs::unlinkat(dir, name, flags) {
-            // Something ignored is in it, and stays.
-            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
-            Err(e) => return Err(Trouble::at(&path, e)),
+        if wanted.is_none_or(|w| is_tree(w.kind()) != is_tree(entry.kind())) {
+            remove(git, at, dir, &entry)?;
         }
     }
     for entry in want.iter().flat_map(|tree| tree.iter()) {
-        let (bytes, path) = (entry.name_bytes(), at.join(OsStr::from_bytes(entry.name_bytes())));
-        if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
-            return Err(Trouble::at(&path, "the commit has a name that no file may have"));
-        }
-        let had = have.and_then(|tree| tree.get_name_bytes(bytes));
-        if had.as_ref().is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
-            continue;
-        }
-        let name = OsStr::from_bytes(bytes);
-        match subtree(git, Some(&entry))? {
-            Some(tree) => {
-                match fs::mkdirat(dir, name, Mode::from_raw_mode(0o777)) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(e) => return Err(Trouble::at(&path, e)),
-                }
-                let inner = open_dir(dir, name).map_err(|e| Trouble::at(&path, e))?;
-                write(git, &path, &inner, subtree(git, had.as_ref())?.as_ref(), Some(&tree))?;
-            }
-            None => match git.find_blob(entry.id()) {
-                Ok(blob) => put(dir, name, blob.content(), entry.filemode()).map_err(|e| Trouble::at(&path, e))?,
-                Err(e) => return Err(Trouble::at(&path, e.message())),
-            },
-        }
+        let had = have.and_then(|tree| tree.get_name_bytes(entry.name_bytes()));
+        write_entry(git, at, dir, had.as_ref(), &entry)?;
     }
     Ok(())
+}
+
+/// Removes a file, or a directory with what the tree has of it.
+fn remove(git: &Repository, at: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> Result<(), WorkspaceError> {
+    let name = OsStr::from_bytes(entry.name_bytes());
+    let path = at.join(name);
+    let mut flags = AtFlags::empty();
+    if is_tree(entry.kind()) {
+        let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
+        write(git, &path, &inner, subtree(git, Some(entry))?.as_ref(), None)?;
+        flags = AtFlags::REMOVEDIR;
+    }
+    match fs::unlinkat(dir, name, flags) {
+        // Something ignored is in it, and stays.
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        Err(e) => Err(WorkspaceError::at(&path, e)),
+    }
+}
+
+/// Writes a file, a link, or a directory with what is in it, unless it is there already.
+fn write_entry(
+    git: &Repository,
+    at: &Path,
+    dir: &OwnedFd,
+    had: Option<&TreeEntry<'_>>,
+    entry: &TreeEntry<'_>,
+) -> Result<(), WorkspaceError> {
+    let bytes = entry.name_bytes();
+    let name = OsStr::from_bytes(bytes);
+    let path = at.join(name);
+    if bytes.is_empty() || bytes.contains(&b'/') || [&b"."[..], b".."].contains(&bytes) || is_git(bytes) {
+        return Err(WorkspaceError::at(&path, "the commit has a name that no file may have"));
+    }
+    if had.is_some_and(|h| h.id() == entry.id() && h.filemode() == entry.filemode()) {
+        return Ok(());
+    }
+    let Some(tree) = subtree(git, Some(entry))? else {
+        let blob = git.find_blob(entry.id()).map_err(|e| WorkspaceError::at(&path, e.message()))?;
+        return put(dir, name, blob.content(), entry.filemode()).map_err(|e| WorkspaceError::at(&path, e));
+    };
+    match fs::mkdirat(dir, name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(WorkspaceError::at(&path, e)),
+    }
+    let inner = open_dir(dir, name).map_err(|e| WorkspaceError::at(&path, e))?;
+    write(git, &path, &inner, subtree(git, had)?.as_ref(), Some(&tree))
 }
 
 /// Puts a file in its place, whole.

@@ -16,7 +16,7 @@ async fn send(door: &Door, method: Method, path: &str, headers: &[(&str, &[u8])]
         request = request.header(*name, HeaderValue::from_bytes(value).unwrap());
     }
     let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
-    let router = tenure_server::server::in_process(&door.app);
+    let router = tenure_server::router::in_process(&door.app);
     let response = router.oneshot(request.body(body).unwrap()).await.unwrap();
     let status = response.status().as_u16();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();

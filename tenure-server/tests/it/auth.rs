@@ -7,9 +7,10 @@ use axum::http::{HeaderMap, Request};
 use serde_json::Value;
 use std::time::Duration;
 use tenure::{Tenant, User};
+use tenure_server::app::{App, Shared};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
-use tenure_server::server::{App, Shared, in_process};
+use tenure_server::router::in_process;
 use tower::ServiceExt;
 
 struct House {

@@ -7,9 +7,10 @@ use http_body_util::BodyExt;
 use jiff::Timestamp;
 use serde_json::Value;
 use tenure::{Assistant, Clock, Options, Tenant, Tenure, User};
+use tenure_server::app::{App, Shared};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
-use tenure_server::server::{App, Shared, in_process};
+use tenure_server::router::in_process;
 use tower::ServiceExt;
 
 /// A server, and the headers that a client sends along.

@@ -13,7 +13,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use tenure_server::config::Config;
 use tenure_server::config::embeddings::Embeddings;
-use tenure_server::embed::{Local, NAME, Source};
+use tenure_server::config::embeddings::LOCAL_MODEL_NAME;
+use tenure_server::embed::{Local, Source};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/embed").join(name)
@@ -138,7 +139,7 @@ struct Original {
 async fn the_real_model_as_the_original_has_it() {
     let Some(dir) = model() else { return };
     let local = Arc::new(Local::load(&dir).unwrap());
-    assert_eq!((local.name(), local.dimensions()), (NAME, 384));
+    assert_eq!((local.name(), local.dimensions()), (LOCAL_MODEL_NAME, 384));
     let originals = std::fs::read(fixture("all-minilm-l6-v2.json")).unwrap();
     let originals: Vec<Original> = serde_json::from_slice(&originals).unwrap();
     for original in &originals {
@@ -196,7 +197,10 @@ async fn pull_and_use() {
     let list: Value = serde_json::from_str(&said).unwrap();
     let listed = &list["data"][0];
     assert!(done && listed["bytes"].as_u64().unwrap() > 90_000_000);
-    assert_eq!([&listed["name"], &listed["dimensions"], &listed["used"]], [&json!(NAME), &json!(384), &json!(true)]);
+    assert_eq!(
+        [&listed["name"], &listed["dimensions"], &listed["used"]],
+        [&json!(LOCAL_MODEL_NAME), &json!(384), &json!(true)]
+    );
     let (done, said) = tenure(dir.path(), &[], &["models", "list"]);
     assert!(done && said.contains("384") && said.contains("MB"), "{said}");
 
@@ -208,26 +212,26 @@ async fn pull_and_use() {
         let answer = home.client.http.post(url).json(&body).send().await.unwrap();
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };
-    let (status, answer) = ask(json!({"model": NAME, "input": ["The ferry", "渡轮"]})).await;
+    let (status, answer) = ask(json!({"model": LOCAL_MODEL_NAME, "input": ["The ferry", "渡轮"]})).await;
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["usage"], json!({"prompt_tokens": 8, "total_tokens": 8}));
-    assert_eq!([&answer["object"], &answer["model"]], [&json!("list"), &json!(NAME)]);
+    assert_eq!([&answer["object"], &answer["model"]], [&json!("list"), &json!(LOCAL_MODEL_NAME)]);
     let floats = |value: &Value| serde_json::from_value::<Vec<f32>>(value.clone()).unwrap();
     let second = floats(&answer["data"][1]["embedding"]);
     assert_eq!((second.len(), &answer["data"][1]["index"]), (384, &json!(1)));
     let (status, answer) =
-        ask(json!({"model": NAME, "input": "渡轮", "encoding_format": "base64", "dimensions": 384})).await;
+        ask(json!({"model": LOCAL_MODEL_NAME, "input": "渡轮", "encoding_format": "base64", "dimensions": 384})).await;
     let bytes =
         base64::engine::general_purpose::STANDARD.decode(answer["data"][0]["embedding"].as_str().unwrap()).unwrap();
     let same: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     assert_eq!((status, same), (200, second));
     for (body, param) in [
-        (json!({"model": NAME, "input": []}), "input"),
-        (json!({"model": NAME, "input": [[1, 2]]}), "input"),
-        (json!({"model": NAME, "input": vec!["x"; 2049]}), "input"),
-        (json!({"model": NAME}), "body"),
-        (json!({"model": NAME, "input": "x", "dimensions": 7}), "dimensions"),
-        (json!({"model": NAME, "input": "x", "encoding_format": "hex"}), "encoding_format"),
+        (json!({"model": LOCAL_MODEL_NAME, "input": []}), "input"),
+        (json!({"model": LOCAL_MODEL_NAME, "input": [[1, 2]]}), "input"),
+        (json!({"model": LOCAL_MODEL_NAME, "input": vec!["x"; 2049]}), "input"),
+        (json!({"model": LOCAL_MODEL_NAME}), "body"),
+        (json!({"model": LOCAL_MODEL_NAME, "input": "x", "dimensions": 7}), "dimensions"),
+        (json!({"model": LOCAL_MODEL_NAME, "input": "x", "encoding_format": "hex"}), "encoding_format"),
     ] {
         let (status, answer) = ask(body).await;
         assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
@@ -246,7 +250,7 @@ async fn pull_and_use() {
     );
     let models = home.client.http.get(format!("{}/v1/models", home.client.base)).send().await.unwrap();
     let models: Value = models.json().await.unwrap();
-    assert!(models["data"].as_array().unwrap().iter().any(|m| m["id"] == NAME), "{models}");
+    assert!(models["data"].as_array().unwrap().iter().any(|m| m["id"] == LOCAL_MODEL_NAME), "{models}");
 }
 
 /// Nothing is put in place that is not what it should be, and what to do is said.

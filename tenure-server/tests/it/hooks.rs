@@ -48,7 +48,7 @@ async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
     Transcripts::new(config).install(&tenure);
-    tenure_server::hooks::install(&tenure, config).unwrap();
+    tenure_server::webhooks::install(&tenure, &config.on_expire).unwrap();
     tenure
 }
 

@@ -3,7 +3,8 @@
 use crate::door::{Door, each};
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
-use tenure_server::auth::{KeyLimits, Keys, NewKey, Right, TrustedProxies, add_bootstrap_key};
+use tenure_server::auth::{Keys, NewKey, Right, add_bootstrap_key};
+use tenure_server::config::{KeyLimits, TrustedProxies};
 
 fn bearer(door: &Door, key: &Value) -> Door {
     door.with("authorization", &format!("Bearer {}", key["key"].as_str().unwrap()))
@@ -207,7 +208,7 @@ async fn requests_through_a_proxy_need_a_key() {
         config.trusted_proxies = TrustedProxies::try_from(vec!["127.0.0.1".to_owned()]).unwrap();
     })
     .await;
-    tenure_server::server::bind(&door.app).await.unwrap();
+    tenure_server::serve::bind(&door.app).await.unwrap();
     door.get("/sessions").await.wrong(401);
     door.key("acme", None, &[Right::Read]).await.with("x-forwarded-for", "192.0.2.1").get("/sessions").await.is(200);
 }

@@ -16,8 +16,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{Answer, Piece, Principal, Session, SessionId};
+use tenure_server::app::{App, Shared};
 use tenure_server::config::{Config, ModelConfig};
-use tenure_server::server::{self, App, Shared};
+use tenure_server::serve;
 use tokio::sync::Semaphore;
 
 /// What the model server does with a request.
@@ -267,10 +268,10 @@ impl Home {
 
     /// Serves what `app` is, at an address of its own.
     pub async fn serve(&mut self) {
-        let listener = server::bind(&self.app).await.unwrap();
+        let listener = serve::bind(&self.app).await.unwrap();
         self.client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let run = server::run(self.app.clone(), listener, async move { drop(stopped.await) });
+        let run = serve::run(self.app.clone(), listener, async move { drop(stopped.await) });
         self.served = Some(tokio::spawn(async move { run.await.unwrap() }));
         self.stop = Some(stop);
     }
@@ -373,7 +374,7 @@ impl Reply {
 
 impl Client {
     pub fn new(base: &str) -> Self {
-        Self { http: tenure_server::tls::client().build().unwrap(), base: base.to_owned() }
+        Self { http: tenure_server::http_client::client().build().unwrap(), base: base.to_owned() }
     }
 
     pub fn post(&self, stream: bool, mut body: Value, headers: &[(&str, &str)]) -> reqwest::RequestBuilder {

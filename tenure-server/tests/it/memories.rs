@@ -170,7 +170,7 @@ fn as_people_use_it() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let url = format!("{}/v1/chat/completions", running.url);
-            tenure_server::tls::client()
+            tenure_server::http_client::client()
                 .build()
                 .unwrap()
                 .post(url)

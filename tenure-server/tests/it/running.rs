@@ -173,7 +173,7 @@ pub fn said(session: &str, text: &str) -> Value {
 }
 
 pub fn client() -> reqwest::Client {
-    tenure_server::tls::client().no_proxy().timeout(Duration::from_secs(60)).build().unwrap()
+    tenure_server::http_client::client().no_proxy().timeout(Duration::from_secs(60)).build().unwrap()
 }
 
 /// The status, and the body as JSON (or as a JSON string).

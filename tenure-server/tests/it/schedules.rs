@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tenure::store::MemoryStore;
 use tenure::{Clock, Limits, Options, Tenure};
-use tenure_server::config::Config;
-use tenure_server::schedules::{self, State};
-use tenure_server::server::{App, Shared};
+use tenure_server::app::{App, Shared};
+use tenure_server::config::schedules::compile;
+use tenure_server::config::{Config, Schedule};
+use tenure_server::jobs::schedules::{self, ScheduleJob, State};
 use tokio::sync::Semaphore;
 
 fn config(base_url: &str, session: Option<&str>) -> Config {
@@ -25,7 +26,7 @@ fn config(base_url: &str, session: Option<&str>) -> Config {
 }
 
 async fn state(app: &Shared) -> State {
-    app.schedules[0].state(app).await.unwrap()
+    ScheduleJob::new(app, &app.schedules[0]).state().await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,10 +85,10 @@ async fn one_node_runs_it_and_none_overlaps() {
 
 #[test]
 fn what_is_wrong_with_a_schedule_is_told_by_its_place() {
-    let wrong = |change: fn(&mut schedules::Schedule)| {
+    let wrong = |change: fn(&mut Schedule)| {
         let mut config = config("http://127.0.0.1:1/v1", None);
         change(&mut config.schedules[0]);
-        format!("{:#}", schedules::plans(&config).unwrap_err())
+        format!("{:#}", compile(&config.schedules, &config.assistants).unwrap_err())
     };
     for (error, want) in [
         (wrong(|s| s.cron = "61 * * * *".into()), "schedules[0]: cron: minute"),

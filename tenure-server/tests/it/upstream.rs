@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tenure::{Options, Outcome, Tenure};
-use tenure_server::server::App;
+use tenure_server::app::App;
 
 fn parts(text: &str, size: usize) -> Vec<Bytes> {
     text.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()

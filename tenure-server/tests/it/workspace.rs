@@ -106,7 +106,9 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
-    tenure_server::hooks::install(&tenure, config).unwrap();
+    if let Some(workspaces) = tenure_server::workspace::Workspaces::new(&config.workspaces).unwrap() {
+        workspaces.install(&tenure);
+    }
     tenure
 }
 

@@ -1,6 +1,6 @@
 //! The client that waits for a run, and what becomes of the run when it goes away.
 
-use crate::server::Shared;
+use crate::app::Shared;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tenure::{OnDisconnect, Principal, RunId, SessionId, Turn};
 

@@ -1,16 +1,17 @@
 //! What a chat request asks for.
 
+use crate::app::Shared;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::extract::{header_hint, header_text, idempotency_key, parse};
-use crate::runner;
-use crate::server::Shared;
-use crate::telemetry::Talk;
+use crate::headers::{header_hint, header_text};
+use crate::http::errors::unknown_model;
+use crate::http::extract::{idempotency_key, parse};
+use crate::jobs::runs;
+use crate::observability::telemetry::Talk;
+use crate::sessions;
 use axum::body::Bytes;
 use axum::http::HeaderMap;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 use tenure::{Ask, Fields, HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, SessionId, User, excerpt};
@@ -35,78 +36,86 @@ pub(super) async fn understand(
     bytes: &Bytes,
 ) -> ApiResult<Request> {
     let mut body: Fields = parse(bytes)?;
-    let list: Vec<&RawValue> = match body.get("messages") {
-        Some(list) => {
-            serde_json::from_str(list).map_err(|_| ApiError::invalid("messages", "`messages` must be a list"))?
-        }
-        None => return Err(ApiError::invalid("messages", "`messages` is missing; send a list of messages")),
-    };
-    let mut messages = Vec::with_capacity(list.len());
-    for (i, raw) in list.into_iter().enumerate() {
-        messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
+    let mut request = ChatRequest { messages: parse_messages(&body)?, ..ChatRequest::default() };
+    request.user = peek::<String>(&body, "user")?.map(User::new).transpose()?;
+    let who = caller.writes_as(request.user.clone())?;
+    caller.admit_model_call(&app.rate_limits)?;
+    request.take_options(&mut body)?;
+    if request.session_id.is_none() {
+        request.session_id = session_header(headers, &app.config.sessions.id_headers)?;
     }
-    if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "`messages` is empty; say something"));
-    }
-    let user: Option<String> = peek(&body, "user")?;
-    let user = user.map(User::new).transpose()?;
-    let who = caller.writes_as(user)?;
-    caller.admit_model_call(app)?;
-    let stream = peek(&body, "stream")?.unwrap_or(false);
-    let session = match take::<String>(&mut body, "session_id")? {
-        Some(id) => Some(SessionId::new(id)?),
-        None => session_header(headers, &app.config.sessions.id_headers)?,
-    };
-    let history: Option<HistoryMode> = take(&mut body, "history")?;
-    let on_busy: Option<OnBusy> = take(&mut body, "on_busy")?;
-    let on_disconnect: Option<OnDisconnect> = take(&mut body, "on_disconnect")?;
-    let keep = take(&mut body, "store")?.unwrap_or(true);
     let key = idempotency_key(headers)?;
-    let named: Option<String> = peek(&body, "model")?;
-    let assistant: Option<String> = take(&mut body, "assistant_id")?;
-    let (assistant, named) = match (assistant, named) {
-        (Some(name), named) => match app.tenure.assistant(&who, &name).await? {
-            Some(assistant) => (Some(assistant.clone()), assistant.model.clone().or(named)),
-            None => {
-                return Err(ApiError::not_found(format!(
-                    "there is no assistant {}; GET /assistants lists them",
-                    excerpt(&name)
-                )));
-            }
-        },
-        // An assistant can be asked for like a model.
-        (None, Some(name)) => match app.tenure.assistant(&who, &name).await? {
-            Some(assistant) => (Some(assistant.clone()), assistant.model.clone()),
-            None => (None, Some(name)),
-        },
-        // Neither is named: the session goes on as it was.
-        (None, None) => match &session {
-            Some(id) => (None, model_of(app, &who, id).await?),
-            None => (None, None),
-        },
-    };
-    let name = named.unwrap_or_else(|| app.models.default_name().to_owned());
-    let Some(model) = app.models.get(&name) else { return Err(app.models.unknown(&name)) };
-    let model = caller.metered(app, model);
-    let talk = Talk::begin(&name);
-    body.set("model", &name);
-    let detail = assistant.as_ref().map(|_| runner::detail(&name, &body)).unwrap_or_default();
+    let Target { assistant, model_name } = resolve_target(app, &who, &request).await?;
+    let Some(model) = app.models.get(&model_name) else { return Err(unknown_model(&app.models, &model_name)) };
+    let model = caller.metered(&app.rate_limits, model);
+    let talk = Talk::begin(&model_name);
+    body.set("model", &model_name);
+    let detail = assistant.as_ref().map(|_| runs::detail(&model_name, &body)).unwrap_or_default();
+    let sessions = &app.config.sessions;
     let ask = Ask {
-        session,
-        messages,
-        history,
-        default_history: caller.history().unwrap_or(app.config.sessions.history),
+        session: request.session_id,
+        messages: request.messages,
+        history: request.history,
+        default_history: caller.history().unwrap_or(sessions.history),
         is_retry: is_retry(headers),
-        assistant: assistant.map(|a| a.name.clone()),
-        model: Some(name),
-        content_matching: app.config.sessions.content_matching,
-        on_busy: on_busy.unwrap_or(app.config.sessions.on_busy),
-        on_expired: app.config.sessions.on_expired,
+        assistant,
+        model: Some(model_name),
+        content_matching: sessions.content_matching,
+        on_busy: request.on_busy.unwrap_or(sessions.on_busy),
+        on_expired: sessions.on_expired,
         idempotency: key.map(|key| (key, blake3::hash(bytes).to_hex().to_string())),
         detail,
         queued: None,
     };
-    Ok(Request { ask, who, model, options: body, stream, keep, on_disconnect, talk })
+    let (stream, keep) = (request.stream.unwrap_or(false), request.store.unwrap_or(true));
+    Ok(Request { ask, who, model, options: body, stream, keep, on_disconnect: request.on_disconnect, talk })
+}
+
+fn parse_messages(body: &Fields) -> ApiResult<Vec<Message>> {
+    let Some(list) = body.get("messages") else {
+        return Err(ApiError::invalid("messages", "`messages` is missing; send a list of messages"));
+    };
+    let list: Vec<&RawValue> =
+        serde_json::from_str(list).map_err(|_| ApiError::invalid("messages", "`messages` must be a list"))?;
+    let mut messages = Vec::with_capacity(list.len());
+    for (i, raw) in list.into_iter().enumerate() {
+        messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
+    }
+    match messages.is_empty() {
+        true => Err(ApiError::invalid("messages", "`messages` is empty; say something")),
+        false => Ok(messages),
+    }
+}
+
+/// Whom a request is for.
+struct Target {
+    /// The assistant's name, if it is for one.
+    assistant: Option<String>,
+    model_name: String,
+}
+
+/// Finds the assistant and the model. Where neither is named, the session goes on with the model that it had.
+async fn resolve_target(app: &Shared, who: &Principal, request: &ChatRequest) -> ApiResult<Target> {
+    let named = request.model.as_ref();
+    // An assistant can be asked for like a model.
+    let assistant = match request.assistant_id.as_ref().or(named) {
+        Some(name) => app.tenure.assistant(who, name).await?,
+        None => None,
+    };
+    if let (Some(name), None) = (&request.assistant_id, &assistant) {
+        let message = format!("there is no assistant {}; GET /assistants lists them", excerpt(name));
+        return Err(ApiError::not_found(message));
+    }
+    let model = match (&assistant, &request.session_id) {
+        // What `model` says counts only beside `assistant_id`: else it is the assistant itself.
+        (Some(assistant), _) => {
+            assistant.model.clone().or_else(|| named.filter(|_| request.assistant_id.is_some()).cloned())
+        }
+        (None, Some(id)) if named.is_none() => last_model(app, who, id).await?,
+        (None, _) => named.cloned(),
+    };
+    let model_name = model.unwrap_or_else(|| app.models.default_name().to_owned());
+    Ok(Target { assistant: assistant.map(|a| a.name.clone()), model_name })
 }
 
 /// Whether the client's SDK sends a request again that it has sent before.
@@ -115,19 +124,13 @@ fn is_retry(headers: &HeaderMap) -> bool {
     count.is_some_and(|count| count > 0)
 }
 
-/// The model of a session: its assistant's, else the one it talked to last. None of a model that is there no more.
-pub(in crate::http) async fn model_of(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
-    let head = match app.tenure.head(who, id).await {
-        Ok(head) => head,
-        Err(tenure::Error::NotFound { .. }) => return Ok(None),
-        Err(e) => return Err(e.into()),
-    };
-    let assistant = match &head.assistant {
-        Some(name) => app.tenure.assistant(who, name).await?,
-        None => None,
-    };
-    let names = [assistant.and_then(|a| a.model.clone()), head.info.model];
-    Ok(names.into_iter().flatten().find(|name| app.models.get(name).is_some()))
+/// The model of a session, if it is there and its model still is.
+async fn last_model(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
+    match app.tenure.head(who, id).await {
+        Ok(head) => Ok(sessions::available_model(app, who, &head).await?),
+        Err(tenure::Error::NotFound { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// The session that a header names: `X-Session-Id`, or one that is configured. What chat applications send for a conversation
@@ -159,28 +162,47 @@ fn peek<T: DeserializeOwned>(body: &Fields, name: &str) -> ApiResult<Option<T>> 
 }
 
 /// OpenAI's request, and what is ours in it. Everything else is passed on untouched.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[expect(dead_code, reason = "it describes the body; what is in it is looked at field by field")]
+#[derive(Debug, Default, utoipa::ToSchema)]
 pub struct ChatRequest {
     /// The conversation: all of it, or only what is new.
     #[schema(value_type = Vec<Object>)]
-    messages: Vec<Value>,
+    messages: Vec<Message>,
     /// A model or an assistant by name; the first model if none is named.
     model: Option<String>,
     /// Whether the answer should come in chunks.
     stream: Option<bool>,
     /// The session; an unknown id begins one.
-    session_id: Option<String>,
+    #[schema(value_type = Option<String>)]
+    session_id: Option<SessionId>,
     /// How to read the messages: `auto`, `full` or `append`.
-    history: Option<String>,
+    #[schema(value_type = Option<String>)]
+    history: Option<HistoryMode>,
     /// What to do if the session is busy: `queue`, `reject`, `interrupt` or `branch`.
-    on_busy: Option<String>,
+    #[schema(value_type = Option<String>)]
+    on_busy: Option<OnBusy>,
     /// What becomes of the run if the client goes away: `finish` or `cancel`.
-    on_disconnect: Option<String>,
+    #[schema(value_type = Option<String>)]
+    on_disconnect: Option<OnDisconnect>,
     /// `false`: nothing is kept.
     store: Option<bool>,
     /// The assistant that a new session belongs to.
     assistant_id: Option<String>,
     /// The user, if neither the key nor a header names one.
-    user: Option<String>,
+    #[schema(value_type = Option<String>)]
+    user: Option<User>,
+}
+
+impl ChatRequest {
+    /// Reads the other fields, and takes those out of the body that are not for the model's server.
+    fn take_options(&mut self, body: &mut Fields) -> ApiResult<()> {
+        self.stream = peek(body, "stream")?;
+        self.session_id = take::<String>(body, "session_id")?.map(SessionId::new).transpose()?;
+        self.history = take(body, "history")?;
+        self.on_busy = take(body, "on_busy")?;
+        self.on_disconnect = take(body, "on_disconnect")?;
+        self.store = take(body, "store")?;
+        self.model = peek(body, "model")?;
+        self.assistant_id = take(body, "assistant_id")?;
+        Ok(())
+    }
 }

@@ -1,8 +1,8 @@
 //! What comes of a chat request: one body, or a stream of chunks.
 
 use super::client::Connection;
+use crate::app::Shared;
 use crate::error::{ApiError, ApiResult};
-use crate::server::Shared;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

@@ -1,9 +1,9 @@
 //! The first process inside the sandbox: puts every restriction in force, then starts the interpreter and relays its output.
 
+use super::plan::{FROM_INTERPRETER, Features, Interpreter, Plan, ProcessLimits, Report, report};
 use super::usage::{self, Enforced};
-use super::{FROM_INTERPRETER, Features, Interpreter, Plan, Report, SESSION_DIRECTORY, report};
 use super::{landlock, mounts, namespaces, seccomp};
-use crate::config::tools::Require;
+use crate::config::tools::{Require, SESSION_DIRECTORY};
 use anyhow::Context;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 use std::fs::File;
@@ -82,7 +82,7 @@ fn memory_file() -> std::io::Result<File> {
 }
 
 fn start(interpreter: &Interpreter, processes: Option<usize>, files: &Files, printed: File) -> std::io::Result<Child> {
-    let limits = super::ProcessLimits { processes, ..interpreter.limits.clone() };
+    let limits = ProcessLimits { processes, ..interpreter.limits.clone() };
     let limits = serde_json::to_string(&limits)?;
     let mut command = Command::new(&interpreter.program);
     command.args(["-I", "-u", "-c", DRIVER, &limits]).env_clear().env("LANG", "C.UTF-8");

@@ -2,7 +2,7 @@
 //!
 //! They hold in addition to the private root file system, and are all there is for files without one.
 
-use super::Missing;
+use super::plan::Missing;
 use std::path::{Path, PathBuf};
 
 /// What an operator can do about it.

@@ -1,6 +1,6 @@
 //! The private root file system of the sandbox: the system's programs and libraries, read-only, and one tmpfs of limited size.
 
-use super::{FileLimits, Missing};
+use super::plan::{FileLimits, Missing};
 use std::path::PathBuf;
 
 /// Files and directories of the host that may be read.
@@ -28,7 +28,7 @@ const REMEDY: &str = "Allow file systems to be mounted in user namespaces (kerne
                       (docs/tools.md).";
 
 /// Replaces the root file system of this mount namespace by one with [`SYSTEM`], [`DEVICES`] and `read`, all read-only, and an empty
-/// [`SESSION_DIRECTORY`](super::SESSION_DIRECTORY), which becomes the working directory. The kernel enforces the limits on bytes and
+/// [`SESSION_DIRECTORY`](crate::config::tools::SESSION_DIRECTORY), which becomes the working directory. The kernel enforces the limits on bytes and
 /// files, and removes everything with the last process of the namespace.
 #[cfg(target_os = "linux")]
 pub fn enter(read: &[PathBuf], base: &std::path::Path, limits: &FileLimits) -> Result<(), Missing> {
@@ -43,8 +43,9 @@ pub fn enter(_: &[PathBuf], _: &std::path::Path, _: &FileLimits) -> Result<(), M
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use super::super::{FileLimits, SESSION_DIRECTORY, topmost};
+    use super::super::plan::{FileLimits, topmost};
     use super::{DEVICES, SYSTEM};
+    use crate::config::tools::SESSION_DIRECTORY;
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
     use rustix::mount::{
         MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_change,

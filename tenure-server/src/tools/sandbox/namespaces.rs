@@ -1,6 +1,6 @@
 //! Namespaces and capabilities of the sandbox.
 
-use super::Missing;
+use super::plan::Missing;
 
 /// What an operator can do about it.
 const REMEDY: &str = "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \

@@ -3,7 +3,7 @@
 //! System calls that were reviewed are permitted, except those listed here. What is newer than the review, and other system call
 //! tables of the same processor, do not exist for the interpreter (`ENOSYS`), so that libraries use what they used before.
 
-use super::Missing;
+use super::plan::Missing;
 
 /// What an operator can do about it.
 const REMEDY: &str = "Use a kernel with CONFIG_SECCOMP_FILTER on x86_64, aarch64 or riscv64, or accept weaker isolation with \

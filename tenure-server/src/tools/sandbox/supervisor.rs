@@ -1,7 +1,8 @@
 //! The process between the server and the sandbox. It ends the sandbox when the server closes the pipe, also when the server was killed.
 
-use super::{Job, Plan, SUBCOMMAND, cleanup, namespaces, own_executable};
-use crate::config::tools::Require;
+use super::plan::{Job, Plan, SUBCOMMAND};
+use super::{cleanup, namespaces};
+use crate::config::tools::{Require, own_executable};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Signal, getpgrp, kill_process_group};
 use std::process::Command;

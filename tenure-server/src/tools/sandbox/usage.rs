@@ -3,7 +3,7 @@
 //! In a tmpfs the kernel itself enforces the bytes and the number of files; there only the depth needs to be looked at. In a
 //! directory of the host a call can exceed the limits until it ends.
 
-use super::FileLimits;
+use super::plan::FileLimits;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, fstat, fstatvfs, openat, statat};
 use rustix::io::Errno;

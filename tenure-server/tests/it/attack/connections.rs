@@ -140,7 +140,8 @@ async fn one_address_can_not_take_all_connections() {
     let model = crate::running::slow_model(10_000, Duration::from_millis(50)).await;
     let yaml = format!("limits: {{max_connections_per_address: 4}}\nmodels: [{{name: slow, base_url: '{model}/v1'}}]");
     let (server, key, _) = with_keys(dir.path(), &yaml).await;
-    let greedy = tenure_server::tls::client().no_proxy().local_address(Some([127, 0, 0, 2].into())).build().unwrap();
+    let greedy =
+        tenure_server::http_client::client().no_proxy().local_address(Some([127, 0, 0, 2].into())).build().unwrap();
     let (mut held, mut refused) = (Vec::new(), 0);
     for i in 0..amount(10, 100) {
         let mut body = said(&format!("s{i}"), "hi");

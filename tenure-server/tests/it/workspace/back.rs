@@ -4,6 +4,7 @@ use super::*;
 use crate::running::serve;
 use axum::Router;
 use std::io::Write;
+use tenure::Tools;
 
 async fn say(home: &Home, text: &str) {
     let reply = home.chat(json!({"session_id": "s", "messages": [user(text)]})).await;
@@ -102,6 +103,39 @@ async fn a_rewind_brings_the_files_back() {
     let last = desk.commits("w", "s")[0];
     assert!(desk.message("w", last).starts_with("the session was deleted"));
     assert_eq!(desk.files("w", last)["a"], "a5");
+}
+
+/// Erasing a user ends their sessions as deleting each of them does: workspaces are committed, and tools end.
+#[tokio::test(flavor = "multi_thread")]
+async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
+    let desk = Desk::new();
+    let home = Home::with("memory", false, |c| {
+        c.workspaces.root = desk.root();
+        c.assistants = vec![serde_json::from_value(json!({"name": "a", "tools": ["python"]})).unwrap()];
+        c.python.helper = env!("CARGO_BIN_EXE_tenure").into();
+    });
+    let home = home.await.unwrap();
+    desk.write("w/a", "a1");
+    assert_eq!(send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await.0, 201);
+    assert_eq!(send(&home, "POST", "/sessions", json!({"id": "gone", "metadata": {"workspace": "w"}})).await.0, 201);
+    assert_eq!(send(&home, "DELETE", "/sessions/gone", json!({})).await.0, 200);
+    let run = async |code: &str| {
+        let mut call = crate::tools::call("s", "python", json!({"code": code}));
+        call.session.tenant = tenure::Tenant::default();
+        home.app.tools.call(&home.app.config.assistants[0], &call).await.unwrap().content
+    };
+    run("x = 1").await;
+    assert_eq!(run("x").await, "1");
+    desk.write("w/a", "a2");
+    let (status, receipt) = send(&home, "DELETE", "/users/default", json!({})).await;
+    assert_eq!((status, &receipt["sessions"]), (200, &json!(2)), "{receipt}");
+    assert_eq!(desk.commits("w", "gone").len(), 1, "a session that was deleted before is not committed again");
+    let commits = desk.commits("w", "s");
+    assert_eq!(commits.len(), 1);
+    assert!(desk.message("w", commits[0]).starts_with("the session was deleted"));
+    assert_eq!(desk.files("w", commits[0])["a"], "a2");
+    assert!(run("'x' in globals()").await.ends_with("False"), "its interpreter has ended");
+    home.app.tools.close().await;
 }
 
 /// Ignored now, but a file of the commit that is brought back: it is put by before it is written over.

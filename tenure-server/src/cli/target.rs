@@ -1,0 +1,139 @@
+//! Where the sessions are: a store that is opened here, or a running server.
+
+use super::client::Client;
+use crate::app::{App, Shared};
+use crate::auth::SYSTEM;
+use crate::config::{self, Config, OnExpire};
+use crate::embed::Source;
+use anyhow::{anyhow, bail};
+use clap::Args;
+use std::path::{Path, PathBuf};
+use tenure::{Tenant, Tenure, User};
+
+/// Where the sessions are, and who is asking.
+#[derive(Clone, Debug, Args)]
+pub struct TargetArgs {
+    /// The configuration file (default: tenure.yaml, if there is one)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The store: memory: | jsonl:DIR | sqlite:FILE | postgres://…
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "server")]
+    pub store: Option<String>,
+    /// A running server to ask, instead of opening the store [env: TENURE_SERVER]
+    #[arg(long, global = true, value_name = "URL")]
+    pub server: Option<String>,
+    /// The key for that server [env: TENURE_KEY]
+    #[arg(long, global = true, value_name = "KEY")]
+    pub key: Option<String>,
+    /// Act as this user (default: everybody's sessions)
+    #[arg(long, global = true, value_name = "NAME", value_parser = user)]
+    pub user: Option<User>,
+    /// Whose data in the store (default: default; with a server, the key says it)
+    #[arg(long, global = true, value_name = "NAME", value_parser = tenant)]
+    pub tenant: Option<Tenant>,
+}
+
+fn user(name: &str) -> Result<User, tenure::InvalidName> {
+    User::new(name)
+}
+
+fn tenant(name: &str) -> Result<Tenant, String> {
+    match name == SYSTEM {
+        true => Err(format!("{SYSTEM} is not for anybody; choose another name")),
+        false => Tenant::new(name).map_err(|e| e.to_string()),
+    }
+}
+
+/// What a command needs of the house.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Sessions that are there.
+    Sessions,
+    /// A store; one that is not there is made.
+    Store,
+    /// The models too.
+    Models,
+    /// Sessions that are there, and the hooks that are called before they go.
+    Hooks,
+    /// Sessions that are there, and what makes vectors.
+    Vectors,
+}
+
+impl TargetArgs {
+    /// The configuration, with what flags say.
+    pub fn load(&self, more: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
+        let flags = [("store", self.store.clone())].into_iter().chain(more.iter().cloned());
+        let flags: Vec<(&str, String)> = flags.filter_map(|(at, value)| Some((at, value?))).collect();
+        Config::load(self.config.as_deref(), &flags)
+    }
+
+    /// The way to the sessions: the server that is named, else the store.
+    pub async fn client(&self, needs: Needs) -> anyhow::Result<Client> {
+        let (server, key) = config::remote();
+        let server = self.server.clone().or(server.filter(|_| self.store.is_none()));
+        let user = self.user.clone();
+        let Some(server) = server else {
+            let app = self.open(needs).await?;
+            let tenant = self.tenant.clone().unwrap_or_default();
+            return Ok(Client::local(app, tenant, user));
+        };
+        if self.tenant.is_some() {
+            bail!("--tenant is for stores; with a server, the key says whose data it is");
+        }
+        Client::remote(&server, self.key.clone().or(key), user)
+    }
+
+    /// The store itself, for what only the one who has it may do.
+    pub async fn house(&self, needs: Needs) -> anyhow::Result<Shared> {
+        if self.server.is_some() {
+            bail!("this works on the store itself: run it where the store is, with --store URL instead of --server");
+        }
+        self.open(needs).await
+    }
+
+    async fn open(&self, needs: Needs) -> anyhow::Result<Shared> {
+        let mut config = self.load(&[])?;
+        if [Needs::Sessions, Needs::Hooks, Needs::Vectors].contains(&needs) {
+            must_exist(&config.store)?;
+        }
+        // What is not needed can not be missing: a key of a model's server, the secret of a hook.
+        if needs != Needs::Models {
+            (config.models, config.assistants) = (Vec::new(), without_models(config.assistants));
+        }
+        if needs != Needs::Hooks {
+            config.on_expire = OnExpire::default();
+        }
+        let listen = config.listen.clone();
+        let mut options = config.options();
+        if needs == Needs::Models {
+            options.embedder = Source::open(&config.embeddings).await?.embedder();
+        }
+        let tenure = Tenure::open_with(&config.store, options).await;
+        let tenure = tenure.map_err(|e| match e {
+            tenure::Error::Locked { .. } => {
+                anyhow!("{e}; if that is a server, ask it: add --server http://{listen}")
+            }
+            e => e.into(),
+        })?;
+        let app = App::on(tenure, config)?;
+        if needs == Needs::Hooks {
+            app.transcripts.check()?;
+        }
+        Ok(app)
+    }
+}
+
+fn without_models(mut assistants: Vec<tenure::Assistant>) -> Vec<tenure::Assistant> {
+    assistants.iter_mut().for_each(|a| a.model = None);
+    assistants
+}
+
+/// A mistyped name should not become an empty store.
+fn must_exist(store: &str) -> anyhow::Result<()> {
+    match store.split_once(':') {
+        Some(("sqlite" | "jsonl", path)) if !path.is_empty() && !Path::new(path).exists() => bail!(
+            "there is no store {store} yet; `tenure serve`, `tenure chat` and `tenure sessions import` make one, --store names another, --server asks a server"
+        ),
+        _ => Ok(()),
+    }
+}

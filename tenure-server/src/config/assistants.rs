@@ -1,0 +1,39 @@
+//! `assistants`: what can be checked of them before a model is asked.
+
+use super::models::{ModelConfig, has_model};
+use anyhow::bail;
+use tenure::{Assistant, Compact};
+
+/// What is wrong with the assistants.
+pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow::Result<()> {
+    for (i, assistant) in assistants.iter().enumerate() {
+        if let Some(model) = assistant.model.as_ref().filter(|m| !has_model(models, m)) {
+            bail!("assistants[{i}].model: there is no model {model:?} under `models`");
+        }
+        if let Some(compact) = &assistant.short_term.compact {
+            check_summary_model(&format!("assistants[{i}].short_term.compact"), compact, models)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with the model that writes summaries; `at` is where it is named.
+pub(super) fn check_summary_model(at: &str, compact: &Compact, models: &[ModelConfig]) -> anyhow::Result<()> {
+    match compact {
+        Compact::With(model) if !has_model(models, model) => {
+            bail!("{at}: there is no model {model:?} under `models`; name one of them, or say true or false")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is wrong with the names: requests name models and assistants in the same field.
+pub(super) fn check_names(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow::Result<()> {
+    let mut names: Vec<&str> = models.iter().map(|m| m.name.as_str()).collect();
+    names.extend(assistants.iter().map(|a| a.name.as_str()));
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|w| w[0] == w[1]) {
+        bail!("{:?} is the name of two models or assistants; a request could not tell them apart", pair[0]);
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Reading the configuration: the file, then the environment, then flags.
+
+use super::{Config, DEFAULT_FILE, DEFAULT_LISTEN};
+use anyhow::{Context, anyhow, bail};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+impl Config {
+    /// Reads the file, then the environment, then what flags say (`path.to.key`, value).
+    pub fn load(file: Option<&Path>, flags: &[(&str, String)]) -> anyhow::Result<Self> {
+        let named = file.map(Path::to_owned).or_else(|| std::env::var_os("TENURE_CONFIG").map(PathBuf::from));
+        let path = named.clone().unwrap_or_else(|| DEFAULT_FILE.into());
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if named.is_none() && e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(e) => return Err(e).with_context(|| format!("can not read {}", path.display())),
+        };
+        let mut tree = tree(&text).with_context(|| format!("in {}", path.display()))?;
+        let mut env: Vec<_> = std::env::vars().filter(|(name, _)| name.starts_with("TENURE_")).collect();
+        env.sort();
+        for (name, value) in env {
+            // The tests' own.
+            if name == "TENURE_CONFIG"
+                || name.starts_with("TENURE_TEST_")
+                || name == "TENURE_SERVER"
+                || name == "TENURE_KEY"
+            {
+                continue;
+            }
+            let at = name["TENURE_".len()..].to_ascii_lowercase().replace("__", ".");
+            set(&mut tree, &at, &value).with_context(|| format!("in the environment variable {name}"))?;
+        }
+        for (at, value) in flags {
+            set(&mut tree, at, value)?;
+        }
+        Self::from_tree(tree)
+    }
+
+    /// Reads the text of a file.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        Self::from_tree(tree(text)?)
+    }
+
+    fn from_tree(tree: Value) -> anyhow::Result<Self> {
+        let config: Self = serde_path_to_error::deserialize(tree).map_err(|e| {
+            let (path, why) = (e.path().to_string(), e.into_inner().to_string());
+            anyhow!("{path}: {}", nearest(&why))
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+}
+
+fn tree(text: &str) -> anyhow::Result<Value> {
+    if text.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
+        return Ok(Value::Object(Map::new()));
+    }
+    let tree: Value = serde_saphyr::from_str(text)?;
+    if !tree.is_object() {
+        bail!("a configuration is a mapping such as `listen: {DEFAULT_LISTEN}`");
+    }
+    Ok(tree)
+}
+
+/// Sets one value by its path.
+fn set(tree: &mut Value, at: &str, value: &str) -> anyhow::Result<()> {
+    let read = serde_saphyr::from_str(value).ok();
+    // `memory:` is a store's URL, not a mapping without a value.
+    let read = read.filter(|v: &Value| !v.is_object() || value.trim_start().starts_with('{'));
+    let value = read.unwrap_or_else(|| Value::from(value));
+    let mut place = tree;
+    let mut names = at.split('.').peekable();
+    while let Some(name) = names.next() {
+        let Value::Object(map) = place else { bail!("{at}: there is nothing to set below a plain value") };
+        if names.peek().is_none() {
+            map.insert(name.to_owned(), value);
+            return Ok(());
+        }
+        place = map.entry(name).or_insert_with(|| Value::Object(Map::new()));
+    }
+    Ok(())
+}
+
+/// Adds the nearest known name to serde's complaint about an unknown one.
+fn nearest(why: &str) -> String {
+    let names: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
+    match (why.starts_with("unknown field"), names.split_first()) {
+        (true, Some((wrong, known))) if !known.is_empty() => {
+            let best = known.iter().min_by_key(|k| strsim::levenshtein(wrong, k)).unwrap_or(&known[0]);
+            format!("unknown key `{wrong}`; did you mean `{best}`? (known: {})", known.join(", "))
+        }
+        _ => why.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_the_default() {
+        let example = Config::parse(include_str!("../../../tenure.example.yaml")).unwrap();
+        assert_eq!(example, Config::default());
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest_known_one() {
+        let error = Config::parse("sessions: {tll: 2h}").unwrap_err().to_string();
+        assert!(
+            error.contains("sessions") && error.contains("`tll`") && error.contains("did you mean `ttl`"),
+            "{error}"
+        );
+        assert!(Config::parse("sessions: {ttl: soon}").unwrap_err().to_string().contains("sessions.ttl"));
+    }
+
+    #[test]
+    fn flags_win_and_secrets_are_hidden() {
+        let mut tree = tree("store: 'memory:'\nlimits: {max_page: 7}").unwrap();
+        set(&mut tree, "store", "postgres://me:secret@db/x").unwrap();
+        set(&mut tree, "sessions.ttl", "2h").unwrap();
+        set(&mut tree, "transcripts.dir", "memory:").unwrap();
+        let config = Config::from_tree(tree).unwrap();
+        assert_eq!(config.transcripts.dir, "memory:");
+        assert_eq!((config.limits.max_page, config.sessions.ttl), (7, "2h".parse().unwrap()));
+        let shown = config.shown().unwrap();
+        assert!(!shown.contains("secret") && shown.contains("me:***@db"), "{shown}");
+        assert_eq!(Config::parse(&shown).unwrap().sessions, config.sessions);
+    }
+
+    #[test]
+    fn a_rule_that_can_not_work_is_named_with_its_place() {
+        for (yaml, want) in [
+            ("redaction: [{name: a, pattern: x}, {name: b, pattern: '('}]", "redaction[1]: "),
+            ("redaction: [{name: a, pattern: '('}]", "unclosed group"),
+            ("redaction: [{name: a, patern: x}]", "did you mean `pattern`"),
+            ("redaction: [{name: a, pattern: x}, {name: a, pattern: z}]", "two rules"),
+            ("transcripts: {live: true}", "transcripts.dir"),
+        ] {
+            let error = Config::parse(yaml).unwrap_err().to_string();
+            assert!(error.contains(want) && !error.contains('\n'), "{yaml}: {error}");
+        }
+        let config = Config::parse("redaction: [{name: email, pattern: '\\S+@\\S+'}]").unwrap();
+        assert_eq!(config.options().redaction.apply("to a@b").0, "to [redacted: email]");
+        assert_eq!(Config::parse(&config.shown().unwrap()).unwrap().redaction, config.redaction);
+    }
+
+    #[test]
+    fn names_must_be_told_apart() {
+        let two = "models: [{name: a, base_url: http://x/v1}, {name: a, base_url: http://y/v1}]";
+        assert!(Config::parse(two).unwrap_err().to_string().contains("two models"));
+        let unknown = "assistants: [{name: a, model: nobody}]";
+        assert!(Config::parse(unknown).unwrap_err().to_string().contains("nobody"));
+    }
+}

@@ -1,0 +1,84 @@
+//! `models`: the servers of models, and the name of the built-in one.
+
+use super::url::http_url;
+use anyhow::bail;
+use serde::{Deserialize, Serialize};
+use tenure::Period;
+
+/// The name of the built-in model, which answers without a server.
+pub const BUILT_IN_MODEL: &str = "rehearsal";
+
+/// A model server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// What requests call it.
+    pub name: String,
+    /// Its address, up to and including `/v1`.
+    pub base_url: String,
+    /// What its server calls it; if not set, requests are passed on with the name they came with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The environment variable that holds its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_env: Option<String>,
+    /// The key itself; better is `api_key_env`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<String>,
+    /// How long a connection may take.
+    #[serde(default = "ten_seconds")]
+    pub connect_timeout: Period,
+    /// How long the server may say nothing.
+    #[serde(default = "five_minutes")]
+    pub idle_timeout: Period,
+    /// How often a request is repeated that failed before anything was answered.
+    #[serde(default = "two")]
+    pub retries: u32,
+    /// Whether requests for models that are not configured are passed on to this server, under their own names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pass_unknown: bool,
+}
+
+pub(super) fn ten_seconds() -> Period {
+    Period::of(std::time::Duration::from_secs(10))
+}
+
+fn five_minutes() -> Period {
+    Period::of(std::time::Duration::from_secs(300))
+}
+
+pub(super) fn two() -> u32 {
+    2
+}
+
+impl ModelConfig {
+    /// Its key, from the environment or the file.
+    pub fn key(&self) -> anyhow::Result<Option<String>> {
+        match &self.api_key_env {
+            Some(name) => match std::env::var(name) {
+                Ok(key) => Ok(Some(key)),
+                Err(_) => {
+                    bail!("model {:?} takes its key from the environment variable {name}, which is not set", self.name)
+                }
+            },
+            None => Ok(self.api_key.clone()),
+        }
+    }
+}
+
+/// What is wrong with the servers of models.
+pub(super) fn check(models: &[ModelConfig]) -> anyhow::Result<()> {
+    for (i, model) in models.iter().enumerate() {
+        http_url(&format!("models[{i}].base_url"), &model.base_url)?;
+    }
+    let mut passing = models.iter().enumerate().filter(|(_, m)| m.pass_unknown);
+    if let (Some((first, _)), Some((second, _))) = (passing.next(), passing.next()) {
+        bail!("models[{second}].pass_unknown: models[{first}] has it already; unknown names can go to one server only");
+    }
+    Ok(())
+}
+
+/// Whether a model of this name can be asked.
+pub(super) fn has_model(models: &[ModelConfig], name: &str) -> bool {
+    name == BUILT_IN_MODEL || models.iter().any(|m| m.name == name || m.pass_unknown)
+}

@@ -1,0 +1,128 @@
+//! `schedules`: assistants that are asked by the clock.
+
+use super::cron::Cron;
+use anyhow::{Context, bail};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tenure::{Assistant, Principal, Reach, SessionId, Tenant, User};
+
+/// A schedule, as it is configured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// Its name.
+    pub name: String,
+    /// When: minute, hour, day, month, day of the week.
+    pub cron: String,
+    /// By whose clock.
+    #[serde(default = "utc")]
+    pub timezone: String,
+    /// Who is asked.
+    pub assistant: String,
+    /// What, with `{{date}}`, `{{time}}`, `{{weekday}}`, `{{now}}`, `{{name}}`, `{{count}}` and the variables below.
+    pub input: String,
+    /// Words of one's own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub variables: BTreeMap<String, String>,
+    /// The session that is always gone on with; none: a fresh one each time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// Whose data.
+    #[serde(default = "default_name")]
+    pub tenant: String,
+    /// Who asks.
+    #[serde(default = "default_name")]
+    pub user: String,
+}
+
+fn utc() -> String {
+    "UTC".to_owned()
+}
+
+fn default_name() -> String {
+    "default".to_owned()
+}
+
+/// A schedule whose parts were parsed and checked.
+#[derive(Clone, Debug)]
+pub struct CompiledSchedule {
+    /// As it is configured.
+    pub schedule: Schedule,
+    cron: Cron,
+    zone: TimeZone,
+    /// Who its runs act as.
+    pub principal: Principal,
+    /// The session that all its runs are in; none: a new one each time.
+    pub session: Option<SessionId>,
+}
+
+/// Parses and checks the schedules of a configuration. An error names the place of what is wrong.
+pub fn compile(schedules: &[Schedule], assistants: &[Assistant]) -> anyhow::Result<Vec<CompiledSchedule>> {
+    let mut all: Vec<CompiledSchedule> = Vec::new();
+    for (i, schedule) in schedules.iter().enumerate() {
+        let compiled = compile_one(schedule, assistants).with_context(|| format!("schedules[{i}]"))?;
+        let is_same = |other: &CompiledSchedule| {
+            other.schedule.name == schedule.name && other.principal.tenant == compiled.principal.tenant
+        };
+        if all.iter().any(is_same) {
+            bail!("schedules[{i}].name: {:?} is there twice", schedule.name);
+        }
+        all.push(compiled);
+    }
+    Ok(all)
+}
+
+fn compile_one(schedule: &Schedule, assistants: &[Assistant]) -> anyhow::Result<CompiledSchedule> {
+    if !assistants.iter().any(|a| a.name == schedule.assistant) {
+        bail!("assistant: there is no assistant {:?} in this configuration", schedule.assistant);
+    }
+    let cron = schedule.cron.parse().context("cron")?;
+    let zone = TimeZone::get(&schedule.timezone)
+        .with_context(|| format!("timezone: {:?} is not known here", schedule.timezone))?;
+    let principal = Principal {
+        tenant: Tenant::new(&schedule.tenant)?,
+        user: User::new(&schedule.user)?,
+        reach: Reach::Own,
+        quota: None,
+    };
+    let session = schedule.session.as_ref().map(SessionId::new).transpose().context("session")?;
+    SessionId::new(&schedule.name).context("name")?;
+    let compiled = CompiledSchedule { schedule: schedule.clone(), cron, zone, principal, session };
+    compiled.input_at(Timestamp::UNIX_EPOCH, 0).context("input")?;
+    Ok(compiled)
+}
+
+impl CompiledSchedule {
+    /// When it is due next.
+    pub fn next(&self, after: Timestamp) -> Option<Timestamp> {
+        self.cron.next(&after.to_zoned(self.zone.clone())).map(|t| t.timestamp())
+    }
+
+    /// The input of the run that is due at a time, with its variables replaced.
+    pub fn input_at(&self, at: Timestamp, count: u64) -> anyhow::Result<String> {
+        let here = at.to_zoned(self.zone.clone());
+        let (mut said, mut rest) = (String::new(), self.schedule.input.as_str());
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (name, after) = after.split_once("}}").context("`{{` without `}}`")?;
+            let value = match name.trim() {
+                "date" => here.date().to_string(),
+                "time" => here.strftime("%H:%M").to_string(),
+                "weekday" => here.strftime("%A").to_string(),
+                "now" => at.to_string(),
+                "name" => self.schedule.name.clone(),
+                "count" => count.to_string(),
+                other => match self.schedule.variables.get(other) {
+                    Some(value) => value.clone(),
+                    None => bail!("there is no variable {other:?}"),
+                },
+            };
+            said.push_str(before);
+            said.push_str(&value);
+            rest = after;
+        }
+        said.push_str(rest);
+        Ok(said)
+    }
+}

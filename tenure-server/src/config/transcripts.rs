@@ -1,0 +1,25 @@
+//! `transcripts`: files with the messages of sessions.
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+/// One JSONL file per session, one message per line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Transcripts {
+    /// Their directory; none are written if it is empty.
+    pub dir: String,
+    /// Whether they are written as it goes, not only when a session ends.
+    pub live: bool,
+}
+
+impl Transcripts {
+    /// What is wrong with it.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            !self.live || !self.dir.is_empty(),
+            "transcripts.live: there is no directory to write to; set transcripts.dir"
+        );
+        Ok(())
+    }
+}

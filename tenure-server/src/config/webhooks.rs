@@ -1,0 +1,50 @@
+//! Web hooks, and `on_expire`: who is notified when a session ends.
+
+use super::models::ten_seconds;
+use super::url::http_url;
+use anyhow::{anyhow, bail};
+use serde::{Deserialize, Serialize};
+use tenure::Period;
+
+/// A web hook.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Webhook {
+    /// Where to POST.
+    pub url: String,
+    /// The environment variable with the secret that signs the body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_env: Option<String>,
+    /// How long an answer may take.
+    #[serde(default = "ten_seconds")]
+    pub timeout: Period,
+}
+
+impl Webhook {
+    /// The secret that signs the body.
+    pub fn secret(&self) -> anyhow::Result<Option<String>> {
+        let Some(name) = &self.secret_env else { return Ok(None) };
+        std::env::var(name).map(Some).map_err(|_| anyhow!("the web hook's secret_env {name} is not set"))
+    }
+}
+
+/// What happens when a session ends.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OnExpire {
+    /// Web hooks that get the whole session before it goes.
+    pub webhooks: Vec<Webhook>,
+}
+
+impl OnExpire {
+    /// What is wrong with it.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        for (i, hook) in self.webhooks.iter().enumerate() {
+            http_url(&format!("on_expire.webhooks[{i}].url"), &hook.url)?;
+            if hook.timeout.duration().is_none() {
+                bail!("on_expire.webhooks[{i}].timeout: it must end some time, or one hook could hold up all");
+            }
+        }
+        Ok(())
+    }
+}

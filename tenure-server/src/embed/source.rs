@@ -1,0 +1,64 @@
+//! What makes vectors, as it is configured.
+
+use super::local::Local;
+use super::server::Server;
+use crate::config::embeddings::{Embeddings, Which};
+use std::sync::Arc;
+use tenure::Embedder;
+
+/// What makes vectors.
+#[derive(Clone, Debug, Default)]
+pub enum Source {
+    /// Nothing.
+    #[default]
+    None,
+    /// A model in this process.
+    Local(Arc<Local>),
+    /// A server.
+    Server(Arc<Server>),
+}
+
+impl Source {
+    /// As it is configured. A local model is read and checked now, a server asked when it is needed.
+    pub async fn open(config: &Embeddings) -> anyhow::Result<Self> {
+        Ok(match config.which() {
+            Which::None => Self::None,
+            Which::Local(path) => {
+                let path = path.to_owned();
+                Self::Local(Arc::new(tokio::task::spawn_blocking(move || Local::load(&path)).await??))
+            }
+            Which::Server(_) => Self::Server(Arc::new(Server::new(config)?)),
+        })
+    }
+
+    /// For the library.
+    pub fn embedder(&self) -> Option<Embedder> {
+        match self.clone() {
+            Self::None => None,
+            Self::Local(local) => Some(Embedder::new(local.name().to_owned(), move |texts| {
+                let local = local.clone();
+                async move { local.embed(texts).await.map(|(vectors, _)| vectors) }
+            })),
+            Self::Server(server) => Some(Embedder::new(server.name().to_owned(), move |texts| {
+                let server = server.clone();
+                async move { server.embed(texts).await }
+            })),
+        }
+    }
+
+    /// The model in this process, if this is its name.
+    pub fn local(&self, name: &str) -> Option<&Arc<Local>> {
+        match self {
+            Self::Local(local) if local.name() == name => Some(local),
+            _ => None,
+        }
+    }
+
+    /// The name of the model in this process.
+    pub fn local_name(&self) -> Option<&str> {
+        match self {
+            Self::Local(local) => Some(local.name()),
+            _ => None,
+        }
+    }
+}

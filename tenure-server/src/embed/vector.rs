@@ -1,0 +1,10 @@
+//! Vectors of length one.
+
+/// A vector of length one in the same direction.
+pub fn unit(mut vector: Vec<f32>) -> Vec<f32> {
+    let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x /= length);
+    }
+    vector
+}

@@ -1,0 +1,52 @@
+//! Headers of requests as text.
+
+use crate::error::ApiError;
+use axum::http::HeaderMap;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use std::borrow::Cow;
+
+/// A header as text, or nothing if it is not there. One that is not UTF-8, has control characters, or is there twice is refused:
+/// to ignore it could widen what a request may do. Text that is not ASCII may be sent as it is, or as RFC 8187 has it
+/// (`UTF-8''j%C3%BCrgen`).
+pub fn header_text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
+    let wrong = |why: &str| ApiError::invalid(name, format!("the header {name} {why}"));
+    let mut all = headers.get_all(name).iter();
+    let Some(value) = all.next() else { return Ok(None) };
+    if all.next().is_some() {
+        return Err(wrong("is there twice; send it once"));
+    }
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| wrong("is not UTF-8"))?.trim();
+    let text = match text.get(..7).filter(|prefix| prefix.eq_ignore_ascii_case("utf-8''")) {
+        Some(_) => percent_decoded(&text[7..]).ok_or_else(|| wrong("is not a valid RFC 8187 value"))?,
+        None => text.to_owned(),
+    };
+    match text.chars().any(char::is_control) {
+        true => Err(wrong("has control characters")),
+        false => Ok(Some(text)),
+    }
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let is_byte = |part: &str| part.len() >= 2 && part.bytes().take(2).all(|digit| digit.is_ascii_hexdigit());
+    if !text.split('%').skip(1).all(is_byte) {
+        return None;
+    }
+    percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
+}
+
+/// What stays as it is in an RFC 8187 value.
+const IN_EXTENDED_VALUES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// A text as the value of a header: as it is if it is plain ASCII, else as RFC 8187 has it.
+pub fn header_value(text: &str) -> String {
+    let is_plain = |b: u8| b.is_ascii_graphic() || b == b' ';
+    if text.bytes().all(is_plain) && !text.get(..7).is_some_and(|p| p.eq_ignore_ascii_case("utf-8''")) {
+        return text.to_owned();
+    }
+    format!("UTF-8''{}", utf8_percent_encode(text, &IN_EXTENDED_VALUES))
+}
+
+/// A header that only helps: what can not be read of it is as good as none.
+pub fn header_hint<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|v| v.to_str().ok()).map(str::trim)
+}

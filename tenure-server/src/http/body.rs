@@ -1,0 +1,87 @@
+//! Reading the body of a request.
+
+use crate::app::Shared;
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::http::caller::authenticate;
+use crate::net::body_budget::Reservation;
+use crate::net::connections::Connection;
+use axum::body::Bytes;
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use http_body_util::BodyExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tower_http::timeout::{TimeoutBody, TimeoutError};
+
+/// The first buffer of a body.
+const FIRST_BUFFER: usize = 16 << 10;
+
+/// A body with what is reserved for it.
+struct Reserved {
+    bytes: Vec<u8>,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for Reserved {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Reads the body of a request, after its caller was authenticated. The budget is held for as long as the bytes are.
+pub async fn read(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    let result = receive(request, app).await;
+    if let (Err(_), Some(connection)) = (&result, connection) {
+        connection.leaves_unread();
+    }
+    result
+}
+
+async fn receive(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
+    let (max, time) = (app.config.limits.max_body_bytes, app.config.limits.body_timeout);
+    let (mut parts, body) = request.into_parts();
+    let caller = match parts.extensions.get::<Caller>() {
+        Some(caller) => caller.clone(),
+        None => authenticate(&mut parts, app).await?,
+    };
+    let mut reservation = app.bodies.reserve(caller.budget_owner());
+    let announced = content_length(&parts.headers);
+    let too_large = || {
+        let message = format!("the body is over the limit `max_body_bytes` of {max}; send less, or raise the limit");
+        ApiError::too_large("max_body_bytes", message)
+    };
+    if announced.is_some_and(|length| length > max) {
+        return Err(too_large());
+    }
+    let body = TimeoutBody::new(time.duration().unwrap_or(Duration::MAX), body);
+    let mut body = std::pin::pin!(body);
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| match e.downcast_ref::<TimeoutError>() {
+            Some(_) => ApiError::too_slow(
+                "body_timeout",
+                format!("nothing came of the body for longer than the limit `body_timeout` of {time}; send it again"),
+            ),
+            None => ApiError::invalid("body", "the body ended before it was complete"),
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        let length = bytes.len() + data.len();
+        if length > max {
+            return Err(too_large());
+        }
+        // Frames are copied and dropped: a small one can keep a large receive buffer alive.
+        if length > bytes.capacity() {
+            let capacity = (bytes.capacity() * 2).max(FIRST_BUFFER).min(announced.unwrap_or(max)).max(length);
+            reservation.grow(capacity - bytes.capacity())?;
+            bytes.reserve_exact(capacity - bytes.len());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Bytes::from_owner(Reserved { bytes, _reservation: reservation }))
+}
+
+fn content_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
+}

@@ -1,0 +1,39 @@
+//! The caller of a request, as handlers take it.
+
+use crate::app::Shared;
+use crate::auth::rate_limit::ResponseHeaders;
+use crate::auth::{Caller, Credentials, InHand};
+use crate::error::ApiError;
+use crate::net::connections::Connection;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use std::sync::Arc;
+
+/// Authenticates the caller of a request.
+pub async fn authenticate(parts: &mut Parts, app: &Shared) -> Result<Caller, ApiError> {
+    let operator = parts.extensions.get::<InHand>();
+    let response_headers = parts.extensions.get::<ResponseHeaders>();
+    let defaults = app.config.limits.keys;
+    let credentials = Credentials { headers: &parts.headers, operator, response_headers };
+    let caller = Caller::authenticate(credentials, &app.keys, defaults, &app.rate_limits).await?;
+    if let Some(id) = caller.key_id()
+        && app.keys.is_use_due(id)
+    {
+        let (here, id) = (app.clone(), id.to_owned());
+        app.tasks.spawn(async move { here.keys.record_use(&id).await });
+    }
+    if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+        connection.authenticated();
+    }
+    // The budget for request bodies is per principal.
+    parts.extensions.insert(caller.clone());
+    Ok(caller)
+}
+
+impl FromRequestParts<Shared> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
+        authenticate(parts, app).await
+    }
+}

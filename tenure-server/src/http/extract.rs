@@ -1,0 +1,212 @@
+//! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
+
+use crate::app::Shared;
+use crate::error::ApiError;
+use crate::headers::header_text;
+use crate::http::body;
+use crate::http::query::check_name;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::{HeaderMap, StatusCode, header, request::Parts};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tenure::{Seq, SessionId};
+
+/// A JSON body.
+#[derive(Debug)]
+pub struct Input<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Shared> for Input<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        let Raw(bytes) = Raw::from_request(request, app).await?;
+        parse_object(&bytes).map(Input)
+    }
+}
+
+/// The bytes of a JSON body.
+#[derive(Debug)]
+pub struct Raw(pub Bytes);
+
+impl FromRequest<Shared> for Raw {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        // Also keeps pages of other sites away: a browser asks before it sends JSON elsewhere.
+        let kind = media_type(request.headers());
+        if kind != "application/json" && !kind.ends_with("+json") {
+            return Err(not_json("the body must be JSON; send `Content-Type: application/json`"));
+        }
+        body::read(request, app).await.map(Raw)
+    }
+}
+
+/// The text of a body of JSON, or of JSON lines.
+#[derive(Debug)]
+pub struct Lines(Bytes);
+
+impl Lines {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl FromRequest<Shared> for Lines {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+        let kind = media_type(request.headers());
+        let lines = ["application/json", "application/jsonl", "application/x-ndjson", "application/x-jsonlines"];
+        if !lines.contains(&&*kind) && !kind.ends_with("+json") {
+            let message =
+                "the body must be JSON or JSON lines; send `Content-Type: application/json` or `application/jsonl`";
+            return Err(not_json(message));
+        }
+        let bytes = body::read(request, app).await?;
+        match std::str::from_utf8(&bytes) {
+            Ok(_) => Ok(Lines(bytes)),
+            Err(_) => Err(ApiError::invalid("body", "the body is not UTF-8 text")),
+        }
+    }
+}
+
+fn not_json(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+}
+
+fn media_type(headers: &HeaderMap) -> String {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+/// A JSON object, or an error that names the path of what is wrong. A list is none, although serde would take its items in order.
+pub fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    must_be_object(bytes)?;
+    parse(bytes)
+}
+
+/// Refuses what is not an object.
+pub fn must_be_object(bytes: &[u8]) -> Result<(), ApiError> {
+    match bytes.trim_ascii_start().first() {
+        Some(b'[' | b'"' | b'0'..=b'9' | b'-' | b't' | b'f' | b'n') => {
+            Err(ApiError::invalid("body", "the body must be a JSON object"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// JSON, or an error that names the path of what is wrong.
+pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        // A question mark stands for what it could not name.
+        let path = e.path().to_string();
+        let path = path.trim_end_matches(['?', '.']);
+        let param = if path.is_empty() { "body" } else { path };
+        ApiError::invalid(param, format!("not a valid body: {}", e.into_inner()))
+    })?;
+    json.end().map_err(|e| ApiError::invalid("body", format!("not a valid body: {e}")))?;
+    Ok(value)
+}
+
+/// The parameters of a query.
+#[derive(Debug)]
+pub struct Params<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Params(params)),
+            Err(e) => {
+                use std::error::Error;
+                let why = e.source().map_or_else(|| e.to_string(), ToString::to_string);
+                Err(ApiError::invalid("query", format!("not a valid query: {why}")))
+            }
+        }
+    }
+}
+
+/// What a path names.
+#[derive(Debug)]
+pub struct Named(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let params = Path::<Vec<(String, String)>>::from_request_parts(parts, state).await;
+        params.map(|Path(params)| Self(params)).map_err(|e| ApiError::invalid("path", e.body_text()))
+    }
+}
+
+impl Named {
+    /// A part of the path by its name: not empty, not too long, no control characters.
+    pub fn get(&self, name: &str) -> Result<&str, ApiError> {
+        let value = self.0.iter().find(|(n, _)| n == name).map_or("", |(_, v)| v);
+        check_name(name, value)?;
+        Ok(value)
+    }
+}
+
+/// The session that a path names.
+#[derive(Debug)]
+pub struct Id(pub SessionId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Named(params) = Named::from_request_parts(parts, state).await?;
+        let id = params.into_iter().find(|(name, _)| name == "id").map(|(_, id)| id).unwrap_or_default();
+        Ok(Id(SessionId::new(id)?))
+    }
+}
+
+/// `Idempotency-Key`: the same request is done once.
+pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    match header_text(headers, "idempotency-key")? {
+        Some(key) if key.is_empty() || key.len() > 256 => {
+            Err(ApiError::invalid("Idempotency-Key", "it must have 1 to 256 bytes"))
+        }
+        key => Ok(key),
+    }
+}
+
+/// `If-Match`: where the log must end for a write to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct IfMatch(pub Option<Seq>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let Some(tag) = header_text(&parts.headers, "if-match")? else { return Ok(IfMatch(None)) };
+        if tag == "*" {
+            return Ok(IfMatch(None));
+        }
+        let seq = tag.trim_matches('"').parse().map_err(|_| {
+            ApiError::invalid("If-Match", "it must be the ETag that came with the session, such as \"12\"")
+        })?;
+        Ok(IfMatch(Some(seq)))
+    }
+}
+
+impl IfMatch {
+    /// The house, refusing what comes too late; and the error for that.
+    pub fn on(self, tenure: &tenure::Tenure) -> tenure::Tenure {
+        self.0.map_or_else(|| tenure.clone(), |seq| tenure.expecting(seq))
+    }
+
+    /// A conflict with `If-Match` is a failed precondition.
+    pub fn error(self, e: tenure::Error) -> ApiError {
+        let mut error = ApiError::from(e);
+        if self.0.is_some() && error.code() == "conflict" {
+            error.status = StatusCode::PRECONDITION_FAILED;
+        }
+        error
+    }
+}

@@ -1,0 +1,167 @@
+//! Checkpoints, and places in a session.
+
+use super::json::{text, with};
+use super::message::{MessageView, messages, put_messages};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tenure::{Checkpoint, Role, Said, Seq, Session};
+use utoipa::ToSchema;
+
+/// A point to come back to.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CheckpointView {
+    /// Its name.
+    pub label: String,
+    /// The number of messages before it.
+    pub position: usize,
+    /// When it was made.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// Whether it was made automatically.
+    pub auto: bool,
+    /// Its record.
+    pub seq: Seq,
+    /// The run it was taken in.
+    pub run_id: Option<String>,
+    /// The step of that run.
+    pub step: Option<u64>,
+    /// What its maker put there.
+    #[schema(value_type = Object)]
+    pub state: Map<String, Value>,
+}
+
+impl From<&Checkpoint> for CheckpointView {
+    fn from(c: &Checkpoint) -> Self {
+        Self {
+            label: c.label.to_string(),
+            position: c.position,
+            created_at: c.created_at.to_string(),
+            auto: c.auto,
+            seq: c.seq,
+            run_id: c.run.as_ref().map(ToString::to_string),
+            step: c.step,
+            state: c.state.clone(),
+        }
+    }
+}
+
+/// The checkpoints of a session, oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CheckpointList {
+    /// `list`.
+    pub object: &'static str,
+    /// All of them.
+    pub data: Vec<CheckpointView>,
+    /// Always `null`: they come all at once.
+    pub next_cursor: Option<String>,
+}
+
+/// A checkpoint with the whole state there.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CheckpointWhole {
+    /// The checkpoint.
+    #[serde(flatten)]
+    pub checkpoint: CheckpointView,
+    /// The messages before it.
+    pub messages: Vec<MessageView>,
+    /// The tool calls of the last answer that had no result.
+    pub pending_tool_calls: Vec<PendingCall>,
+    /// The results that the turn had so far.
+    pub tool_results: Vec<MessageView>,
+    /// The step of the run.
+    pub step_index: Option<u64>,
+    /// The metadata as it was.
+    #[schema(value_type = Object)]
+    pub metadata: Map<String, Value>,
+}
+
+/// A tool call without a result.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PendingCall {
+    /// Its id.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments, as the model wrote them.
+    pub arguments: String,
+    /// Whether it had been begun.
+    pub started: bool,
+}
+
+/// A place in a session: exactly one of them.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlaceBody {
+    /// After the newest checkpoint with this label.
+    #[serde(default)]
+    pub label: Option<String>,
+    /// After so many messages.
+    #[serde(default)]
+    pub position: Option<usize>,
+    /// After so many turns.
+    #[serde(default)]
+    pub turn: Option<usize>,
+}
+
+/// A [`CheckpointWhole`]: the session as it was at a checkpoint.
+pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
+    let role = |m: &Said| m.message.role();
+    let turn = then.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);
+    let results = then.messages[turn..].iter().filter(|m| role(m) == Role::Tool);
+    let answered: Vec<_> = results.filter_map(|m| m.message.tool_call_id()).collect();
+    let answer = then.messages[turn..].iter().rev().find(|m| role(m) == Role::Assistant);
+    let started = |id: &str| {
+        let since = answer.map_or(0, |m| m.seq);
+        then.runs.iter().flat_map(|r| &r.tools_started).any(|s| s.seq > since && s.call == id)
+    };
+    let calls = answer.map(|m| m.message.tool_calls()).unwrap_or_default();
+    let pending = calls.into_iter().filter(|c| !answered.contains(&c.id)).map(|c| PendingCall {
+        started: started(&c.id),
+        id: c.id,
+        name: c.name,
+        arguments: c.arguments,
+    });
+    let mut results = String::new();
+    let of_turn = then.messages.iter().enumerate().skip(turn);
+    put_messages(&mut results, of_turn.filter(|(_, m)| role(m) == Role::Tool));
+    let fields = [
+        ("messages", messages(&then.messages, 0)),
+        ("pending_tool_calls", text(&pending.collect::<Vec<_>>())),
+        ("tool_results", results),
+        ("step_index", text(&checkpoint.step)),
+        ("metadata", text(&then.info.metadata)),
+    ];
+    with(text(&CheckpointView::from(checkpoint)), &fields.each_ref().map(|(name, value)| (*name, value.as_str())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::tests::view;
+    use super::*;
+    use tenure::{Append, Message, New, Principal, Tenure};
+
+    #[tokio::test]
+    async fn the_state_at_a_checkpoint_is_written_as_its_schema_says() {
+        let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
+        let id = tenure.create(&who, New::default()).await.unwrap().info.session_id.clone();
+        let call =
+            |id: &str| format!(r#"{{"id":"{id}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}"#);
+        let answer = format!(r#"{{"role":"assistant","content":null,"tool_calls":[{},{}]}}"#, call("a"), call("b"));
+        let result = r#"{"role":"tool","tool_call_id":"a","content":"done"}"#;
+        let messages = vec![Message::user("go"), Message::parse(&answer).unwrap(), Message::parse(result).unwrap()];
+        tenure.append(&who, &id, Append { messages, ..Append::default() }).await.unwrap();
+        let made = tenure.checkpoint(&who, &id, None).await.unwrap();
+        let then = tenure.state_at(&who, &id, &made).await.unwrap();
+        let views = || then.messages.iter().enumerate().map(|(i, said)| view(i, said));
+        let pending = PendingCall { id: "b".into(), name: "f".into(), arguments: "{}".into(), started: false };
+        let want = CheckpointWhole {
+            checkpoint: CheckpointView::from(&made),
+            messages: views().collect(),
+            pending_tool_calls: vec![pending],
+            tool_results: views().skip(2).collect(),
+            step_index: made.step,
+            metadata: Map::new(),
+        };
+        assert_eq!(state(&made, &then), text(&want));
+    }
+}

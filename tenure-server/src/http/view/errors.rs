@@ -1,0 +1,55 @@
+//! The error responses of routes, for the OpenAPI document.
+
+use crate::error::ErrorBody;
+use std::collections::BTreeMap;
+use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
+use utoipa::{IntoResponses, ToSchema};
+
+macro_rules! errors {
+    ($($(#[$doc:meta])* $name:ident: $($status:literal)*;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name;
+
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+                [$($status),*].into_iter().map(|status: u16| (status.to_string(), error(status))).collect()
+            }
+        }
+    )*};
+}
+
+errors! {
+    /// What can go wrong where nothing is named.
+    Asking: 400 401 403 500 503;
+    /// What can go wrong where something is looked up.
+    Finding: 400 401 403 404 500 503;
+    /// What can go wrong where a session in use is read.
+    Reading: 400 401 403 404 410 500 503;
+    /// What can go wrong where something is made or replaced.
+    Making: 400 401 403 404 408 409 410 412 413 415 500 503 507;
+    /// What can go wrong where a session is changed without a body.
+    Ending: 400 401 403 404 409 410 412 500 503 507;
+    /// What can go wrong where a session in use is changed.
+    Writing: 400 401 403 404 408 409 410 412 413 415 500 503 507;
+}
+
+fn error(status: u16) -> RefOr<utoipa::openapi::Response> {
+    let words = match status {
+        400 => "Something in the request is wrong; nothing was changed",
+        401 => "No key, or an unknown one",
+        403 => "The key does not allow it",
+        404 => "It is not there",
+        408 => "The body came too slowly; nothing was changed",
+        409 => "It exists already, is paused, or was changed meanwhile",
+        410 => "It has expired or was deleted; restore it",
+        412 => "`If-Match` does not hold any more",
+        413 => "Over a limit",
+        415 => "Not JSON",
+        500 => "What is stored there is damaged (`corrupt`)",
+        503 => "The store is not available",
+        _ => "The disk is full",
+    };
+    let body = Content::new(Some(Ref::from_schema_name(<ErrorBody as ToSchema>::name())));
+    RefOr::T(ResponseBuilder::new().description(words).content("application/json", body).build())
+}

@@ -1,0 +1,74 @@
+//! Runs, and the tool results of a session.
+
+use serde::Serialize;
+use serde_json::Value;
+use tenure::{Cached, Head, Outcome, Run};
+use utoipa::ToSchema;
+
+/// One turn of work.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RunView {
+    /// Its id.
+    pub id: String,
+    /// `queued`, `running`, `paused` (it waits for a person), `completed`, `failed` or `cancelled`.
+    pub status: &'static str,
+    /// When it began.
+    #[schema(format = DateTime)]
+    pub started_at: String,
+    /// When it ended.
+    #[schema(format = DateTime)]
+    pub ended_at: Option<String>,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// The same as one stable word.
+    pub code: Option<String>,
+}
+
+impl RunView {
+    /// A run of the session with this card.
+    pub fn of(run: &Run, head: &Head) -> Self {
+        let free = head.lease.as_ref().is_none_or(|l| l.node.is_empty());
+        let status = match run.ended {
+            None if !head.reviews.is_empty() => "paused",
+            None if free => "queued",
+            None => "running",
+            Some((_, Outcome::Completed)) => "completed",
+            Some((_, Outcome::Failed)) => "failed",
+            Some((_, Outcome::Cancelled)) => "cancelled",
+        };
+        Self {
+            id: run.id.to_string(),
+            status,
+            started_at: run.started_at.to_string(),
+            ended_at: run.ended.map(|(at, _)| at.to_string()),
+            error: run.error.clone(),
+            code: run.code.clone(),
+        }
+    }
+}
+
+/// A tool result in a session's cache.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CachedView {
+    /// The hash of tool and parameters.
+    pub key: String,
+    /// The tool.
+    pub tool: String,
+    /// The parameters.
+    pub parameters: Value,
+    /// The result.
+    pub result: Value,
+    /// When it was put there.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When its time is over.
+    #[schema(format = DateTime)]
+    pub expires_at: Option<String>,
+}
+
+impl From<Cached> for CachedView {
+    fn from(c: Cached) -> Self {
+        let (created_at, expires_at) = (c.created_at.to_string(), c.expires_at.map(|t| t.to_string()));
+        Self { key: c.key, tool: c.tool, parameters: c.parameters, result: c.result, created_at, expires_at }
+    }
+}

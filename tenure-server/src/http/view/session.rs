@@ -1,0 +1,181 @@
+//! Sessions.
+
+use super::checkpoint::CheckpointView;
+use super::json::{text, with};
+use super::message::{DiscardedView, MessageView, messages};
+use super::run::{CachedView, RunView};
+use super::summary::SummaryView;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tenure::{Head, Seq, Session};
+use utoipa::ToSchema;
+
+/// A session: what is known of it without its messages.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SessionView {
+    /// Its id.
+    pub id: String,
+    /// Its id, by its other name.
+    pub session_id: String,
+    /// `session`.
+    pub object: &'static str,
+    /// `active`, `paused`, `expired` or `deleted`.
+    pub status: &'static str,
+    /// Whose it is.
+    pub user: String,
+    /// The assistant it belongs to.
+    pub assistant_id: Option<String>,
+    /// The chat thread that shows it.
+    pub thread_id: Option<String>,
+    /// The model it talks to.
+    pub model: Option<String>,
+    /// A title for people.
+    pub title: Option<String>,
+    /// Words to find it by.
+    pub tags: Vec<String>,
+    /// Anything else.
+    #[schema(value_type = Object)]
+    pub metadata: Map<String, Value>,
+    /// When it began.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When anything last happened in it.
+    #[schema(format = DateTime)]
+    pub updated_at: String,
+    /// The last message or run; idle time counts from here.
+    #[schema(format = DateTime)]
+    pub active_at: String,
+    /// What it was forked from.
+    pub parent: Option<ParentView>,
+    /// The last record of its log; the `ETag`.
+    pub seq: Seq,
+    /// How many messages it has.
+    pub message_count: usize,
+    /// How many turns.
+    pub turn_count: usize,
+}
+
+/// Where a fork left its parent.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ParentView {
+    /// The session whose log it leans on.
+    pub session_id: String,
+    /// The last record they share.
+    pub seq: Seq,
+    /// How many messages they share.
+    pub position: usize,
+}
+
+impl From<&Head> for SessionView {
+    fn from(head: &Head) -> Self {
+        let info = &head.info;
+        Self {
+            id: info.session_id.to_string(),
+            session_id: info.session_id.to_string(),
+            object: "session",
+            status: head.status.as_str(),
+            user: head.user.to_string(),
+            assistant_id: head.assistant.clone(),
+            thread_id: head.thread.clone(),
+            model: info.model.clone(),
+            title: info.title.clone(),
+            tags: info.tags.clone(),
+            metadata: info.metadata.clone(),
+            created_at: info.created_at.to_string(),
+            updated_at: info.updated_at.to_string(),
+            active_at: head.active_at.to_string(),
+            parent: head.parent.as_ref().map(|p| ParentView {
+                session_id: p.session.to_string(),
+                seq: p.seq,
+                position: p.mark.messages,
+            }),
+            seq: head.seq,
+            message_count: head.mark.messages,
+            turn_count: head.mark.turns,
+        }
+    }
+}
+
+/// A page of sessions.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SessionList {
+    /// `list`.
+    pub object: &'static str,
+    /// The sessions, last active first.
+    pub data: Vec<SessionView>,
+    /// Where the next page begins; `null` on the last one.
+    pub next_cursor: Option<String>,
+}
+
+impl From<tenure::Page> for SessionList {
+    fn from(page: tenure::Page) -> Self {
+        let data = page.heads.iter().map(SessionView::from).collect();
+        Self { object: "list", data, next_cursor: page.next.map(|c| c.to_string()) }
+    }
+}
+
+/// A session, whole.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SessionWhole {
+    /// What is known of it.
+    #[serde(flatten)]
+    pub session: SessionView,
+    /// What has been said, oldest first.
+    pub messages: Vec<MessageView>,
+    /// The points to come back to, oldest first.
+    pub checkpoints: Vec<CheckpointView>,
+    /// The runs, oldest first.
+    pub runs: Vec<RunView>,
+    /// What models are shown in place of the oldest messages.
+    pub summary: Option<SummaryView>,
+    /// With `include=cache`: tool results that are still good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Vec<CachedView>>,
+    /// With `include=discarded`: what rewinds have cut off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discarded: Option<Vec<DiscardedView>>,
+}
+
+/// A [`SessionWhole`] as JSON text, without what has to be asked for.
+pub fn whole(session: &Session) -> String {
+    let checkpoints: Vec<_> = session.checkpoints.iter().map(CheckpointView::from).collect();
+    let runs: Vec<_> = session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
+    let summary = session.summary().map(SummaryView::from);
+    let messages = messages(&session.messages, 0);
+    let fields = [
+        ("messages", messages.as_str()),
+        ("checkpoints", &text(&checkpoints)),
+        ("runs", &text(&runs)),
+        ("summary", &text(&summary)),
+    ];
+    with(text(&SessionView::from(session.head())), &fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::tests::view;
+    use super::*;
+    use tenure::{Append, Message, New, Principal, Tenure};
+
+    #[tokio::test]
+    async fn a_session_is_written_as_its_schema_says() {
+        let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
+        let new = New { title: Some("a \"title\"".to_owned()), ..New::default() };
+        let id = tenure.create(&who, new).await.unwrap().info.session_id.clone();
+        let messages = vec![Message::user("one"), Message::user("two")];
+        tenure.append(&who, &id, Append { messages, ..Append::default() }).await.unwrap();
+        tenure.checkpoint(&who, &id, None).await.unwrap();
+        let session = tenure.load(&who, &id).await.unwrap();
+        let want = SessionWhole {
+            session: SessionView::from(session.head()),
+            messages: session.messages.iter().enumerate().map(|(i, said)| view(i, said)).collect(),
+            checkpoints: session.checkpoints.iter().map(CheckpointView::from).collect(),
+            runs: Vec::new(),
+            summary: None,
+            cache: None,
+            discarded: None,
+        };
+        assert_eq!((want.messages.len(), want.checkpoints.is_empty()), (2, false));
+        assert_eq!(whole(&session), text(&want));
+    }
+}

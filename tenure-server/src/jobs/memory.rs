@@ -1,0 +1,67 @@
+//! What is done for memories while nobody asks: vectors for those that have none, and dreams.
+
+use crate::app::Shared;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tenure::{Principal, Reach, Tenant};
+
+/// Memories without a vector are looked for so often.
+const EMBED_EVERY: Duration = Duration::from_secs(600);
+
+/// Gives memories vectors, until the server stops: all of them when the model has changed, a few when it could not be reached.
+pub async fn embed_for_ever(app: &Shared) {
+    loop {
+        tokio::select! {
+            () = embed(app) => {}
+            () = app.tasks.stopping() => return,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(EMBED_EVERY) => {}
+            () = app.tasks.stopping() => return,
+        }
+    }
+}
+
+async fn embed(app: &Shared) {
+    let mut done = 0;
+    let embedded = app.tenure.embed_all(|n| {
+        done += n;
+        metrics::counter!("tenure_memories_embedded_total").increment(n as u64);
+        if done % 1024 < n {
+            tracing::info!(done, "giving memories new vectors");
+        }
+    });
+    match embedded.await {
+        Ok(0) => {}
+        Ok(done) => tracing::info!(done, "memories have new vectors"),
+        Err(e) => tracing::warn!(error = %e, "memories can not be given vectors; it is tried again"),
+    }
+}
+
+/// Dreams as often as the configuration says, until the server stops.
+pub async fn dream_for_ever(app: &Shared) {
+    let Some(every) = app.config.dreams.every.duration() else { return };
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(every.max(Duration::from_secs(1))) => {}
+            () = app.tasks.stopping() => return,
+        }
+        for tenant in tenants(app).await {
+            let who = Principal { tenant, reach: Reach::Tenant, ..Principal::default() };
+            match app.tenure.dream(&who, &app.config.dreams.rules(), false).await {
+                Ok(dream) if dream.promoted.is_empty() => {}
+                Ok(dream) => tracing::info!(dream = dream.id, promoted = dream.promoted.len(), "dreamt"),
+                Err(e) => tracing::warn!(error = %e, "a dream was broken off; it is tried again"),
+            }
+        }
+    }
+}
+
+/// Those who have keys, and the one who needs none.
+async fn tenants(app: &Shared) -> BTreeSet<Tenant> {
+    let keys = app.keys.list().await.unwrap_or_else(|e| {
+        tracing::warn!(error = %e, "the keys can not be read: only the default tenant dreams this time");
+        Vec::new()
+    });
+    keys.into_iter().map(|key| key.tenant).chain([Tenant::default()]).collect()
+}

@@ -1,0 +1,165 @@
+//! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
+
+use super::compact;
+use crate::app::{App, Shared};
+use crate::auth::rate_limit::{Metered, TokenMeter};
+use crate::clock::Stopwatch;
+use crate::observability::metrics::{self, TimedModel};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tenure::{
+    Answered, Fields, Hands, Head, Heard, Model, ModelError, Outcome, Principal, RunId, SessionId, Turn, TurnError,
+};
+use tokio::sync::mpsc;
+
+/// Options that are longer than this are not kept: their run can not be taken over.
+const MAX_OPTIONS: usize = 64 << 10;
+
+/// At most so many runs are taken over in one pass.
+const MAX_TAKEN: usize = 64;
+
+/// What a run is started with, so that any node can go on with it.
+pub fn detail(model: &str, options: &Fields) -> Map<String, Value> {
+    let mut options = options.clone();
+    ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.take(name)));
+    let text = options.to_string();
+    if text.len() > MAX_OPTIONS {
+        return Map::new();
+    }
+    let options: Value = serde_json::from_str(&text).unwrap_or_default();
+    Map::from_iter([("model".to_owned(), json!(model)), ("options".to_owned(), options)])
+}
+
+/// How a run is driven.
+pub struct Drive {
+    /// The model, timed.
+    pub model: Arc<TimedModel>,
+    /// The model's name, for the summary that may follow.
+    pub model_name: String,
+    /// What the model is asked with besides the conversation.
+    pub options: Fields,
+    /// Gets what happens as it happens; the model is asked to stream then.
+    pub listener: Option<mpsc::Sender<Heard>>,
+    /// How long it took to open the run.
+    pub opened: Duration,
+}
+
+/// Drives a run until it ends or waits for a person, and does what follows from that: metrics, web hooks, a summary.
+pub async fn drive(app: &Shared, turn: Turn, drive: Drive) -> Result<Answered, TurnError> {
+    let Drive { model, model_name, options, listener, opened } = drive;
+    let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
+    let summaries = turn.compact();
+    let stream = listener.is_some();
+    let watch = Stopwatch::start();
+    let hands = Hands { model: &*model, tools: Some(&*app.tools) };
+    let outcome = turn.run(hands, options, stream, listener).await;
+    metrics::turn(opened, watch.elapsed(), &model, &outcome);
+    notify_run_ended(app, &who, &session_id, &run, &outcome).await;
+    compact::after_turn(app, &who, &session_id, summaries, &model_name);
+    outcome
+}
+
+/// Works on a run with the model and the options that it was started with, until it ends or waits for a person.
+pub async fn work(
+    app: &Shared,
+    turn: Turn,
+    listener: Option<mpsc::Sender<Heard>>,
+    meter: Option<TokenMeter>,
+) -> Result<Answered, TurnError> {
+    let model_name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
+    let mut options: Fields = serde_json::from_value(options).unwrap_or_default();
+    options.set("model", &model_name);
+    if listener.is_some() {
+        options.set("stream", true);
+    }
+    let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
+    let model = app.models.get(&model_name).unwrap_or_else(|| Arc::new(MissingModel(model_name.clone())));
+    let model: Arc<dyn Model> = match meter {
+        Some(meter) => Arc::new(Metered { model, meter }),
+        None => model,
+    };
+    let model = Arc::new(TimedModel::new(model));
+    let outcome = drive(app, turn, Drive { model, model_name, options, listener, opened: Duration::ZERO }).await;
+    match &outcome {
+        Ok(answered) => tracing::debug!(%session_id, run = %run, waiting = answered.waiting, "a run stopped"),
+        Err(e) => tracing::warn!(%session_id, run = %run, code = e.code(), "a run failed"),
+    }
+    outcome
+}
+
+/// A model that is there no more.
+struct MissingModel(String);
+
+#[async_trait::async_trait]
+impl Model for MissingModel {
+    async fn ask(&self, _: tenure::Prompt) -> Result<tenure::Pieces, ModelError> {
+        Err(ModelError::Unreachable { why: format!("there is no model {:?} here", self.0) })
+    }
+}
+
+/// Notifies the configured web hooks that a run has ended.
+async fn notify_run_ended(
+    app: &App,
+    who: &Principal,
+    id: &SessionId,
+    run: &RunId,
+    outcome: &Result<Answered, TurnError>,
+) {
+    let goes_on = match outcome {
+        Ok(answered) => answered.waiting,
+        // Another node has it now, and tells of its end.
+        Err(e) => matches!(e, TurnError::Store(tenure::Error::Superseded { .. })),
+    };
+    if app.run_hooks.is_empty() || goes_on {
+        return;
+    }
+    let (status, error) = match outcome {
+        Ok(_) => (Outcome::Completed, None),
+        Err(e @ (TurnError::Stopped | TurnError::Cancelled)) => (Outcome::Cancelled, Some(e)),
+        Err(e) => (Outcome::Failed, Some(e)),
+    };
+    let error = error.map(|e| json!({"code": e.code(), "message": e.to_string()}));
+    let body = json!({
+        "event": "run.ended", "id": format!("{run}/{id}"), "at": app.tenure.now(), "tenant": who.tenant, "user": who.user,
+        "session_id": id, "run_id": run, "status": status, "error": error,
+    });
+    for hook in &app.run_hooks {
+        let (hook, body) = (hook.clone(), body.to_string());
+        app.tasks.spawn(async move { hook.deliver_with_retries(body).await });
+    }
+}
+
+/// Goes on with a run that nobody works on.
+pub fn take(app: &Shared, head: Head) {
+    let here = app.clone();
+    app.tasks.spawn(async move {
+        match here.tenure.take_over(&head).await {
+            Ok(Some(turn)) => {
+                tracing::info!(session_id = %turn.session_id, run = %turn.run, "going on with a run");
+                drop(work(&here, turn, None, None).await);
+            }
+            Ok(None) => {}
+            Err(e) => tracing::warn!(session_id = %head.info.session_id, error = %e, "a run could not be taken over"),
+        }
+    });
+}
+
+/// Looks after runs until the server stops: takes over what is left behind, and decides what nobody decided in time.
+pub async fn look_after(app: &Shared) {
+    let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
+    loop {
+        match app.tenure.abandoned(MAX_TAKEN).await {
+            Ok(heads) => heads.into_iter().for_each(|head| take(app, head)),
+            Err(e) => tracing::warn!(error = %e, "can not look for runs that were left behind"),
+        }
+        if let Err(e) = app.tenure.decide_overdue().await {
+            tracing::warn!(error = %e, "can not decide what nobody decided in time");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = app.tasks.stopping() => return,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Scheduled runs: an assistant is asked by the clock, in a fresh session each time or always in the same one.
+//!
+//! Every node looks at the clock. A time that is due is a request with an idempotency key of its own, so that one node's run is everybody's.
+//! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
+
+use super::runs;
+use crate::app::Shared;
+use crate::config::schedules::{CompiledSchedule, Schedule};
+use crate::sessions;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::VecDeque;
+use std::time::Duration;
+use tenure::store::{Item, Owner, Shelf};
+use tenure::{Ask, Begun, Fields, HistoryMode, Message, OnBusy, OnExpired, RunId, SessionId};
+
+/// Older than this, what is due is missed.
+const LATE: SignedDuration = SignedDuration::from_mins(5);
+/// However far away the next time is, the clock is looked at again after so long: it may be set.
+const LOOK: SignedDuration = SignedDuration::from_secs(5);
+const RAN: &str = "ran";
+const MISSED: &str = "missed";
+/// So many missed times are told.
+const TELL_MISSED: usize = 20;
+/// So many notes of each kind are kept of one schedule.
+const KEEP_NOTES: usize = 50;
+
+/// What became of a schedule so far.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The last time that was due and dealt with.
+    pub last: Option<Timestamp>,
+    /// How often it has run.
+    pub count: u64,
+    /// The session of the last run.
+    pub session: Option<SessionId>,
+    /// The last run.
+    pub run: Option<RunId>,
+    /// Times at which it did not run, and why; the newest last.
+    pub missed: Vec<Missed>,
+}
+
+/// A time at which a schedule did not run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Missed {
+    /// When it was due.
+    pub at: Timestamp,
+    /// Why it did not run.
+    pub why: String,
+}
+
+/// What became of one time. Notes are added and none undoes another: nodes that look at once need not agree on who writes.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+enum Note {
+    /// The schedule is new; what was due before is nobody's.
+    New {
+        at: Timestamp,
+    },
+    Missed {
+        at: Timestamp,
+        why: String,
+    },
+    /// It ran, whatever another node says of it.
+    Ran {
+        at: Timestamp,
+        count: u64,
+        session: SessionId,
+        run: RunId,
+    },
+}
+
+impl Note {
+    fn at(&self) -> Timestamp {
+        let (Self::New { at } | Self::Missed { at, .. } | Self::Ran { at, .. }) = self;
+        *at
+    }
+
+    /// A shelf for each kind, so that many missed times do not push the last run out.
+    fn shelf(&self) -> &'static str {
+        match self {
+            Self::New { .. } | Self::Ran { .. } => RAN,
+            Self::Missed { .. } => MISSED,
+        }
+    }
+}
+
+/// A schedule of this server.
+#[derive(Clone, Copy, Debug)]
+pub struct ScheduleJob<'a> {
+    app: &'a Shared,
+    compiled: &'a CompiledSchedule,
+}
+
+impl<'a> ScheduleJob<'a> {
+    /// Nothing is due yet.
+    pub fn new(app: &'a Shared, compiled: &'a CompiledSchedule) -> Self {
+        Self { app, compiled }
+    }
+
+    fn shelf(&self, kind: &str) -> Shelf {
+        let name = format!("schedule/{}/{kind}", self.compiled.schedule.name);
+        Shelf { tenant: self.compiled.principal.tenant.clone(), owner: Owner::Tenant, name }
+    }
+
+    /// What became of it so far.
+    pub async fn state(&self) -> tenure::Result<State> {
+        let mut state = State::default();
+        for kind in [MISSED, RAN] {
+            for item in self.app.tenure.store().items(&self.shelf(kind), None, 2 * KEEP_NOTES).await? {
+                let place = || {
+                    format!("schedule {:?} of tenant {}", self.compiled.schedule.name, self.compiled.principal.tenant)
+                };
+                let note: Note = serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))?;
+                state.add(note);
+            }
+        }
+        let over = state.missed.len().saturating_sub(TELL_MISSED);
+        state.missed.drain(..over);
+        Ok(state)
+    }
+
+    async fn note(&self, note: &Note) -> tenure::Result<()> {
+        let (created_at, used_at) = (self.app.tenure.now(), note.at());
+        let key = used_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let item =
+            Item { key, value: json!(note).to_string(), text: None, created_at, used_at, uses: 0, expires_at: None };
+        self.app.tenure.store().put(&self.shelf(note.shelf()), &item, Some(KEEP_NOTES)).await
+    }
+
+    async fn miss(&self, at: Timestamp, why: &str) -> tenure::Result<()> {
+        tracing::warn!(schedule = self.compiled.schedule.name, %at, why, "a scheduled run was missed");
+        metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
+        self.note(&Note::Missed { at, why: why.to_owned() }).await
+    }
+
+    /// Deals with what is due; when to look again.
+    async fn look(&self) -> tenure::Result<Option<Timestamp>> {
+        let now = self.app.tenure.now();
+        let state = self.state().await?;
+        let Some(last) = state.last else {
+            // It is new: it begins with the next time.
+            self.note(&Note::New { at: now }).await?;
+            return Ok(self.compiled.next(now));
+        };
+        let mut due = VecDeque::new();
+        let mut at = last;
+        while let Some(next) = self.compiled.next(at).filter(|t| *t <= now) {
+            due.push_back(next);
+            at = next;
+            if due.len() > TELL_MISSED {
+                due.pop_front();
+            }
+        }
+        let Some(latest) = due.pop_back() else { return Ok(self.compiled.next(last)) };
+        for at in due {
+            self.miss(at, "nobody was there").await?;
+        }
+        if now.duration_since(latest) > LATE {
+            self.miss(latest, "nobody was there").await?;
+        } else if self.is_on(&state).await? {
+            self.miss(latest, "the run before was still on").await?;
+        } else {
+            let count = state.count + 1;
+            let (session, run) = match self.fire(latest, count).await {
+                Err(tenure::Error::Gone { session_id, status }) => {
+                    let why = format!("its session {session_id} is {status}; restore it, or purge it");
+                    self.miss(latest, &why).await?;
+                    return Ok(self.compiled.next(latest));
+                }
+                fired => fired?,
+            };
+            metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
+            self.note(&Note::Ran { at: latest, count, session, run }).await?;
+        }
+        Ok(self.compiled.next(latest))
+    }
+
+    async fn is_on(&self, state: &State) -> tenure::Result<bool> {
+        let (Some(session), Some(run)) = (&state.session, &state.run) else { return Ok(false) };
+        match self.app.tenure.run(&self.compiled.principal, session, run).await {
+            Ok((_, run)) => Ok(run.ended.is_none()),
+            Err(tenure::Error::NotFound { .. } | tenure::Error::NoSuchRun { .. } | tenure::Error::Gone { .. }) => {
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Asks, unless another node has done so.
+    async fn fire(&self, at: Timestamp, count: u64) -> tenure::Result<(SessionId, RunId)> {
+        let Schedule { name, assistant, .. } = &self.compiled.schedule;
+        let said = self.compiled.input_at(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
+        let key = format!("schedule/{name}/{}", at.as_second());
+        let body = blake3::hash(name.as_bytes()).to_hex().to_string();
+        if let Some(started) = self.app.tenure.started(&self.compiled.principal, &key, &body).await? {
+            return Ok(started);
+        }
+        let model = sessions::assistant_model(self.app, &self.compiled.principal, assistant).await?;
+        let model = model.unwrap_or_else(|| self.app.models.default_name().to_owned());
+        let fresh = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
+        let session = self.compiled.session.clone().map_or_else(fresh, Ok)?;
+        let ask = Ask {
+            session: Some(session),
+            messages: vec![Message::user(&said)],
+            history: Some(HistoryMode::Append),
+            assistant: Some(assistant.clone()),
+            detail: runs::detail(&model, &Fields::default()),
+            model: Some(model),
+            on_busy: OnBusy::Reject,
+            on_expired: OnExpired::Restore,
+            idempotency: Some((key.clone(), body.clone())),
+            ..Ask::default()
+        };
+        match self.app.tenure.turn(&self.compiled.principal, ask).await? {
+            Begun::Before { session_id, run, .. } => Ok((session_id, run)),
+            Begun::Turn(turn) => {
+                let began = (turn.session_id.clone(), turn.run.clone());
+                tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
+                let here = self.app.clone();
+                self.app.tasks.spawn(async move { drop(runs::work(&here, *turn, None, None).await) });
+                Ok(began)
+            }
+        }
+    }
+}
+
+impl State {
+    fn add(&mut self, note: Note) {
+        self.last = self.last.max(Some(note.at()));
+        match note {
+            Note::New { .. } => {}
+            Note::Missed { at, why } => self.missed.push(Missed { at, why }),
+            Note::Ran { at, count, session, run } => {
+                (self.count, self.session, self.run) = (count, Some(session), Some(run));
+                self.missed.retain(|m| m.at != at);
+            }
+        }
+    }
+}
+
+/// Looks at the clock until the server stops.
+pub async fn watch(app: &Shared) {
+    if app.schedules.is_empty() {
+        return;
+    }
+    loop {
+        let wait = Duration::try_from(look(app).await.duration_since(app.tenure.now())).unwrap_or_default();
+        tokio::select! {
+            () = tokio::time::sleep(wait.max(Duration::from_millis(500))) => {}
+            () = app.tasks.stopping() => return,
+        }
+    }
+}
+
+/// Deals with all that is due now; when to look again.
+pub async fn look(app: &Shared) -> Timestamp {
+    let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
+    for compiled in &app.schedules {
+        match ScheduleJob::new(app, compiled).look().await {
+            Ok(next) => soonest = next.map_or(soonest, |t| t.min(soonest)),
+            Err(e) => {
+                tracing::warn!(schedule = compiled.schedule.name, error = %e, "a schedule could not be looked at; it is tried again");
+            }
+        }
+    }
+    soonest
+}

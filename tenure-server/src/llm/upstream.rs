@@ -1,0 +1,192 @@
+//! A model behind an OpenAI-compatible server. Requests and answers are passed on as they are.
+
+use super::sse::{MAX_ANSWER_BYTES, SseDecoder};
+use crate::config::ModelConfig;
+use crate::http_client::error_chain;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
+use reqwest::{Client, Response};
+use std::time::Duration;
+use tenure::{Fields, Message, Model, ModelError, Piece, Pieces, Prompt};
+
+/// Bytes of an error's body that are passed on.
+const MAX_ERROR_BYTES: usize = 1 << 20;
+
+/// A model behind a server.
+#[derive(Debug)]
+pub struct Upstream {
+    client: Client,
+    url: String,
+    /// What the server calls it; `None`: what the request calls it.
+    model: Option<String>,
+    key: Option<String>,
+    idle: Duration,
+    retries: u32,
+}
+
+impl Upstream {
+    /// A model as it is configured.
+    pub fn new(config: &ModelConfig) -> anyhow::Result<Self> {
+        let forever = Duration::from_secs(24 * 60 * 60);
+        let client = crate::http_client::client()
+            .connect_timeout(config.connect_timeout.duration().unwrap_or(forever))
+            .redirect(reqwest::redirect::Policy::none())
+            .build()?;
+        Ok(Self {
+            client,
+            url: config.base_url.trim_end_matches('/').to_owned(),
+            model: config.model.clone(),
+            key: config.key()?,
+            idle: config.idle_timeout.duration().unwrap_or(forever),
+            retries: config.retries,
+        })
+    }
+
+    /// Sends a body to a route of the server, again if it could not be reached or is not ready: nothing was answered then.
+    pub async fn post(&self, route: &str, body: String) -> Result<Response, ModelError> {
+        let body = Bytes::from(body);
+        let mut tries = 0;
+        loop {
+            let outcome = self.post_once(route, body.clone()).await;
+            let again = match &outcome {
+                Err(ModelError::Unreachable { .. }) => true,
+                Err(ModelError::Refused { status, .. }) => [502, 503, 504].contains(status),
+                _ => false,
+            };
+            if !again || tries >= self.retries {
+                return outcome;
+            }
+            tries += 1;
+            tracing::warn!(tries, route, "the model's server was not ready; trying again");
+            tokio::time::sleep(Duration::from_millis(100) * 2u32.pow(tries.min(6))).await;
+        }
+    }
+
+    async fn post_once(&self, route: &str, body: Bytes) -> Result<Response, ModelError> {
+        let mut request = self.client.post(format!("{}/{route}", self.url)).header(CONTENT_TYPE, "application/json");
+        if let Some(key) = &self.key {
+            request = request.bearer_auth(key);
+        }
+        let response = tokio::time::timeout(self.idle, request.body(body).send()).await;
+        let response = response.map_err(|_| self.silent())?.map_err(|e| unreachable_or_broken(&e))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let (content_type, retry_after) = (header(CONTENT_TYPE), header(RETRY_AFTER));
+        let status = response.status().as_u16();
+        let body = self.read(response, MAX_ERROR_BYTES).await.unwrap_or_default();
+        let content_type = content_type.unwrap_or_else(|| "text/plain".to_owned());
+        // What is neither success nor error, such as a redirect, is of no use to our client.
+        let status = if status < 400 { 502 } else { status };
+        Err(ModelError::Refused { status, content_type, body, retry_after })
+    }
+
+    /// Passes a request for embeddings on; the answer's type and body.
+    pub async fn embed(&self, mut body: Fields) -> Result<(String, String), ModelError> {
+        if let Some(model) = &self.model {
+            body.set("model", model);
+        }
+        let response = self.post("embeddings", body.to_string()).await?;
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
+        let kind = kind.to_owned();
+        Ok((kind, self.read(response, MAX_ANSWER_BYTES).await?))
+    }
+
+    fn silent(&self) -> ModelError {
+        ModelError::TimedOut { why: format!("it said nothing for {:?} (`idle_timeout`)", self.idle) }
+    }
+
+    async fn read(&self, response: Response, max: usize) -> Result<String, ModelError> {
+        let (mut body, mut bytes) = (Vec::new(), response.bytes_stream());
+        while let Some(part) = tokio::time::timeout(self.idle, bytes.next()).await.map_err(|_| self.silent())? {
+            body.extend_from_slice(&part.map_err(|e| broken(format!("the answer broke off: {}", error_chain(&e))))?);
+            if body.len() > max {
+                return Err(broken(format!("the answer is over {max} bytes")));
+            }
+        }
+        String::from_utf8(body).map_err(|_| broken("it is not UTF-8 text"))
+    }
+
+    fn stream(&self, response: Response) -> impl Stream<Item = Result<Piece, ModelError>> + Send + use<> {
+        let (idle, silent) = (self.idle, self.silent());
+        let bytes = response.bytes_stream();
+        let state = (Box::pin(bytes), SseDecoder::default(), false);
+        stream::unfold(Some(state), move |state| {
+            let silent = silent.clone();
+            async move {
+                let (mut bytes, mut events, mut finished) = state?;
+                loop {
+                    match events.next_event() {
+                        Some(data) if data == "[DONE]" => return None,
+                        Some(data) => {
+                            finished |= data.contains("\"finish_reason\":\"") || data.contains("\"finish_reason\": \"");
+                            return Some((Ok(Piece::Chunk(data)), Some((bytes, events, finished))));
+                        }
+                        None => {}
+                    }
+                    let part = match tokio::time::timeout(idle, bytes.next()).await {
+                        Err(_) => return Some((Err(silent), None)),
+                        Ok(Some(Ok(part))) => part,
+                        Ok(Some(Err(e))) => {
+                            return Some((Err(broken(format!("the stream broke off: {}", error_chain(&e)))), None));
+                        }
+                        // Some servers end without a word once they have said why they stopped.
+                        Ok(None) if finished => return None,
+                        // And some without the empty line that ends an event.
+                        Ok(None) if events.finish() => continue,
+                        Ok(None) => return Some((Err(broken("the stream ended before the answer did")), None)),
+                    };
+                    if let Err(why) = events.push(&part) {
+                        return Some((Err(broken(why)), None));
+                    }
+                }
+            }
+        })
+    }
+}
+
+#[async_trait]
+impl Model for Upstream {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        let mut body = prompt.options;
+        if let Some(model) = &self.model {
+            body.set("model", model);
+        }
+        let body = body.text_with("messages", &list(&prompt.messages));
+        let response = self.post("chat/completions", body).await?;
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        if prompt.stream && kind.to_ascii_lowercase().starts_with("text/event-stream") {
+            return Ok(Box::pin(self.stream(response)));
+        }
+        let whole = self.read(response, MAX_ANSWER_BYTES).await?;
+        Ok(Box::pin(stream::iter([Ok(Piece::Whole(whole))])))
+    }
+}
+
+/// Messages as one JSON list.
+fn list(messages: &[Message]) -> String {
+    let mut json = String::with_capacity(messages.iter().map(|m| m.as_str().len() + 1).sum::<usize>() + 2);
+    json.push('[');
+    for message in messages {
+        if json.len() > 1 {
+            json.push(',');
+        }
+        json.push_str(message.as_str());
+    }
+    json.push(']');
+    json
+}
+
+fn broken(why: impl Into<String>) -> ModelError {
+    ModelError::Broken { why: why.into() }
+}
+
+fn unreachable_or_broken(e: &reqwest::Error) -> ModelError {
+    match e.is_timeout() || e.is_connect() {
+        true => ModelError::Unreachable { why: error_chain(e) },
+        false => broken(error_chain(e)),
+    }
+}

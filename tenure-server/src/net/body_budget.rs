@@ -1,0 +1,121 @@
+//! The memory that request bodies may use: a budget for all of them, and one for those of each principal.
+//!
+//! A reservation grows with the body as it is received and is released with the body's bytes, so that unfinished bodies
+//! count as well as those of requests that are being handled.
+
+use crate::config::Limits;
+use crate::error::ApiError;
+use axum::http::{StatusCode, header};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The bytes of request bodies in memory.
+#[derive(Debug)]
+pub struct BodyBudget {
+    max: usize,
+    max_per_principal: usize,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    all: usize,
+    by_principal: HashMap<String, usize>,
+}
+
+/// A part of the budget. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<BodyBudget>,
+    principal: String,
+    bytes: usize,
+}
+
+impl BodyBudget {
+    /// Nothing is used yet.
+    pub fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            max: limits.max_inflight_body_bytes,
+            max_per_principal: limits.max_principal_body_bytes,
+            used: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reservation of nothing for a principal.
+    pub fn reserve(self: &Arc<Self>, principal: String) -> Reservation {
+        Reservation { budget: self.clone(), principal, bytes: 0 }
+    }
+}
+
+impl Reservation {
+    /// Makes it larger. One principal over its budget gets 429, all of them together over theirs 503; nothing is
+    /// reserved then.
+    pub fn grow(&mut self, more: usize) -> Result<(), ApiError> {
+        let mut used = self.budget.lock();
+        let own = used.by_principal.get(&self.principal).copied().unwrap_or(0);
+        let max = self.budget.max_per_principal;
+        if own + more > max {
+            let message = format!(
+                "the request bodies of this principal are over the limit `max_principal_body_bytes` of {max} together; send fewer at once"
+            );
+            return Err(exceeded(StatusCode::TOO_MANY_REQUESTS, "max_principal_body_bytes", message));
+        }
+        let max = self.budget.max;
+        if used.all + more > max {
+            let message = format!(
+                "all request bodies together are over the limit `max_inflight_body_bytes` of {max}; try again in a moment"
+            );
+            return Err(exceeded(StatusCode::SERVICE_UNAVAILABLE, "max_inflight_body_bytes", message));
+        }
+        used.all += more;
+        *used.by_principal.entry(self.principal.clone()).or_default() += more;
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+fn exceeded(status: StatusCode, limit: &'static str, message: String) -> ApiError {
+    ApiError::new(status, "body_budget_exceeded", message).with_param(limit).with_header(header::RETRY_AFTER, "1")
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let mut used = self.budget.lock();
+        used.all -= self.bytes;
+        if let Some(own) = used.by_principal.get_mut(&self.principal) {
+            *own -= self.bytes;
+            if *own == 0 {
+                used.by_principal.remove(&self.principal);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_shared_fairly_and_given_back() {
+        let limits = Limits { max_inflight_body_bytes: 100, max_principal_body_bytes: 60, ..Default::default() };
+        let budget = BodyBudget::new(&limits);
+        let (mut a, mut b) = (budget.reserve("a".into()), budget.reserve("b".into()));
+        a.grow(50).unwrap();
+        let mut again = budget.reserve("a".into());
+        assert_eq!(again.grow(11).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        b.grow(50).unwrap();
+        assert_eq!(b.grow(1).unwrap_err().status, StatusCode::SERVICE_UNAVAILABLE);
+        drop(a);
+        again.grow(50).unwrap();
+        drop((b, again));
+        let used = budget.lock();
+        assert_eq!((used.all, used.by_principal.len()), (0, 0));
+    }
+}

@@ -1,0 +1,399 @@
+//! The connections of the server: how many there may be, which one is closed when there are too many, and when an idle
+//! one is closed.
+//!
+//! A connection that has carried an authenticated request is kept in preference to one that has not, so that clients
+//! without a key can not lock out those that have one.
+
+use crate::clock::Stopwatch;
+use crate::config::Config;
+use crate::config::TrustedProxies;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// The open connections.
+#[derive(Debug)]
+pub struct Connections {
+    max: usize,
+    max_per_address: usize,
+    trusted: TrustedProxies,
+    header_timeout: Option<Duration>,
+    idle_timeout: Option<Duration>,
+    clock: Stopwatch,
+    table: Mutex<Table>,
+    /// Notified when the last connection is closed.
+    closed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    next_id: u64,
+    open: HashMap<u64, Arc<Connection>>,
+    per_address: HashMap<IpAddr, usize>,
+    /// Admitted connections that still exist, including evicted ones that are being closed.
+    alive: usize,
+}
+
+/// The limit that keeps a connection out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// Its name.
+    pub limit: &'static str,
+    /// Its value.
+    pub max: usize,
+}
+
+/// Why the server closes a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// Another connection needs its place.
+    Evicted,
+    /// It had no request for longer than this limit.
+    Idle(&'static str),
+}
+
+impl Close {
+    /// One word for metrics: the name of the limit, if there is one.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Idle(limit) => limit,
+        }
+    }
+}
+
+/// What is known of one connection. Requests carry it as an extension.
+#[derive(Debug)]
+pub struct Connection {
+    id: u64,
+    address: IpAddr,
+    authenticated: AtomicBool,
+    /// Requests whose response is not complete.
+    in_flight: AtomicUsize,
+    /// Whether there has been a request.
+    used: AtomicBool,
+    /// When a request last began or ended, in milliseconds since the server started.
+    active_at: AtomicU64,
+    /// Bytes received while no request was in flight.
+    idle_bytes: AtomicU64,
+    /// Whether a response was sent before its request was read to the end.
+    unread: AtomicBool,
+    clock: Stopwatch,
+    evicted: Notify,
+}
+
+/// An admitted connection. Dropping it gives its place back.
+#[derive(Debug)]
+pub struct Admitted {
+    connections: Arc<Connections>,
+    connection: Arc<Connection>,
+}
+
+/// A request in flight. Dropping it ends the request.
+#[derive(Debug)]
+pub struct InFlight(Arc<Connection>);
+
+/// A client that sends so many bytes without a request sends nothing but control frames, such as pings.
+const MAX_IDLE_BYTES: u64 = 4 << 20;
+
+impl Connections {
+    /// No connections yet, with the limits of the configuration.
+    pub fn new(config: &Config) -> Arc<Self> {
+        let limits = &config.limits;
+        Arc::new(Self {
+            max: limits.max_connections,
+            max_per_address: limits.max_connections_per_address,
+            trusted: config.trusted_proxies.clone(),
+            header_timeout: limits.header_timeout.duration(),
+            idle_timeout: limits.idle_timeout.duration(),
+            clock: Stopwatch::start(),
+            table: Mutex::default(),
+            closed: Notify::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a connection. At a limit another connection is closed for it, if there is one that can be: see
+    /// `Table::evict`.
+    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, Full> {
+        let is_trusted = self.trusted.contains(address);
+        let address = counted_as(address);
+        let mut table = self.lock();
+        let here = table.per_address.get(&address).copied().unwrap_or(0);
+        if here >= self.max_per_address && !is_trusted && !table.evict(|other| other.address == address) {
+            return Err(Full { limit: "max_connections_per_address", max: self.max_per_address });
+        }
+        if table.open.len() >= self.max && !table.evict(|_| true) {
+            return Err(Full { limit: "max_connections", max: self.max });
+        }
+        table.next_id += 1;
+        let connection = Arc::new(Connection {
+            id: table.next_id,
+            address,
+            authenticated: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+            used: AtomicBool::new(false),
+            active_at: AtomicU64::new(millis(self.clock.elapsed())),
+            idle_bytes: AtomicU64::new(0),
+            unread: AtomicBool::new(false),
+            clock: self.clock,
+            evicted: Notify::new(),
+        });
+        table.open.insert(connection.id, connection.clone());
+        *table.per_address.entry(address).or_default() += 1;
+        table.alive += 1;
+        Ok(Admitted { connections: self.clone(), connection })
+    }
+
+    /// Ends when every connection is closed.
+    pub async fn all_closed(&self) {
+        loop {
+            let closed = self.closed.notified();
+            if self.lock().alive == 0 {
+                return;
+            }
+            closed.await;
+        }
+    }
+}
+
+impl Table {
+    /// Closes one connection to make room, if there is one that can be closed: the longest idle one that has never
+    /// authenticated; else one of those with a request in flight; else the longest idle authenticated one. Never an
+    /// authenticated one with a request in flight.
+    fn evict(&mut self, may: impl Fn(&Connection) -> bool) -> bool {
+        let candidates = self.open.values().filter(|c| may(c));
+        let ranked = candidates.filter_map(|c| Some((c.eviction_rank()?, c.active_at.load(Relaxed), c.id)));
+        let Some((_, _, id)) = ranked.min() else { return false };
+        if let Some(connection) = self.remove(id) {
+            connection.evicted.notify_one();
+        }
+        true
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<Connection>> {
+        let connection = self.open.remove(&id)?;
+        if let Some(count) = self.per_address.get_mut(&connection.address) {
+            *count -= 1;
+            if *count == 0 {
+                self.per_address.remove(&connection.address);
+            }
+        }
+        Some(connection)
+    }
+}
+
+impl Connection {
+    /// The order in which connections are closed when there are too many; `None`: it is not.
+    fn eviction_rank(&self) -> Option<u8> {
+        match (self.authenticated.load(Relaxed), self.in_flight.load(Relaxed) > 0) {
+            (false, false) => Some(0),
+            (false, true) => Some(1),
+            (true, false) => Some(2),
+            (true, true) => None,
+        }
+    }
+
+    /// A request begins.
+    pub fn begin(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Relaxed);
+        self.used.store(true, Relaxed);
+        self.idle_bytes.store(0, Relaxed);
+        self.touch();
+        InFlight(self.clone())
+    }
+
+    /// Whether a request of it was authenticated.
+    pub fn is_authenticated(&self) -> bool {
+        self.authenticated.load(Relaxed)
+    }
+
+    /// A request of it was authenticated.
+    pub fn authenticated(&self) {
+        self.authenticated.store(true, Relaxed);
+    }
+
+    /// The response to a request is sent without reading the rest of its body.
+    pub fn leaves_unread(&self) {
+        self.unread.store(true, Relaxed);
+    }
+
+    /// Whether the client may still be sending something that is not read.
+    pub fn has_unread(&self) -> bool {
+        self.unread.load(Relaxed)
+    }
+
+    /// Counts received bytes; whether there were too many of them without a request.
+    pub fn received(&self, bytes: usize) -> bool {
+        self.in_flight.load(Relaxed) == 0
+            && self.idle_bytes.fetch_add(bytes as u64, Relaxed) + bytes as u64 > MAX_IDLE_BYTES
+    }
+
+    fn touch(&self) {
+        self.active_at.store(millis(self.clock.elapsed()), Relaxed);
+    }
+
+    fn idle_for(&self) -> Duration {
+        let now = millis(self.clock.elapsed());
+        Duration::from_millis(now.saturating_sub(self.active_at.load(Relaxed)))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // First the time: who sees no request in flight must not see the time of the last beginning.
+        self.0.touch();
+        self.0.in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Admitted {
+    /// What requests carry.
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Ends when the connection is to be closed: it was evicted, or had no request for too long. Requests count, not
+    /// bytes: neither pings nor half a request keep a connection open.
+    pub async fn close(&self) -> Close {
+        tokio::select! {
+            () = self.connection.evicted.notified() => Close::Evicted,
+            limit = self.idle_too_long() => Close::Idle(limit),
+        }
+    }
+
+    async fn idle_too_long(&self) -> &'static str {
+        let first = self.connections.header_timeout.map(|max| ("header_timeout", max));
+        let later = self.connections.idle_timeout.map(|max| ("idle_timeout", max));
+        loop {
+            let used = self.connection.used.load(Relaxed);
+            let Some((limit, max)) = (if used { later } else { first }) else {
+                // Without the first limit it may still get a request, and then have the second.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            };
+            let idle = self.connection.idle_for();
+            let busy = self.connection.in_flight.load(Relaxed) > 0;
+            if !busy && idle >= max {
+                return limit;
+            }
+            tokio::time::sleep(if busy { max } else { max - idle }).await;
+        }
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut table = self.connections.lock();
+        table.remove(self.connection.id);
+        table.alive -= 1;
+        if table.alive == 0 {
+            self.connections.closed.notify_waiters();
+        }
+    }
+}
+
+/// The address that connections are counted under: a client with IPv6 usually has a whole /64 network.
+fn counted_as(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
+        v4 => v4,
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(yaml: &str) -> Arc<Connections> {
+        Connections::new(&Config::parse(yaml).unwrap())
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// The order of eviction: never authenticated before authenticated, idle before busy, oldest first; an
+    /// authenticated connection with a request in flight is never closed.
+    #[test]
+    fn the_least_useful_connection_goes_first() {
+        let all = connections("limits: {max_connections: 4}");
+        let open: Vec<_> = (1..=4).map(|i| all.admit(ip(&format!("10.0.0.{i}"))).unwrap()).collect();
+        let is_open = |i: usize| all.lock().open.contains_key(&open[i].connection.id);
+        open[0].connection.authenticated();
+        open[1].connection.authenticated();
+        let _busy = (open[1].connection.begin(), open[2].connection.begin());
+        for (i, evicted) in [3, 2, 0].into_iter().enumerate() {
+            let new = all.admit(ip("10.0.0.9")).unwrap();
+            assert!(!is_open(evicted), "{i}");
+            // A useful one has taken the place.
+            new.connection.authenticated();
+            std::mem::forget(new.connection.begin());
+            std::mem::forget(new);
+        }
+        assert!(is_open(1));
+        let refused = all.admit(ip("10.0.0.10")).unwrap_err();
+        assert_eq!(refused, Full { limit: "max_connections", max: 4 });
+    }
+
+    #[test]
+    fn an_address_has_a_limit_of_its_own() {
+        let all =
+            connections("trusted_proxies: [10.9.0.0/16, '2001:db8:9::5']\nlimits: {max_connections_per_address: 2}");
+        let busy = |address: &str| {
+            let admitted = all.admit(ip(address))?;
+            admitted.connection.authenticated();
+            std::mem::forget(admitted.connection.begin());
+            Ok::<_, Full>(admitted)
+        };
+        let first = busy("10.0.0.1").unwrap();
+        let _second = busy("::ffff:10.0.0.1").unwrap();
+        assert_eq!(busy("10.0.0.1").unwrap_err().limit, "max_connections_per_address");
+        let _other = busy("10.0.0.2").unwrap();
+        let _proxy: Vec<_> = (0..5).map(|_| busy("10.9.0.1").unwrap()).collect();
+        let _network = [busy("2001:db8::1").unwrap(), busy("2001:db8::2").unwrap()];
+        assert!(busy("2001:db8::3").is_err() && busy("2001:db8:0:1::3").is_ok());
+        let _proxy: Vec<_> = (0..5).map(|_| busy("2001:db8:9::5").unwrap()).collect();
+        drop(first);
+        assert!(busy("10.0.0.1").is_ok());
+        // One that did nothing gives way to the next from the same address.
+        let idle = all.admit(ip("10.0.0.3")).unwrap();
+        let (_a, _b) = (busy("10.0.0.3").unwrap(), busy("10.0.0.3").unwrap());
+        assert!(!all.lock().open.contains_key(&idle.connection.id));
+    }
+
+    #[tokio::test]
+    async fn idle_connections_are_closed() {
+        let all = connections("limits: {header_timeout: 40ms, idle_timeout: 80ms}");
+        let silent = all.admit(ip("10.0.0.1")).unwrap();
+        assert_eq!(silent.close().await, Close::Idle("header_timeout"));
+        let used = all.admit(ip("10.0.0.1")).unwrap();
+        drop(used.connection.begin());
+        assert_eq!(used.close().await, Close::Idle("idle_timeout"));
+        let busy = all.admit(ip("10.0.0.1")).unwrap();
+        let _request = busy.connection.begin();
+        assert!(tokio::time::timeout(Duration::from_millis(200), busy.close()).await.is_err());
+    }
+
+    #[test]
+    fn bytes_without_a_request_are_limited() {
+        let all = connections("");
+        let open = all.admit(ip("10.0.0.1")).unwrap();
+        let flood = |open: &Admitted| (0..300).any(|_| open.connection.received(16 << 10));
+        assert!(flood(&open));
+        let request = open.connection.begin();
+        assert!(!flood(&open), "a body may be of any size");
+        drop(request);
+        assert!(!open.connection.received(1 << 20));
+    }
+}

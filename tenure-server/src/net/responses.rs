@@ -1,0 +1,147 @@
+//! Responses on their way to a client.
+//!
+//! On HTTP/1 a client that reads nothing blocks the socket, which `transport.rs` notices. On HTTP/2 it may keep one
+//! stream from being sent while the connection itself works, so each stream is watched.
+
+use crate::clock::Stopwatch;
+use crate::net::connections::InFlight;
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+tokio::task_local! {
+    /// The stream that this task runs.
+    static STREAM: Arc<Progress>;
+}
+
+/// Whose turn it is on an HTTP/2 stream.
+#[derive(Debug)]
+struct Progress {
+    clock: Stopwatch,
+    /// Since when the client has accepted nothing, in milliseconds and one; 0: the server has nothing to send.
+    waiting_since: AtomicU64,
+}
+
+impl Progress {
+    /// A part of the response is there, and the client has to accept it before the next one is made.
+    fn offered(&self) {
+        self.waiting_since.store(self.now() + 1, Relaxed);
+    }
+
+    /// The client has accepted all that there is.
+    fn accepted(&self) {
+        self.waiting_since.store(0, Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
+    }
+
+    /// Ends when the client has accepted nothing for so long.
+    async fn stalled(&self, limit: Duration) {
+        loop {
+            let waiting = match self.waiting_since.load(Relaxed) {
+                0 => Duration::ZERO,
+                since => Duration::from_millis((self.now() + 1).saturating_sub(since)),
+            };
+            if waiting >= limit {
+                return;
+            }
+            tokio::time::sleep(limit - waiting).await;
+        }
+    }
+}
+
+/// Runs an HTTP/2 stream, and drops it, which resets it, if its client accepts nothing of the response for too long.
+pub async fn until_stalled<F: Future>(limit: Option<Duration>, stream: F) {
+    let Some(limit) = limit else { return drop(stream.await) };
+    let progress = Arc::new(Progress { clock: Stopwatch::start(), waiting_since: AtomicU64::new(0) });
+    tokio::select! {
+        _ = STREAM.scope(progress.clone(), stream) => {}
+        () = progress.stalled(limit) => {
+            tracing::debug!(limit = "write_timeout", "a stream was reset whose client reads nothing");
+        }
+    }
+}
+
+/// The largest part of a response that is handed to an HTTP/2 stream at once. The library keeps a part until the client
+/// accepts it, whatever its size.
+const MAX_PART: usize = 16 << 10;
+
+/// The body of a response. Its request is in flight until it is dropped.
+#[derive(Debug)]
+pub struct ResponseBody {
+    body: Body,
+    /// What is left of a part that is too large.
+    rest: Bytes,
+    /// The HTTP/2 stream it is sent on.
+    stream: Option<Arc<Progress>>,
+    _in_flight: InFlight,
+}
+
+impl ResponseBody {
+    /// The body of the response to a request.
+    pub fn new(body: Body, in_flight: InFlight) -> Self {
+        let stream = STREAM.try_with(Arc::clone).ok();
+        if let Some(stream) = &stream {
+            stream.offered();
+        }
+        Self { body, rest: Bytes::new(), stream, _in_flight: in_flight }
+    }
+
+    fn part(&mut self, mut data: Bytes) -> Frame<Bytes> {
+        if self.stream.is_some() && data.len() > MAX_PART {
+            self.rest = data.split_off(MAX_PART);
+        }
+        Frame::data(data)
+    }
+}
+
+impl hyper::body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Some(stream) = &self.stream {
+            stream.accepted();
+        }
+        let frame = if self.rest.is_empty() {
+            match Pin::new(&mut self.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.part(data),
+                    Err(other) => other,
+                },
+                other => return other,
+            }
+        } else {
+            let rest = std::mem::take(&mut self.rest);
+            self.part(rest)
+        };
+        if let Some(stream) = &self.stream {
+            stream.offered();
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.len() as u64;
+        let body = self.body.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
+    }
+}

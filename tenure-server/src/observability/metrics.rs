@@ -1,0 +1,188 @@
+//! What is counted and timed, for Prometheus.
+
+use crate::clock::Stopwatch;
+use async_trait::async_trait;
+use axum::http::Method;
+use metrics::{Counter, Histogram, counter, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+use tenure::{Answered, Model, ModelError, Pieces, Prompt, Tenure, TurnError};
+
+static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+
+const SECONDS: [f64; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0];
+const SIZES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0];
+
+/// Sessions are counted at most so often.
+const COUNT_EVERY: Duration = Duration::from_secs(15);
+
+/// Begins to count. Only the first call in a process does something.
+pub fn install() {
+    HANDLE.get_or_init(|| {
+        let builder = PrometheusBuilder::new();
+        let builder = builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS);
+        let builder = builder.and_then(|b| b.set_buckets_for_metric(Matcher::Suffix("_size".into()), &SIZES));
+        let recorder = builder.unwrap_or_default().build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("something else counts already; /metrics stays empty");
+        }
+        handle
+    });
+}
+
+/// Where requests of one kind are counted and timed.
+struct Place {
+    method: &'static str,
+    status: u16,
+    count: Counter,
+    seconds: Histogram,
+}
+
+/// The places of each route: to find one anew takes longer than to count.
+static PLACES: RwLock<BTreeMap<String, Vec<Place>>> = RwLock::new(BTreeMap::new());
+
+/// A request was answered.
+pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
+    // A client may make up any other: they would be counted for ever.
+    let mut known = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"].into_iter();
+    let method = known.find(|m| method == m).unwrap_or("other");
+    let count = |place: &Place| {
+        place.count.increment(1);
+        place.seconds.record(took.as_secs_f64());
+    };
+    let here = |places: &BTreeMap<String, Vec<Place>>| {
+        let mut places = places.get(route).into_iter().flatten();
+        places.find(|p| p.method == method && p.status == status).map(count).is_some()
+    };
+    if here(&PLACES.read().unwrap_or_else(PoisonError::into_inner)) {
+        return;
+    }
+    let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
+    let (all, seconds) =
+        (counter!("tenure_requests_total", &labels), histogram!("tenure_request_seconds", &labels[..2]));
+    let place = Place { method, status, count: all, seconds };
+    count(&place);
+    PLACES.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(place);
+}
+
+/// A client is here, for as long as this lives.
+#[derive(Debug)]
+pub struct Connection(());
+
+impl Connection {
+    /// A client came.
+    pub fn opened() -> Self {
+        gauge!("tenure_connections").increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        gauge!("tenure_connections").decrement(1.0);
+    }
+}
+
+/// A client was turned away.
+pub fn connection_refused() {
+    counter!("tenure_connections_refused_total").increment(1);
+}
+
+/// The server closed a connection.
+pub fn connection_closed(reason: &'static str) {
+    counter!("tenure_connections_closed_total", "reason" => reason).increment(1);
+}
+
+/// A model that is timed.
+pub struct TimedModel {
+    model: Arc<dyn Model>,
+    /// Microseconds that it took until the end of its answer.
+    answered: Arc<AtomicU64>,
+}
+
+impl TimedModel {
+    /// It was not asked yet.
+    pub fn new(model: Arc<dyn Model>) -> Self {
+        Self { model, answered: Arc::default() }
+    }
+}
+
+#[async_trait]
+impl Model for TimedModel {
+    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+        use futures_util::StreamExt;
+        let watch = Stopwatch::start();
+        let spent = self.answered.clone();
+        let note = move || spent.store(watch.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let pieces = self.model.ask(prompt).await.inspect_err(|_| note())?;
+        note();
+        Ok(Box::pin(pieces.inspect(move |_| note())))
+    }
+}
+
+/// A turn ended.
+pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Result<Answered, TurnError>) {
+    let word = match outcome {
+        Ok(_) => "completed",
+        Err(TurnError::Stopped | TurnError::Cancelled) => "cancelled",
+        Err(_) => "failed",
+    };
+    let asked = Duration::from_micros(model.answered.load(Ordering::Relaxed));
+    counter!("tenure_turns_total", "outcome" => word).increment(1);
+    histogram!("tenure_turn_own_seconds").record((opened + ran).saturating_sub(asked).as_secs_f64());
+    histogram!("tenure_turn_model_seconds").record(asked.as_secs_f64());
+}
+
+/// A pass of the sweep ended.
+pub fn sweep(report: &tenure::Report, took: Duration) {
+    for (what, count) in [
+        ("expired", report.expired.len()),
+        ("evicted", report.evicted.len()),
+        ("purged", report.purged.len()),
+        ("items", report.items),
+        ("failed", report.failed.len()),
+    ] {
+        counter!("tenure_sweep_total", "what" => what).increment(count as u64);
+    }
+    histogram!("tenure_sweep_seconds").record(took.as_secs_f64());
+}
+
+/// When sessions were last counted.
+#[derive(Debug, Default)]
+pub struct Census(tokio::sync::Mutex<Option<Stopwatch>>);
+
+impl Census {
+    /// Counts the sessions by their state, unless that was done a moment ago: it is not free.
+    async fn take(&self, tenure: &Tenure) -> tenure::Result<()> {
+        let mut last = self.0.lock().await;
+        if last.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
+            return Ok(());
+        }
+        for (status, count) in tenure.store().count().await? {
+            gauge!("tenure_sessions", "status" => status.as_str()).set(count as f64);
+        }
+        *last = Some(Stopwatch::start());
+        Ok(())
+    }
+}
+
+/// Puts what was timed in order now and then, until the server stops: it would pile up if nobody looked.
+pub async fn upkeep(stop: impl Future<Output = ()>) {
+    tokio::pin!(stop);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(5)) => HANDLE.get().into_iter().for_each(|h| h.run_upkeep()),
+            () = &mut stop => return,
+        }
+    }
+}
+
+/// Everything that was counted.
+pub async fn render(census: &Census, tenure: &Tenure) -> tenure::Result<String> {
+    census.take(tenure).await?;
+    Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())
+}

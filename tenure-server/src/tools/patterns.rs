@@ -1,0 +1,34 @@
+//! Patterns of tool names.
+
+use tenure::matches_pattern;
+
+/// Whether a list of patterns says yes or no to a name; the last one that fits counts.
+pub fn said(patterns: &[String], name: &str) -> Option<bool> {
+    patterns.iter().rev().find_map(|pattern| match pattern.strip_prefix('!') {
+        Some(pattern) => matches_pattern(pattern, name).then_some(false),
+        None => matches_pattern(pattern, name).then_some(true),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, name, want) in [
+            ("read", "read", true),
+            ("read", "reads", false),
+            ("read*", "read_file", true),
+            ("*_file", "read_file", true),
+            ("*a*b*", "xaybz", true),
+            ("*a*b", "xaybz", false),
+            ("*", "", true),
+            ("*é", "né", true),
+        ] {
+            assert_eq!(matches_pattern(pattern, name), want, "{pattern} {name}");
+        }
+        let patterns = ["get_*".to_owned(), "!get_lock".to_owned()];
+        assert_eq!(["get_x", "get_lock", "put_x"].map(|name| said(&patterns, name)), [Some(true), Some(false), None]);
+    }
+}

@@ -1,0 +1,136 @@
+//! All the tools of this server, as the library calls them.
+
+use super::{http, mcp, python};
+use crate::config::Config;
+use anyhow::Context;
+use async_trait::async_trait;
+use std::collections::HashMap;
+use std::future::Future;
+use tenure::{Assistant, Call, Key, Output, Tool, ToolError, ToolSource, Tools};
+
+/// All the tools of this server.
+pub struct Toolbox {
+    /// By how they are declared: assistants that declare the same share it.
+    sources: HashMap<String, Source>,
+    python: python::Pool,
+    /// Whether an assistant has the tool `python`.
+    has_python: bool,
+}
+
+enum Source {
+    Mcp(mcp::Server),
+    Http(http::Endpoint),
+}
+
+impl std::fmt::Debug for Toolbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Toolbox({} sources)", self.sources.len())
+    }
+}
+
+fn key(source: &ToolSource) -> String {
+    serde_json::to_string(source).expect("plain data")
+}
+
+impl Toolbox {
+    /// The tools of the declared assistants. Nothing is started or connected before it is needed.
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
+        let mut sources = HashMap::new();
+        for (i, assistant) in config.assistants.iter().enumerate() {
+            for (j, source) in assistant.tools.iter().enumerate() {
+                let at = || format!("assistants[{i}].tools[{j}]");
+                let made = match source {
+                    ToolSource::Mcp(mcp) => Source::Mcp(mcp::Server::new(mcp).with_context(at)?),
+                    ToolSource::Http(http) => Source::Http(http::Endpoint::new(http).with_context(at)?),
+                    ToolSource::Python(_) | ToolSource::Memory => continue,
+                };
+                sources.insert(key(source), made);
+            }
+        }
+        let has_python =
+            config.assistants.iter().flat_map(|a| &a.tools).any(|source| matches!(source, ToolSource::Python(_)));
+        Ok(Self { sources, python: python::Pool::new(config.python.clone()), has_python })
+    }
+
+    /// Removes what an earlier server left behind and checks that interpreters can be isolated; then ends idle interpreters, again and
+    /// again, until `stop` ends.
+    pub async fn reap_until(&self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        if self.has_python {
+            tokio::select! {
+                () = self.python.prepare() => {}
+                () = &mut stop => return,
+            }
+        }
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.python.pause()) => self.python.reap().await,
+                () = &mut stop => return,
+            }
+        }
+    }
+
+    /// Ends every process that was started.
+    pub async fn close(&self) {
+        for source in self.sources.values() {
+            if let Source::Mcp(server) = source {
+                server.close().await;
+            }
+        }
+        self.python.close().await;
+    }
+
+    fn source(&self, source: &ToolSource) -> Result<&Source, ToolError> {
+        let declared = self.sources.get(&key(source));
+        declared.ok_or_else(|| ToolError::NotCalled("tools can only be declared in the server's configuration".into()))
+    }
+}
+
+#[async_trait]
+impl Tools for Toolbox {
+    async fn list(&self, assistant: &Assistant) -> Result<Vec<Tool>, ToolError> {
+        let mut tools: Vec<Tool> = Vec::new();
+        for source in &assistant.tools {
+            let found = match source {
+                ToolSource::Python(_) => vec![python::tool()],
+                // The library's own.
+                ToolSource::Memory => continue,
+                declared => match self.source(declared)? {
+                    Source::Mcp(server) => server.tools().await?,
+                    Source::Http(endpoint) => vec![endpoint.tool().clone()],
+                },
+            };
+            for tool in found {
+                match tools.iter().any(|t| t.name == tool.name) {
+                    false => tools.push(tool),
+                    true => tracing::debug!(tool = tool.name, "two tools have one name; the first one counts"),
+                }
+            }
+        }
+        Ok(tools)
+    }
+
+    async fn call(&self, assistant: &Assistant, call: &Call) -> Result<Output, ToolError> {
+        let mut unsure = None;
+        for source in &assistant.tools {
+            let found = match source {
+                ToolSource::Python(python) if call.tool == python::NAME => return self.python.call(python, call).await,
+                ToolSource::Python(_) | ToolSource::Memory => continue,
+                declared => self.source(declared)?,
+            };
+            match found {
+                Source::Http(endpoint) if endpoint.tool().name == call.tool => return endpoint.call(call).await,
+                Source::Http(_) => {}
+                Source::Mcp(server) => match server.call(call).await {
+                    Some(outcome) => return outcome,
+                    None => unsure = unsure.or(server.why_unknown()),
+                },
+            }
+        }
+        Err(ToolError::NotCalled(unsure.unwrap_or_else(|| format!("there is no tool {:?}", call.tool))))
+    }
+
+    async fn end(&self, session: &Key) {
+        self.python.end(session).await;
+    }
+}

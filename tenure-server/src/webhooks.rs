@@ -1,0 +1,124 @@
+//! Web hooks: who is notified when a session or a run ends.
+
+use crate::clock;
+use crate::config::{self, OnExpire, Runs, http_url};
+use anyhow::Context;
+use jiff::Timestamp;
+use reqwest::header::CONTENT_TYPE;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+use tenure::{Ending, Export, Session, Tenant, Tenure, User};
+
+/// Sets up who is told when a session ends. All of it must succeed before a session goes; what failed is tried again.
+pub fn install(tenure: &Tenure, config: &OnExpire) -> anyhow::Result<()> {
+    for (i, hook) in config.webhooks.iter().enumerate() {
+        let receiver = Arc::new(Webhook::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
+        tenure.on_expire(move |session, why| {
+            let receiver = receiver.clone();
+            async move { receiver.tell(&session, why).await }
+        });
+    }
+    Ok(())
+}
+
+/// How often a web hook about a run is tried, and how long it waits before the second time; each time twice as long.
+const TRIES: u32 = 6;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Those who are told when a run ends.
+pub fn run_hooks(config: &Runs) -> anyhow::Result<Vec<Arc<Webhook>>> {
+    let hooks = config.webhooks.iter().enumerate();
+    let made = hooks.map(|(i, hook)| Webhook::new(hook).with_context(|| format!("runs.webhooks[{i}]")).map(Arc::new));
+    made.collect()
+}
+
+/// An address that is notified.
+#[derive(Debug)]
+pub struct Webhook {
+    client: reqwest::Client,
+    url: reqwest::Url,
+    /// Signs the body.
+    key: Option<[u8; 32]>,
+}
+
+impl Webhook {
+    fn new(hook: &config::Webhook) -> anyhow::Result<Self> {
+        let url = http_url("url", &hook.url)?;
+        let key = hook.secret()?.map(|secret| *blake3::hash(secret.as_bytes()).as_bytes());
+        let timeout = hook.timeout.duration().context("timeout: it must end some time")?;
+        let client =
+            crate::http_client::client().timeout(timeout).redirect(reqwest::redirect::Policy::none()).build()?;
+        Ok(Self { client, url, key })
+    }
+
+    async fn tell(&self, session: &Session, why: Ending) -> Result<(), String> {
+        self.send(session_ended(session, why).map_err(|e| e.to_string())?).await
+    }
+
+    /// Tells until it is heard, for a while.
+    pub async fn deliver_with_retries(&self, body: String) {
+        let mut pause = FIRST_PAUSE;
+        for _ in 1..TRIES {
+            match self.send(body.clone()).await {
+                Ok(()) => return,
+                Err(why) => tracing::warn!(why, "a web hook is tried again"),
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        if let Err(why) = self.send(body).await {
+            tracing::error!(why, "a web hook is given up");
+        }
+    }
+
+    async fn send(&self, body: String) -> Result<(), String> {
+        let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json");
+        if let Some(key) = &self.key {
+            let signature = blake3::keyed_hash(key, body.as_bytes()).to_hex();
+            request = request.header("X-Tenure-Signature", format!("blake3={signature}"));
+        }
+        // Its address may hold a secret.
+        let host = self.url.host_str().unwrap_or_default();
+        match request.body(body).send().await {
+            Ok(response) if response.status().is_success() => Ok(()),
+            Ok(response) => Err(format!("the web hook at {host} answered {}", response.status().as_u16())),
+            Err(e) if e.is_timeout() => Err(format!("the web hook at {host} did not answer in time")),
+            Err(e) => {
+                Err(format!("the web hook at {host} can not be reached: {}", crate::http_client::error_chain(&e)))
+            }
+        }
+    }
+}
+
+/// What a web hook is sent.
+#[derive(Serialize)]
+struct SessionEndedEvent<'a> {
+    event: &'static str,
+    id: String,
+    at: Timestamp,
+    tenant: &'a Tenant,
+    user: &'a User,
+    session: Export,
+}
+
+fn session_ended(session: &Session, why: Ending) -> serde_json::Result<String> {
+    let event = match why {
+        Ending::Expired => "session.expired",
+        Ending::Evicted => "session.evicted",
+    };
+    let (id, at) = (delivery_id(session, event), clock::now());
+    // Straight to text: messages are told byte for byte.
+    let (tenant, user) = (&session.tenant, &session.user);
+    serde_json::to_string(&SessionEndedEvent { event, id, at, tenant, user, session: Export::from(session.clone()) })
+}
+
+/// The same for every attempt to tell of one ending; another for the next time that the session ends.
+fn delivery_id(session: &Session, event: &str) -> String {
+    let mut hash = blake3::Hasher::new();
+    let times = format!("{} {}", session.active_at, session.status_at);
+    for part in [session.tenant.as_str(), session.info.session_id.as_str(), event, &times] {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    format!("end_{}", &hash.finalize().to_hex()[..32])
+}
