@@ -8,7 +8,7 @@ use tenure::{
     reconcile as plan,
 };
 use tenure_server::config::Config;
-use tenure_server::server::{App, in_process};
+use tenure_server::{app::App, router::in_process};
 use tower::ServiceExt;
 
 /// Routes that take a body.

@@ -44,9 +44,3 @@ pub mod tools;
 pub mod transcripts;
 pub mod webhooks;
 pub mod workspace;
-
-/// The names that `fuzz/targets.rs` uses.
-pub mod server {
-    pub use crate::app::App;
-    pub use crate::router::in_process;
-}

@@ -27,6 +27,22 @@ const LIBRARY: &[&[&str]] = &[
     &["conformance"],
 ];
 
+/// Top-level modules of the server, lowest layer first.
+const SERVER: &[&[&str]] = &[
+    &["clock", "error", "names", "tasks"],
+    &["config", "headers"],
+    &["http_client", "net"],
+    &["auth", "llm", "observability", "tools", "transcripts", "webhooks", "workspace"],
+    &["embed"],
+    &["app"],
+    &["sessions"],
+    &["jobs"],
+    &["http"],
+    &["router"],
+    &["serve", "signals", "startup"],
+    &["cli"],
+];
+
 /// Types whose inherent methods are spread over layers: calling a method of a higher layer is an upward dependency as well.
 const HANDLES: &[&str] = &["Tenure"];
 
@@ -58,7 +74,11 @@ impl Sources {
 
     /// The longest prefix of a path that is a module.
     fn module_of(&self, path: &[String]) -> Vec<String> {
-        (0..=path.len()).rev().map(|n| path[..n].to_vec()).find(|prefix| self.0.contains_key(prefix)).unwrap_or_default()
+        (0..=path.len())
+            .rev()
+            .map(|n| path[..n].to_vec())
+            .find(|prefix| self.0.contains_key(prefix))
+            .unwrap_or_default()
     }
 }
 

@@ -1,57 +1,37 @@
-//! House rules that neither the compiler nor clippy checks. A complaint names file, line, rule and cure.
+//! Project rules that neither the compiler nor clippy checks. A complaint names file, line, rule and remedy.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Pure: they decide, and leave waiting, time and storage to their callers.
-const RULE_FILES: [&str; 10] = [
-    "src/session.rs",
-    "src/mark.rs",
-    "src/reconcile.rs",
-    "src/reconcile/align.rs",
-    "src/reconcile/full.rs",
-    "src/reconcile/index.rs",
-    "src/reconcile/overlay.rs",
-    "src/history.rs",
-    "src/summary.rs",
-    "src/tail.rs",
-];
-const OPTIONAL_RULE_FILES: [&str; 1] = ["src/next.rs"];
+/// Rules decide, and leave waiting, time and storage to their callers.
 const NOT_IN_RULES: [&str; 6] = ["async", "Store", "now(", "std::fs", "fs::", "tokio"];
 
-/// Data and its validation.
-const WORD_FILES: [&str; 5] = ["src/id.rs", "src/message.rs", "src/entry.rs", "src/policy.rs", "src/error.rs"];
-const NOT_IN_WORDS: [&str; 3] = ["tokio", "async fn", "Store"];
+/// Types are data and its validation.
+const NOT_IN_TYPES: [&str; 3] = ["tokio", "async fn", "Store"];
 
 const MAX_LINES: usize = 700;
 const UNFINISHED: [&str; 5] = ["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore"];
 const NOT_A_DEPENDENCY: [&str; 5] = ["axum", "reqwest", "clap", "pyo3", "hyper"];
 
 #[test]
-fn rule_files_are_pure() {
-    let mut complaints = Vec::new();
-    for name in RULE_FILES.iter().chain(&OPTIONAL_RULE_FILES) {
-        match fs::read_to_string(package().join(name)) {
-            Ok(text) => complaints.extend(pure_rules(name, &text)),
-            Err(_) if OPTIONAL_RULE_FILES.contains(name) => {}
-            // A rule file that moved would otherwise go unchecked without a word.
-            Err(error) => complaints.push(format!("{name}:1: rule files exist ({error}); if it moved, update tidy.rs")),
-        }
-    }
-    report(&complaints);
+fn rules_are_pure() {
+    let files = files_under(&package().join("src/rules"), "rs");
+    assert!(files.len() > 15, "the rules are in src/rules");
+    report(&files.iter().flat_map(|path| pure_rules(&name(path), &read(path))).collect::<Vec<_>>());
 }
 
 #[test]
-fn word_files_are_data() {
-    let present = WORD_FILES.iter().filter(|name| package().join(name).exists());
-    report(&present.flat_map(|name| plain_words(name, &read(&package().join(name)))).collect::<Vec<_>>());
+fn types_are_data() {
+    let files = files_under(&package().join("src/types"), "rs");
+    assert!(files.len() > 15, "the types are in src/types");
+    report(&files.iter().flat_map(|path| plain_types(&name(path), &read(path))).collect::<Vec<_>>());
 }
 
 #[test]
 fn source_files_are_short() {
-    let files = files_under(&package().join("src"), "rs");
+    let files = in_all_crates("src");
     report(&files.iter().flat_map(|path| short(&name(path), &read(path))).collect::<Vec<_>>());
 }
 
@@ -66,8 +46,9 @@ fn both_dialects_have_the_same_migrations() {
 
 #[test]
 fn nothing_is_left_unfinished() {
-    let mut files = files_under(&package().join("src"), "rs");
-    files.extend(files_under(&package().join("tests"), "rs"));
+    let mut files = in_all_crates("src");
+    files.extend(in_all_crates("tests"));
+    files.extend(in_all_crates("benches"));
     files.retain(|path| !path.ends_with("tests/tidy.rs"));
     report(&files.iter().flat_map(|path| finished(&name(path), &read(path))).collect::<Vec<_>>());
 }
@@ -111,12 +92,12 @@ fn the_library_knows_neither_http_nor_cli_nor_python() {
 // The rules, on text, so that they can be tested themselves.
 
 fn pure_rules(name: &str, text: &str) -> Vec<String> {
-    let cure = "rule files are pure: take what is needed as a parameter, or move this to the verb that calls the rule";
+    let cure = "rules are pure: take what is needed as a parameter, or move this to the operation that calls the rule";
     forbid(name, code(text), &NOT_IN_RULES, cure)
 }
 
-fn plain_words(name: &str, text: &str) -> Vec<String> {
-    forbid(name, code(text), &NOT_IN_WORDS, "word files are data: move this to the contract or to a verb")
+fn plain_types(name: &str, text: &str) -> Vec<String> {
+    forbid(name, code(text), &NOT_IN_TYPES, "types are data: move this to the contract or to an operation")
 }
 
 fn finished(name: &str, text: &str) -> Vec<String> {
@@ -255,6 +236,14 @@ fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
     files
 }
 
+/// The Rust files of a directory of each crate.
+fn in_all_crates(directory: &str) -> Vec<PathBuf> {
+    ["tenure", "tenure-server"]
+        .iter()
+        .flat_map(|krate| files_under(&package().join("..").join(krate).join(directory), "rs"))
+        .collect()
+}
+
 fn files_under(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let mut files = files_in(directory, extension);
     files.extend(entries(directory).filter(|path| path.is_dir()).flat_map(|path| files_under(&path, extension)));
@@ -328,8 +317,8 @@ mod rules {
     }
 
     #[test]
-    fn plain_words_complain() {
-        assert_eq!(at(&plain_words("a.rs", "tokio::x\npub async fn f()\nStore\nRestore // Store\nasync")), [1, 2, 3]);
+    fn plain_types_complain() {
+        assert_eq!(at(&plain_types("a.rs", "tokio::x\npub async fn f()\nStore\nRestore // Store\nasync")), [1, 2, 3]);
     }
 
     #[test]

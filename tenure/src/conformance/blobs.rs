@@ -1,6 +1,7 @@
 //! Blobs: bytes that are kept once per tenant, for as long as a session uses them.
 
-use super::{Fixture, Log, Rng, blob, key, moment};
+use super::fixture::Fixture;
+use super::kit::{Log, Rng, blob, key, moment};
 use crate::store::contract::{Commit, Store};
 use crate::types::blob::Blob;
 use crate::types::entry::Created;

@@ -1,6 +1,7 @@
 //! Checking: a store in order has nothing to tell, and removes nothing that is in use.
 
-use super::{Fixture, Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
+use super::fixture::Fixture;
+use super::kit::{Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
 use crate::store::contract::Store;
 use crate::store::finding::Orphan;
 use crate::store::item::Owner;

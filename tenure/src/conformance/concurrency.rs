@@ -1,6 +1,7 @@
 //! Many tasks at once: each step happens wholly, once, and none waits for ever.
 
-use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
+use super::fixture::Fixture;
+use super::kit::{Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
 use crate::store::contract::{Commit, Store};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::Range;

@@ -1,6 +1,7 @@
 //! Forks: they lean on their parent's log, and stay whole when it is purged.
 
-use super::{Fixture, Log, assert_fails, blob, key, moment, read_all, state, whole_log};
+use super::fixture::Fixture;
+use super::kit::{Log, assert_fails, blob, key, moment, read_all, state, whole_log};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::{Query, Whose};
 use crate::types::blob::Blob;

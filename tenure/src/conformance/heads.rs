@@ -1,6 +1,7 @@
 //! Listing: every condition, the order, and pages.
 
-use super::{Fixture, Log, head_of, key, moment};
+use super::fixture::Fixture;
+use super::kit::{Log, head_of, key, moment};
 use crate::store::contract::{Commit, Store};
 use crate::store::query::{Cursor, Order, Query, Whose};
 use crate::types::digest::VisibleHash;

@@ -1,6 +1,7 @@
 //! Commits and the log: what was acknowledged reads back, exactly, and nothing else does.
 
-use super::{Fixture, Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
+use super::fixture::Fixture;
+use super::kit::{Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
 use crate::store::contract::{Commit, Glance, MAX_PAGE_BYTES};
 use crate::store::item::Owner;
 use crate::store::query::{Direction, Range};

@@ -1,6 +1,7 @@
 //! Lists with bounded work: page by page they find what an unbounded list finds.
 
-use super::{Fixture, Log, Rng, key, moment};
+use super::fixture::Fixture;
+use super::kit::{Log, Rng, key, moment};
 use crate::store::contract::Store;
 use crate::store::query::{Cursor, HeadPage, Query, Whose};
 use crate::types::entry::{Change, Created, Entry, InfoChange};

@@ -1,6 +1,7 @@
 //! Purge: what was destroyed is gone, and only that.
 
-use super::{Fixture, Log, blob, item, key, moment, read_all, session_shelf, state};
+use super::fixture::Fixture;
+use super::kit::{Log, blob, item, key, moment, read_all, session_shelf, state};
 use crate::store::contract::{Commit, Store};
 use crate::store::item::Item;
 use crate::store::query::{Query, Whose};

@@ -1,6 +1,7 @@
 //! Random checks against a model: the same in every run, and the seed is in the message.
 
-use super::{Fixture, Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
+use super::fixture::Fixture;
+use super::kit::{Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner};
 use crate::store::query::{Cursor, Order, Query, Whose};

@@ -1,7 +1,8 @@
 //! Opening a store again: what was acknowledged is there. A store that does not last passes without a check.
 
+use super::fixture::Fixture;
+use super::kit::{Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
 use super::log::rich;
-use super::{Fixture, Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::store::query::{Query, Whose};

@@ -1,6 +1,7 @@
 //! Search: items by the words of their text.
 
-use super::{Fixture, Log, item, moment, session_shelf, shelf};
+use super::fixture::Fixture;
+use super::kit::{Log, item, moment, session_shelf, shelf};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::types::id::{Tenant, User};

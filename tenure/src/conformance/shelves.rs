@@ -1,6 +1,7 @@
 //! Shelves: keyed items, the bound on their number, use, expiry, and whose they are.
 
-use super::{Fixture, Log, assert_fails, item, key, moment, session_shelf, shelf, state};
+use super::fixture::Fixture;
+use super::kit::{Log, assert_fails, item, key, moment, session_shelf, shelf, state};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner, Shelf};
 use crate::types::error::Error;
