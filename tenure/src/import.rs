@@ -100,7 +100,7 @@ pub struct Foreign {
 pub struct LeftOut {
     /// The location: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
     pub place: String,
-    /// What it is, and why it is not in the session.
+    /// A description of the data, and the reason why it is not in the session.
     pub why: String,
 }
 

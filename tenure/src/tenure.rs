@@ -29,7 +29,9 @@ use std::time::Duration;
 /// the store and the cache.
 #[derive(Clone, Debug)]
 pub struct Tenure {
+    /// Reads and writes sessions.
     pub(crate) engine: Engine,
+    /// State that clones share besides the engine.
     pub(crate) shared: Arc<Shared>,
 }
 

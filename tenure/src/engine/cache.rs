@@ -34,6 +34,7 @@ pub(crate) enum State {
 /// A cached session with its memoized serialized forms. Every mutation clears them (D-013).
 #[derive(Debug)]
 pub(crate) struct Warm {
+    /// The session, with blob references in place of media.
     pub session: Session,
     /// The cached rendering of the session ([`crate::Tenure::text`]).
     pub text: OnceLock<Arc<str>>,
@@ -127,6 +128,7 @@ impl State {
 /// The cached state of a session, and the logical time as of which it is current.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
+    /// The cached state.
     pub state: State,
     /// The logical time ([`moment`]) of the last head check or commit: every write acknowledged
     /// before it is included in `state`.
@@ -144,6 +146,7 @@ pub(crate) fn moment() -> u64 {
 /// conflict with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
+    /// The cached state, locked during reads and writes.
     pub known: Mutex<Known>,
     /// The weight in bytes that was last reported to the cache.
     pub weight: AtomicUsize,
@@ -153,7 +156,9 @@ pub(crate) struct Hot {
 /// not change while the value is in the cache, so a new weight is a new value.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
+    /// The cached session.
     pub hot: Arc<Hot>,
+    /// The weight in bytes.
     pub weight: usize,
 }
 

@@ -39,6 +39,7 @@ pub(crate) struct EngineState {
     assistants: Assistants,
     cache: HotSessions,
     node: String,
+    /// The tasks that wait for sessions to change.
     pub watchers: Arc<Watchers>,
     usage: UsageCache,
     observers: Vec<Arc<dyn CommitObserver>>,

@@ -34,7 +34,9 @@ pub struct Usage {
 /// A sum of usage, and the time at which it was computed.
 #[derive(Debug)]
 pub(crate) struct Sum {
+    /// The sum, including reservations since it was computed.
     pub usage: Usage,
+    /// The time at which the heads were read.
     pub at: Timestamp,
 }
 

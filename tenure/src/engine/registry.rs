@@ -31,6 +31,7 @@ pub(crate) struct Assistants {
 pub(crate) struct Own {
     /// The time at which they were read from the store.
     pub read_at: Timestamp,
+    /// The assistants by name.
     pub by_name: BTreeMap<String, Arc<Assistant>>,
 }
 

@@ -127,7 +127,9 @@ impl Codes {
 /// The cache value of a namespace's vector index, with the weight that the cache accounts for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
+    /// The vector index.
     pub codes: Arc<Mutex<Codes>>,
+    /// The weight in bytes.
     pub weight: usize,
 }
 

@@ -44,8 +44,11 @@ pub(crate) struct Changes {
 
 /// A subscription to changes of one session. Dropping it unsubscribes.
 pub(crate) struct Watch<'a> {
+    /// The subscriptions that this one belongs to.
     pub watchers: &'a Watchers,
+    /// The session.
     pub key: Key,
+    /// The change signals of the session.
     pub changes: Arc<Changes>,
 }
 

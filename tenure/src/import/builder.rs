@@ -30,7 +30,9 @@ impl Part {
 /// A tool call of a message.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
+    /// The id of the call.
     pub id: String,
+    /// The call as JSON.
     pub json: String,
 }
 
@@ -55,11 +57,15 @@ impl Call {
 pub(super) struct Draft {
     /// The location in the input.
     pub place: String,
+    /// The role.
     pub role: String,
+    /// The content.
     pub parts: Vec<Part>,
+    /// The tool calls.
     pub calls: Vec<Call>,
     /// The id of the call that a tool message answers.
     pub answers: Option<String>,
+    /// The text with which the model refused to answer.
     pub refusal: Option<String>,
 }
 

@@ -15,10 +15,10 @@ use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;
 use std::collections::{HashMap, HashSet};
 
-/// The fields of a line that are used or deliberately ignored.
+/// The known fields of a line, which are not listed as left out.
 const LINE: [&str; 8] =
     ["type", "message", "sessionId", "uuid", "parentUuid", "isSidechain", "timestamp", "isApiErrorMessage"];
-/// The fields of a message that are used.
+/// The known fields of a message, which are not listed as left out.
 const MESSAGE: [&str; 5] = ["id", "role", "content", "model", "type"];
 
 /// Block types that contain the model's reasoning.

@@ -8,7 +8,9 @@ use serde_json::value::RawValue;
 /// One JSON document: an element of a list, a line, or the whole text.
 #[derive(Clone, Debug)]
 pub(super) struct Doc<'a> {
+    /// The location in the text.
     pub at: At,
+    /// The original text of the document.
     pub raw: &'a str,
 }
 

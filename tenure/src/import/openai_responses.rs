@@ -8,7 +8,7 @@ use crate::session::transfer::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 
-/// The fields of an item that are used.
+/// The known fields of an item, which are not listed as left out.
 const ITEM: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
 
 /// Reads one session from its items.

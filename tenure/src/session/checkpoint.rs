@@ -161,7 +161,7 @@ impl Tenure {
     }
 
     /// Forks a session at a point. Nothing is copied, however long the history is, and neither
-    /// session can change the other (D-002).
+    /// session can change the other.
     pub async fn fork(
         &self,
         who: &Principal,

@@ -1,7 +1,7 @@
 //! Content matching: finds the session that a request without a session id continues.
 //!
 //! Only the principal's own live sessions are considered, and an ambiguous match counts as no
-//! match, so that no conversation is ever continued in another one by a guess (D-024).
+//! match, so that no conversation is ever continued in another one by a guess.
 
 use crate::rules::review_notice::noticed;
 use crate::rules::session::Session;
@@ -196,7 +196,7 @@ impl Tenure {
             }
             if has_media && !equal.is_empty() {
                 // The hash covers texts only: conversations that differ in their media are
-                // distinguished here.
+                // distinguished here (D-024).
                 equal = self.with_same_media(equal, messages).await?;
             }
             if equal.len() > 1 {

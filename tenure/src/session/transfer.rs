@@ -169,7 +169,7 @@ impl Tenure {
             self.engine.check_expected_none(id)?;
             match self.begin_import(who, id, &export, &entries, blobs.clone()).await {
                 // The session was created concurrently, or belongs to another user: the head check
-                // tells which.
+                // distinguishes the two.
                 Err(Error::Exists { session_id }) => {
                     self.head(who, &session_id).await.map_err(|_| Error::Exists { session_id })?;
                 }

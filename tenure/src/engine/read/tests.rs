@@ -1,3 +1,5 @@
+//! Tests of the freshness of reads: which readers may share a head check or a commit.
+
 use super::*;
 use crate::engine::draft::Draft;
 use crate::engine::options::Options;

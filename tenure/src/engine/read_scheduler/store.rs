@@ -29,8 +29,11 @@ pub(crate) enum Caller {
 /// A store whose calls are admitted by a scheduler.
 #[derive(Clone, Debug)]
 pub(crate) struct ScheduledStore {
+    /// The store that serves the calls.
     pub inner: Arc<dyn Store>,
+    /// The scheduler that admits the calls.
     pub scheduler: Arc<Scheduler>,
+    /// The party on whose behalf calls are made.
     pub caller: Caller,
 }
 

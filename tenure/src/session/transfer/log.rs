@@ -63,6 +63,7 @@ pub(super) mod records {
     use serde::de::Error as _;
     use serde::ser::{Error as _, SerializeSeq};
 
+    /// Serializes records as a list of `seq`, `at` and `entry`.
     pub fn serialize<S: serde::Serializer>(log: &[Record], s: S) -> Result<S::Ok, S::Error> {
         let mut list = s.serialize_seq(Some(log.len()))?;
         for record in log {
@@ -72,6 +73,7 @@ pub(super) mod records {
         list.end()
     }
 
+    /// Deserializes records. Their messages are not validated yet.
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<Record>, D::Error> {
         let lines = Vec::<Line>::deserialize(d)?;
         lines.into_iter().map(|line| record(line).map_err(D::Error::custom)).collect()
