@@ -39,7 +39,7 @@ impl Bounds {
     }
 
     /// The limits for reads and writes of turns, on a store where each call takes one of `capacity`
-    /// connections. One tenant can take at most three quarters, so that the rest is left to others.
+    /// connections. One tenant leaves a quarter of them to others.
     pub fn of_turns(capacity: usize) -> Self {
         let per_tenant = capacity.saturating_sub((capacity / 4).max(1)).max(1);
         Self { total: capacity, per_tenant, per_principal: per_tenant, waiting: usize::MAX }

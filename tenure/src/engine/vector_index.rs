@@ -1,4 +1,5 @@
-//! In-process vector indexes of memories: a bounded cache, searched by cosine similarity (D-074).
+//! In-process vector indexes of memories: a bounded cache that is searched by cosine similarity.
+//! Large indexes are first narrowed to the candidates with the nearest sign bits (D-074).
 
 use crate::store::item::Shelf;
 use crate::types::memory::Kept;
@@ -90,6 +91,7 @@ impl Codes {
     }
 
     /// The memories that are most similar to the question, best first, with their cosine similarity.
+    /// Candidates are preselected by the Hamming distance of their sign bits, then ranked exactly.
     pub fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
         let question = small(question);
         if question.len() != self.length || self.keys.is_empty() {

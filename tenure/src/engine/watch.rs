@@ -26,8 +26,7 @@ pub(crate) const NEWS: usize = 4096;
 pub(crate) struct Watchers {
     /// The sessions with subscribers.
     pub all: Mutex<HashMap<Key, (usize, Arc<Changes>)>>,
-    /// Whether the store delivers change notifications of other processes. Set by the first call of
-    /// [`Engine::is_told`](crate::engine::core::Engine::is_told).
+    /// Whether the store delivers change notifications of other processes. Set when it is first needed.
     pub told: OnceLock<bool>,
     /// The channel of all changes. Empty until the first subscription.
     pub news: OnceLock<broadcast::Sender<Key>>,

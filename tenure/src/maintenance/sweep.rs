@@ -32,7 +32,7 @@ pub struct Report {
     pub evicted: Vec<Key>,
     /// Sessions that were purged after their retention.
     pub purged: Vec<Key>,
-    /// Sessions with reviews that timed out and were decided by their policy.
+    /// Sessions with reviews that timed out and were decided automatically.
     pub decided: Vec<Key>,
     /// The number of expired items that were removed, such as cached tool results.
     pub items: usize,

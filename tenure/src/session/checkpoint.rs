@@ -66,10 +66,10 @@ impl SessionObserver for CheckpointHook {
 }
 
 impl Tenure {
-    /// Registers a callback that is called after each checkpoint set through this handle, with the
-    /// session's head, the checkpoint's label and its record. The operation that set the checkpoint
-    /// waits for the callback, so that a run does nothing else meanwhile (D-115); readers do not
-    /// wait. A failure is logged and not retried.
+    /// Registers a callback that is called after each checkpoint set through this handle or its
+    /// clones, with the session's head, the checkpoint's label and the sequence number of its
+    /// record. The operation that set the checkpoint waits for the callback, so that a run does
+    /// nothing else meanwhile (D-115); readers do not wait. A failure is logged and not retried.
     pub fn on_checkpoint<F, Fut>(&self, hook: F)
     where
         F: Fn(Head, Label, Seq) -> Fut + Send + Sync + 'static,

@@ -1,8 +1,8 @@
 //! Full-text search over the messages of all sessions that a principal may see, newest first.
 //!
 //! There is no index and no second copy of the text: the logs are scanned in the store, one page at
-//! a time. Discarded, erased and purged messages cannot be found, because they are not in the
-//! scanned logs (D-082).
+//! a time. Discarded messages are not found because the scan skips them; erased and purged messages
+//! are not found because they are no longer stored (D-082).
 
 use crate::rules::matcher::{Needle, snippet};
 use crate::rules::redaction::Redaction;
@@ -107,7 +107,8 @@ pub struct FoundPage {
     pub next: Option<SearchCursor>,
     /// The number of sessions that were searched.
     pub looked_at: usize,
-    /// Whether the page ended because of `max_sessions`, `max_bytes` or `max_reads`, before it was full.
+    /// Whether the page ended before it was full: because of `max_sessions`, `max_bytes` or
+    /// `max_reads`, or because the store scanned `max_scan` heads.
     pub cut: bool,
     /// Sessions that could not be searched because their log is damaged.
     pub damaged: Vec<SessionId>,

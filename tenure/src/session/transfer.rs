@@ -129,9 +129,10 @@ impl Tenure {
         Ok(heads.into_iter().map(|h| h.info.session_id).collect())
     }
 
-    /// Imports a session under an id, in place of an existing one, in one atomic commit. Replaced
-    /// messages are discarded by a rewind, not destroyed (D-093). An existing session keeps its own
-    /// log: it gets the export's messages, checkpoints and info, but not its log.
+    /// Imports a session under an id, in one atomic commit. If the id is unused, the session is
+    /// created with the export's log. An existing session is replaced: its messages are discarded
+    /// by a rewind, not destroyed (D-093), and it gets the export's messages, checkpoints and info,
+    /// but keeps its own log.
     pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
         self.engine.know(&who.tenant).await?;
         let export = of_form(export);
