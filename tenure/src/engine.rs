@@ -1,4 +1,5 @@
-//! The only code that reads and writes sessions in a store: cache, write loop, log reader, notifications.
+//! The session engine: the session cache, the write path, the log reader and change notifications.
+//! It is the only code that reads and writes sessions in a store.
 
 pub(crate) mod cache;
 pub(crate) mod core;

@@ -1,8 +1,10 @@
-//! Other people's sessions: what other programs wrote becomes an [`Export`], ready for [`crate::Tenure::import`].
+//! Import of sessions from other programs: converts their files to an [`Export`], ready for
+//! [`crate::Tenure::import`].
 //!
-//! [`read`] recognises the form by what is in the text. What a session has no place for is never dropped in silence: it is listed
-//! in [`Foreign::left_out`] with its place and the reason. A session that can not be read is an error that names the path of what is
-//! wrong, and does not stop the others.
+//! [`read`] detects the format from the content. Data that cannot be represented in a session is
+//! never dropped silently: it is listed in [`Foreign::left_out`] with its location and the reason
+//! (D-094). A session that cannot be parsed is an error that names the path of the problem, and
+//! does not prevent the import of the others.
 
 mod builder;
 mod claude_code;
@@ -28,22 +30,24 @@ use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
-/// A form in which sessions are found.
+/// A file format of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Format {
-    /// Our own export.
+    /// Tenure's own export.
     #[serde(rename = "tenure")]
     Tenure,
-    /// Messages in OpenAI's shape: a list, an object with `messages`, one message per line, or one object with `messages` per line.
+    /// Messages in OpenAI's format: a list, an object with `messages`, one message per line, or one
+    /// object with `messages` per line.
     #[serde(rename = "openai")]
     OpenAi,
-    /// An export of mistral.rs: `messages`, `images`, `videos`, `files`; fields may be tagged with `Left` and `Right`.
+    /// An export of mistral.rs: `messages`, `images`, `videos`, `files`; values may be tagged with
+    /// `Left` and `Right`.
     #[serde(rename = "mistralrs")]
     MistralRs,
     /// A transcript of Claude Code, JSONL.
     #[serde(rename = "claude-code")]
     ClaudeCode,
-    /// Items of OpenAI's Responses API, a list or one per line, as its Agents SDK keeps them.
+    /// Items of OpenAI's Responses API, a list or one per line, as OpenAI's Agents SDK stores them.
     #[serde(rename = "responses")]
     Responses,
 }
@@ -51,7 +55,7 @@ pub enum Format {
 const FORMATS: [Format; 5] = [Format::Tenure, Format::OpenAi, Format::MistralRs, Format::ClaudeCode, Format::Responses];
 
 impl Format {
-    /// The word for it.
+    /// The name of the format, as in options and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Format::Tenure => "tenure",
@@ -80,28 +84,28 @@ impl FromStr for Format {
     }
 }
 
-/// A session that somebody else wrote, in our terms.
+/// A session of another program, converted to an export.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Foreign {
-    /// The form it was found in.
+    /// The detected or given format.
     pub format: Format,
-    /// The session.
+    /// The converted session.
     pub export: Export,
-    /// What could not be carried over.
+    /// The data that could not be converted.
     pub left_out: Vec<LeftOut>,
 }
 
-/// Something that a session has no place for.
+/// A part of the input that cannot be represented in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeftOut {
-    /// Where it is: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
+    /// The location: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
     pub place: String,
-    /// What it is, and why it is not in the session.
+    /// A description of the data, and the reason why it is not in the session.
     pub why: String,
 }
 
 impl Foreign {
-    /// Leaves out a model that is not known where the session goes.
+    /// Removes a model that is not configured where the session is imported, and lists it as left out.
     pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
             let why = format!(
@@ -119,11 +123,13 @@ impl LeftOut {
     }
 }
 
-/// Reads the sessions in a text. `hint` says what it is if that is known; else it is recognised by what is in it.
+/// Reads the sessions in a text. `hint` is the format, if it is known; `None` means that it is
+/// detected from the content.
 ///
-/// The outer error means that nothing in the text could be recognised. Otherwise there is one entry per session, in the order of the
-/// text; a session that is wrong is an error with the path of what is wrong ([`Error::Invalid`]: `line 4: messages[2].content`),
-/// and the others are there all the same.
+/// The outer error means that no format was detected, or that the text is neither JSON nor JSONL.
+/// Otherwise there is one result per session, in the order of the text; an invalid session is an
+/// error with the path of the problem ([`Error::Invalid`]: `line 4: messages[2].content`), and does
+/// not affect the others.
 pub fn read(text: &str, hint: Option<Format>) -> Result<Vec<Result<Foreign>>> {
     let docs = split(text)?;
     let Some(format) = hint.or_else(|| detect::recognise(&docs)) else {
@@ -136,18 +142,18 @@ pub fn read(text: &str, hint: Option<Format>) -> Result<Vec<Result<Foreign>>> {
     Ok(match format {
         Format::ClaudeCode => claude_code::read(&docs),
         Format::Responses => vec![openai_responses::read(&docs)],
-        // Each is a session.
+        // Each document is a session.
         _ if docs.iter().any(|d| d.has("messages")) => {
             let form = |d: &Doc<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
             docs.iter().map(|d| tenure::read(d, form(d))).collect()
         }
-        // Each is a message.
+        // Each document is a message.
         Format::MistralRs => vec![tagged(&docs)],
         _ => vec![messages(&docs)],
     })
 }
 
-/// One session of plain messages.
+/// One session that consists of plain messages.
 fn messages(docs: &[Doc<'_>]) -> Result<Foreign> {
     let parse = |d: &Doc<'_>| Message::parse(d.raw).map_err(|e| at(&d.place("messages"), e));
     let messages = docs.iter().map(parse).collect::<Result<_>>()?;
@@ -155,14 +161,15 @@ fn messages(docs: &[Doc<'_>]) -> Result<Foreign> {
     Ok(Foreign { format: Format::OpenAi, export, left_out: Vec::new() })
 }
 
-/// One session of mistral.rs's messages alone.
+/// One session that consists of messages of mistral.rs only.
 fn tagged(docs: &[Doc<'_>]) -> Result<Foreign> {
     let (list, mut left_out) = (docs.iter().map(|d| d.raw).collect::<Vec<_>>(), Vec::new());
     let messages = mistralrs::Listed::default().messages(&list, &mut left_out)?;
     Ok(Foreign { format: Format::MistralRs, export: Export { messages, ..Export::default() }, left_out })
 }
 
-/// Puts a place before the path of what is wrong: `messages[3]` joins with a dot, words such as `line 4` with a colon.
+/// Prefixes the path of an invalid parameter with a location: `messages[3]` is joined with a dot,
+/// words such as `line 4` with a colon.
 fn at(place: &str, e: Error) -> Error {
     match e {
         Error::Invalid { param, message } => Error::Invalid { param: path(place, &param), message },
@@ -170,6 +177,7 @@ fn at(place: &str, e: Error) -> Error {
     }
 }
 
+/// Joins a location and a path.
 fn path(place: &str, rest: &str) -> String {
     match (place.is_empty(), rest.is_empty()) {
         (true, _) => rest.to_owned(),

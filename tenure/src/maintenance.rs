@@ -1,4 +1,4 @@
-//! Background work on all sessions: expiry, retention, erasure, checking and repair.
+//! Background work on all sessions: expiry, eviction, retention, erasure, checks and repair.
 
 pub(crate) mod doctor;
 pub(crate) mod erase;

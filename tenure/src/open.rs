@@ -1,4 +1,4 @@
-//! Opening a store, and wiring the parts that react to each other's commits.
+//! Opens a store, and wires the parts that react to each other's commits.
 
 use crate::engine::options::Options;
 use crate::memory::retract::RetractMemories;
@@ -9,12 +9,13 @@ use crate::types::error::Result;
 use std::sync::Arc;
 
 impl Tenure {
-    /// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`.
+    /// Opens a store by its URL, with default options: `memory:`, `jsonl:DIR`, `sqlite:FILE` or
+    /// `postgres://…`.
     pub async fn open(url: &str) -> Result<Self> {
         Self::open_with(url, Options::default()).await
     }
 
-    /// Opens a store with options.
+    /// Opens a store by its URL, with the given options. Repairs that were necessary are logged.
     pub async fn open_with(url: &str, options: Options) -> Result<Self> {
         let (store, repairs) = store::open::open(url).await?;
         for repair in &repairs {
@@ -23,7 +24,7 @@ impl Tenure {
         Ok(Self::wire(store, options, repairs))
     }
 
-    /// Uses a store that is open already.
+    /// Creates a handle on a store that is already open.
     pub fn on(store: Arc<dyn Store>, options: Options) -> Self {
         Self::wire(store, options, Vec::new())
     }

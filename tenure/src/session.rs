@@ -1,4 +1,4 @@
-//! Operations on sessions: lifecycle, append, checkpoints, forks, search, transfer, retention.
+//! Operations on sessions: lifecycle, append, checkpoints, forks, search, transfer and expiry.
 
 pub(crate) mod append;
 pub(crate) mod archive;

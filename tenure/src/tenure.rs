@@ -1,4 +1,5 @@
-//! The handle that applications use. Operations are methods of it, grouped by directory: `session`, `run`, `review`, `memory`.
+//! The handle that applications use. Operations are methods of [`Tenure`], grouped by directory:
+//! `session`, `run`, `review`, `memory`.
 
 use crate::engine::cache::State;
 use crate::engine::core::Engine;
@@ -24,40 +25,50 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-/// An open store with its sessions. Cheap to clone; clones share the store and the cache.
+/// An open store with its sessions: the entry point of the library. Cheap to clone; clones share
+/// the store and the cache.
 #[derive(Clone, Debug)]
 pub struct Tenure {
+    /// Reads and writes sessions.
     pub(crate) engine: Engine,
+    /// State that clones share besides the engine.
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What operations share besides the engine.
+/// State that all clones of a [`Tenure`] share besides the engine.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// Callbacks before a session expires or is evicted.
     pub hooks: RwLock<Vec<Hook>>,
+    /// Callbacks when a session moves to another id.
     pub archive_hooks: RwLock<Vec<ArchiveHook>>,
+    /// Observers of commits that discard messages or set checkpoints.
     pub observers: RwLock<Vec<Arc<dyn SessionObserver>>>,
-    /// How many of the longest idle sessions the last sweep could not evict.
+    /// The number of longest idle sessions that recent sweeps could not evict.
     pub stuck: AtomicUsize,
-    /// One turn at a time in each session.
+    /// Turn locks: at most one turn at a time in each session.
     pub turn_locks: Gates,
-    /// One request at a time for each idempotency key.
+    /// Locks of idempotency keys: at most one request at a time for each key.
     pub key_locks: Gates,
-    /// One compaction at a time in each session.
+    /// Compaction locks: at most one compaction at a time in each session.
     pub compaction_locks: Gates,
+    /// The repairs that were made when the store was opened.
     pub repairs: Vec<Repair>,
+    /// Vector indexes and locks of memories.
     pub memories: Memories,
 }
 
-/// Is told of commits that concern other parts than the one that committed. Called after the commit is durable and the session's lock is
-/// released; the operation that committed waits for it.
+/// An observer of commits that concern other parts than the one that committed. It is called after
+/// the commit is durable and the session's lock is released; the operation that committed waits for
+/// it.
 #[async_trait]
 pub(crate) trait SessionObserver: Debug + Send + Sync {
-    /// A commit cut messages off or set a checkpoint.
+    /// Called after a commit that discarded messages or set a checkpoint.
     async fn committed(&self, tenure: &Tenure, event: &Committed);
 }
 
 impl Tenure {
+    /// Builds a handle from its parts.
     pub(crate) fn build(
         store: Arc<dyn Store>,
         options: Options,
@@ -80,19 +91,20 @@ impl Tenure {
         Self { engine: Engine::new(store, options), shared: Arc::new(shared) }
     }
 
-    /// The store.
+    /// The store that this handle reads and writes.
     pub fn store(&self) -> &Arc<dyn Store> {
         self.engine.store()
     }
 
-    /// A handle for lists, searches and other reads that are not part of a turn. What is read through this handle is scheduled:
-    /// each principal has a bounded number of reads under way, those that wait are served round robin, and a part of the store's
-    /// capacity is left to turns. A read is refused (`max_waiting_reads`) if too many of the same principal wait.
+    /// A handle for lists, searches and other reads that are not part of a turn. Reads through this
+    /// handle are scheduled: each principal has a bounded number of concurrent reads, waiting reads
+    /// are served round robin, and a part of the store's capacity is reserved for turns. A read is
+    /// rejected (`max_waiting_reads`) if too many reads of the same principal wait (D-106).
     pub fn browsing(&self, who: &Principal) -> Self {
         Self { engine: self.engine.browsing(who), shared: self.shared.clone() }
     }
 
-    /// What was repaired when the store was opened, such as a torn tail that was truncated.
+    /// The repairs that were made when the store was opened, such as the truncation of a torn tail.
     pub fn repairs(&self) -> &[Repair] {
         &self.shared.repairs
     }
@@ -102,67 +114,75 @@ impl Tenure {
         self.engine.limits()
     }
 
-    /// The current time by the configured clock.
+    /// The current time of the configured clock.
     pub fn now(&self) -> Timestamp {
         self.engine.now()
     }
 
-    /// The name of this node. Each open store has a name of its own.
+    /// The name of this node, unique for each open store.
     pub fn node(&self) -> &str {
         self.engine.node()
     }
 
-    /// A handle whose operations are refused with [`Error::Conflict`](crate::Error::Conflict) unless the log of the session ends at `seq`.
+    /// A handle whose operations are rejected with [`Error::Conflict`](crate::Error::Conflict)
+    /// unless the log of the session ends at `seq` (D-099).
     pub fn expecting(&self, seq: Seq) -> Self {
         Self { engine: self.engine.expecting(seq), shared: self.shared.clone() }
     }
 
-    /// What must not leave the log.
+    /// The redaction rules for text that leaves the log.
     pub fn redaction(&self) -> &Redaction {
         &self.engine.options().redaction
     }
 
-    /// A text as it may leave the log, and the names of the rules that matched: for whoever writes it anywhere else.
+    /// Redacts a text. Returns it with the names of the rules that matched. Callers use it before
+    /// they write text outside of the log (D-084).
     pub fn redact<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
         self.redaction().apply(text)
     }
 
-    /// The head of a session, whatever its status.
+    /// Reads the head of a session, whatever its status.
     pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.engine.head(who, id).await
     }
 
-    /// The head of a session that is active or paused. One that has expired or was deleted is [`Error::Gone`](crate::Error::Gone).
+    /// Reads the head of a session that is active or paused. An expired or deleted session is
+    /// [`Error::Gone`](crate::Error::Gone).
     pub async fn live(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.engine.live(who, id).await
     }
 
-    /// The policy for the sessions of an assistant, or of none. A tenant's own assistants count once they were read.
+    /// The policy for the sessions of an assistant, or of no assistant. A tenant's own assistants
+    /// are only considered once they have been read from the store.
     pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
         self.engine.policy(tenant, assistant)
     }
 
-    /// The shortest time to live of any session, as far as assistants are known: how often a sweep makes sense.
+    /// The shortest time to live of any session, as far as assistants are cached. It determines how
+    /// often a sweep is useful.
     pub fn shortest_ttl(&self) -> Option<Duration> {
         self.engine.shortest_ttl()
     }
 
-    /// What a user, or a whole tenant, has stored.
+    /// The stored amount of a user, or of a whole tenant.
     pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
         self.engine.usage(who, scope).await
     }
 
-    /// Waits until a session may have changed since a record. It may also return without a change: check again.
+    /// Waits until a session may have changed after the record `seen`. It may also return without a
+    /// change, so callers check again.
     pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
         self.engine.changed(who, id, seen).await
     }
 
-    /// Every session that this process creates or writes to from now on, after the commit. A slow receiver misses some, and is told so.
+    /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
+    /// Each key is sent after its commit. A slow receiver loses keys and gets an error that says
+    /// so.
     pub fn changes(&self) -> tokio::sync::broadcast::Receiver<crate::types::id::Key> {
         self.engine.changes()
     }
 
-    /// Writes to a session through the engine, then tells the observers.
+    /// Writes to a session through the engine, then notifies the observers.
     pub(crate) async fn write<R>(
         &self,
         who: &Principal,
@@ -177,6 +197,7 @@ impl Tenure {
         Ok(reply)
     }
 
+    /// Calls the observers of a commit, one after the other.
     pub(crate) async fn tell_observers(&self, event: &Committed) {
         let observers = self.shared.observers.read().unwrap_or_else(|e| e.into_inner()).clone();
         for observer in observers {

@@ -1,9 +1,10 @@
-//! Hot sessions: a bounded cache of index cards and folded sessions, and the one way in which a session is read and written.
+//! The session cache: a cache of session heads and folded sessions, bounded by bytes.
 //!
-//! A write commits against the log's end as the cache knows it and reads nothing. If somebody else was first, the store says
-//! so, the cache catches up with the records after its own, and the step is taken again. A read asks the store for the card
-//! first, so that it always sees what was acknowledged before it, by whichever process. Those who wait for one session share the
-//! answer, if it was asked for after they came.
+//! A write commits against the log end that the cache knows and reads nothing (optimistic
+//! concurrency). If another writer committed first, the store reports a conflict, the cache reads
+//! the records after its own, and the step is retried. A read checks the head in the store first,
+//! so it always sees every write acknowledged before it, by any process. Concurrent readers of one
+//! session share a single head check, provided it was issued after each of them arrived (D-012).
 
 use crate::rules::session::Session;
 use crate::types::head::Head;
@@ -15,48 +16,56 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Mutex;
 
-/// What is known of a session without asking the store. It may be behind, never wrong.
+/// The cached state of a session. It may be stale, but is always a consistent prefix of the log.
 #[derive(Debug, Default)]
 pub(crate) enum State {
+    /// Nothing is cached.
     #[default]
     Cold,
+    /// Only the head is cached.
     Head(Box<Head>),
-    /// Its newest part, enough for a run that shows a model this window ([`crate::rules::partial`]).
+    /// The newest part of the session, enough for a run whose model is shown this window
+    /// ([`crate::rules::partial`], D-014).
     Tail(Arc<Warm>, Window),
-    /// Shared with those who look at it: whoever writes while somebody looks gets a copy.
+    /// The whole session. It is shared with concurrent readers: a write during a read works on a copy.
     Whole(Arc<Warm>),
 }
 
-/// A session, and the text that was made of it, which is good for as long as nothing changes.
+/// A cached session with its memoized serialized forms. Every mutation clears them (D-013).
 #[derive(Debug)]
 pub(crate) struct Warm {
+    /// The session, with blob references in place of media.
     pub session: Session,
+    /// The cached rendering of the session ([`crate::Tenure::text`]).
     pub text: OnceLock<Arc<str>>,
-    /// Its card as JSON.
+    /// The head as JSON.
     pub card: OnceLock<String>,
 }
 
 impl Warm {
+    /// A cached session without serialized forms.
     pub fn new(session: Session) -> Arc<Self> {
         Arc::new(Self { session, text: OnceLock::new(), card: OnceLock::new() })
     }
 
-    /// The one way to change it.
+    /// Mutable access to the session, which clears the serialized forms. All mutations go through
+    /// this method.
     pub fn change(&mut self) -> &mut Session {
         (self.text, self.card) = Default::default();
         &mut self.session
     }
 
-    /// The text that was made of it.
+    /// The cached rendering, if there is one.
     pub fn text(&self) -> Option<Arc<str>> {
         self.text.get().cloned()
     }
 
-    /// Keeps a text that was made of it, unless there is one.
+    /// Caches a rendering unless there is one already. Returns the cached rendering.
     pub fn keep(&self, text: String) -> Arc<str> {
         self.text.get_or_init(|| text.into()).clone()
     }
 
+    /// The size in bytes of the session and its serialized forms.
     pub fn weight(&self) -> usize {
         self.session.weight() + self.text.get().map_or(0, |t| t.len()) + self.card.get().map_or(0, String::len)
     }
@@ -76,6 +85,7 @@ impl Clone for Warm {
 }
 
 impl State {
+    /// The cached head, if there is one.
     pub fn head(&self) -> Option<&Head> {
         match self {
             State::Cold => None,
@@ -84,7 +94,9 @@ impl State {
         }
     }
 
-    /// The card as JSON, if that is at hand.
+    /// The cached head as JSON, for the non-blocking head check. `None` means that no head is
+    /// cached. An empty string means that the head is cached without its JSON, so that the store
+    /// returns the head itself.
     pub fn card(&self) -> Option<&str> {
         match self {
             State::Cold => None,
@@ -95,6 +107,7 @@ impl State {
         }
     }
 
+    /// The size in bytes that the cache accounts for this state.
     pub fn weight(&self) -> usize {
         match self {
             State::Tail(session, _) | State::Whole(session) => session.weight(),
@@ -102,7 +115,8 @@ impl State {
         }
     }
 
-    /// What is folded of it, if anything is, to be changed.
+    /// Mutable access to the folded session, in part or as a whole. `None` means that nothing is
+    /// folded. Clears the serialized forms.
     pub fn folded(&mut self) -> Option<&mut Session> {
         match self {
             State::Tail(session, _) | State::Whole(session) => Some(Arc::make_mut(session).change()),
@@ -111,34 +125,44 @@ impl State {
     }
 }
 
-/// What is known of a session, and since when.
+/// The cached state of a session, and the logical time as of which it is current.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
+    /// The cached state.
     pub state: State,
-    /// Whatever was acknowledged before this moment is in it.
+    /// The logical time ([`moment`]) of the last head check or commit: every write acknowledged
+    /// before it is included in `state`.
     pub as_of: u64,
 }
 
-/// A moment of this process, later than all that were given before. No clock: those stand still, and jump.
+/// The process-wide logical clock: each call returns a larger number. Wall clocks can stall or
+/// jump, so they are not used for ordering.
 pub(crate) fn moment() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::SeqCst) + 1
 }
 
-/// One session in the cache. Its lock makes the writers of this process wait for each other, so that they need not conflict.
+/// One session in the cache. Its lock serializes the writers of this process, so that they do not
+/// conflict with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
+    /// The cached state, locked during reads and writes.
     pub known: Mutex<Known>,
+    /// The weight in bytes that was last reported to the cache.
     pub weight: AtomicUsize,
 }
 
-/// A session's place in the cache, with the weight that the cache knows it by: that must not change in place.
+/// The cache value of a session, with the weight that the cache accounts for it. The weight must
+/// not change while the value is in the cache, so a new weight is a new value.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
+    /// The cached session.
     pub hot: Arc<Hot>,
+    /// The weight in bytes.
     pub weight: usize,
 }
 
+/// Weighs cached sessions by their size in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct ByBytes;
 
@@ -148,11 +172,13 @@ impl Weighter<Key, Slot> for ByBytes {
     }
 }
 
+/// The session cache.
 pub(crate) type HotSessions = Cache<Key, Slot, ByBytes>;
 
-/// The weight of a session of which only the card is known: the card, and its place in the cache.
+/// The weight in bytes of a session of which only the head is cached: the head and its cache entry.
 pub(crate) const CARD_BYTES: usize = size_of::<Head>() + size_of::<Hot>() + 1024;
 
+/// Creates a session cache that holds at most `bytes` bytes.
 pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
     // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.
     let options = OptionsBuilder::new().shards(1).estimated_items_capacity(4096).weight_capacity(bytes as u64).build();

@@ -1,4 +1,5 @@
-//! The engine: a store, the session cache in front of it, and what both need to read and write sessions.
+//! The engine: a store, the session cache in front of it, and the shared state that both need to
+//! read and write sessions.
 
 use crate::clock::Clock;
 use crate::engine::cache::{HotSessions, hot_sessions};
@@ -16,31 +17,37 @@ use crate::types::policy::{Limits, Policy};
 use jiff::Timestamp;
 use std::sync::{Arc, Weak};
 
-/// Reads and writes sessions. Cheap to clone; clones share the store and the cache.
+/// Reads and writes sessions in a store. Cheap to clone; clones share the store and the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Engine {
     shared: Arc<EngineState>,
     /// The position at which the log of a session must end for an operation on it (`If-Match`).
+    /// `None` means no condition (D-099).
     pub expect: Option<Seq>,
-    /// The store behind a read scheduler, for reads that are not part of a turn.
+    /// The store behind a read scheduler, for reads that are not part of a turn. `None` means that
+    /// this handle calls the store directly.
     scheduled: Option<Arc<dyn Store>>,
 }
 
+/// The state that all clones of an [`Engine`] share.
 #[derive(Debug)]
 pub(crate) struct EngineState {
     store: Arc<dyn Store>,
-    /// Schedules the reads that are not part of a turn.
+    /// Schedules the reads that are not part of a turn (D-106).
     browsing: Arc<Scheduler>,
     options: Options,
     assistants: Assistants,
     cache: HotSessions,
     node: String,
+    /// The tasks that wait for sessions to change.
     pub watchers: Arc<Watchers>,
     usage: UsageCache,
     observers: Vec<Arc<dyn CommitObserver>>,
 }
 
 impl Engine {
+    /// Creates an engine on an open store. Where reads and writes share the store's connections,
+    /// the calls of turns are scheduled too, so that one tenant cannot take all of them.
     pub fn new(store: Arc<dyn Store>, options: Options) -> Self {
         let Concurrency { reads, writes } = store.concurrency();
         let browsing = Scheduler::new(Bounds::of_browsing(reads, options.limits.max_waiting_reads));
@@ -71,39 +78,45 @@ impl Engine {
         self.scheduled.as_ref().unwrap_or(&self.shared.store)
     }
 
-    /// A handle whose reads are scheduled fairly between principals, apart from turns.
+    /// A handle whose reads are scheduled fairly between principals and separately from turns.
     pub fn browsing(&self, who: &Principal) -> Self {
         let (inner, scheduler) = (self.shared.store.clone(), self.shared.browsing.clone());
         let caller = read_scheduler::Caller::Browsing(who.clone());
         Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
     }
 
-    /// A handle whose operations are refused unless the log of the session ends at `seq`.
+    /// A handle whose operations are rejected with a conflict unless the log of the session ends at `seq`.
     pub fn expecting(&self, seq: Seq) -> Self {
         Self { expect: Some(seq), ..self.clone() }
     }
 
-    /// Waits until a principal may do work as large as a read that is not part of a turn.
+    /// Waits until the principal may do work as large as a read that is not part of a turn. The
+    /// permit is released when dropped.
     pub async fn browse_permit(&self, who: &Principal) -> Result<read_scheduler::Permit> {
         self.shared.browsing.acquire(who).await
     }
 
+    /// The options that the store was opened with.
     pub fn options(&self) -> &Options {
         &self.shared.options
     }
 
+    /// The configured limits.
     pub fn limits(&self) -> &Limits {
         &self.shared.options.limits
     }
 
+    /// The configured clock.
     pub fn clock(&self) -> &Clock {
         &self.shared.options.clock
     }
 
+    /// The current time of the configured clock.
     pub fn now(&self) -> Timestamp {
         self.clock().now()
     }
 
+    /// The policy of sessions that belong to no assistant with a policy of its own.
     pub fn default_policy(&self) -> &Policy {
         &self.shared.options.policy
     }
@@ -113,26 +126,32 @@ impl Engine {
         &self.shared.node
     }
 
+    /// The cached assistants.
     pub fn assistants_known(&self) -> &Assistants {
         &self.shared.assistants
     }
 
+    /// The session cache.
     pub fn hot_sessions(&self) -> &HotSessions {
         &self.shared.cache
     }
 
+    /// The cached usage of users and tenants that have quotas.
     pub fn usage_cache(&self) -> &UsageCache {
         &self.shared.usage
     }
 
+    /// The tasks that wait for sessions to change.
     pub fn watchers(&self) -> &Watchers {
         &self.shared.watchers
     }
 
+    /// The observers that are called after each commit.
     pub fn observers(&self) -> &[Arc<dyn CommitObserver>] {
         &self.shared.observers
     }
 
+    /// A weak reference to the shared state, for background tasks that must not keep it alive.
     pub fn downgrade(&self) -> Weak<EngineState> {
         Arc::downgrade(&self.shared)
     }

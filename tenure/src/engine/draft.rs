@@ -1,4 +1,4 @@
-//! What an operation must see of a session, and what it wants to write.
+//! The input and the output of a step on a session: how much of the session it must see, and what it commits.
 
 use crate::store::item::Item;
 use crate::types::blob::Blob;
@@ -6,34 +6,43 @@ use crate::types::entry::Entry;
 use crate::types::message::Message;
 use jiff::Timestamp;
 
-/// How much of a session a step must see.
+/// How much of a session must be loaded for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The index card.
+    /// The head.
     Head,
-    /// What a run needs: what its model is shown, and the run that is on ([`crate::rules::partial`]).
+    /// The part that a run needs: the messages that its model is shown, and the run in progress
+    /// ([`crate::rules::partial`]).
     Run,
-    /// All of it.
+    /// The whole session.
     Session,
 }
 
-/// What a step wants to write, and what it answers when that is done.
+/// A pending commit of a step, and its reply to the caller once the commit is durable.
 #[derive(Debug)]
 pub(crate) struct Draft<R> {
+    /// The entries to append, in order.
     pub entries: Vec<Entry>,
+    /// Key-value items to store, each with the name of its namespace of the session.
     pub items: Vec<(String, Item)>,
+    /// Media that the new entries reference.
     pub blobs: Vec<Blob>,
+    /// The messages that the commit discards.
     pub cut: Vec<Message>,
-    /// The end of the lease from now on, which is not in the log.
+    /// The new expiry time of the lease, which is stored in the head and not in the log. `None`
+    /// leaves it as it is.
     pub lease: Option<Timestamp>,
+    /// The value that is returned to the caller after the commit.
     pub reply: R,
 }
 
 impl<R> Draft<R> {
+    /// A pending commit of entries only.
     pub fn new(entries: Vec<Entry>, reply: R) -> Self {
         Self { entries, items: Vec::new(), blobs: Vec::new(), cut: Vec::new(), lease: None, reply }
     }
 
+    /// Returns true if there is nothing to commit.
     pub fn is_idle(&self) -> bool {
         self.entries.is_empty() && self.items.is_empty() && self.lease.is_none()
     }

@@ -1,4 +1,5 @@
-//! Callbacks that an application registers: before a session ends, after a checkpoint, when a session moves to another id.
+//! Types of the callbacks that an application registers: before a session expires or is evicted,
+//! and when a session moves to another id.
 
 use crate::rules::session::Session;
 use crate::types::error::Result;
@@ -8,19 +9,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// Why a session ends.
+/// The reason why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It was idle for longer than its time to live.
+    /// The session was idle for longer than its time to live.
     Expired,
-    /// There were too many, and it was idle the longest.
+    /// There were more than `max_sessions` live sessions, and this one was idle the longest (D-017).
     Evicted,
 }
 
+/// The function type of [`Hook`].
 pub(crate) type HookFn =
     dyn Fn(Arc<Session>, Ending) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
 
-/// What is called with a session before it goes.
+/// A callback that is called with a session before it expires or is evicted.
 #[derive(Clone)]
 pub(crate) struct Hook(pub Arc<HookFn>);
 
@@ -30,10 +32,12 @@ impl fmt::Debug for Hook {
     }
 }
 
+/// The function type of [`ArchiveHook`]: it gets the head of the expired session and the head under
+/// the new id.
 pub(crate) type ArchiveFn =
     dyn Fn(Head, Head) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
 
-/// A callback for sessions that move to another id.
+/// A callback that is called when a session moves to another id.
 #[derive(Clone)]
 pub(crate) struct ArchiveHook(pub Arc<ArchiveFn>);
 

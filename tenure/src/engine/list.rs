@@ -1,4 +1,4 @@
-//! Lists of sessions.
+//! Lists of sessions, restricted to the sessions that the principal may see.
 
 use crate::engine::core::Engine;
 use crate::store::query::{Cursor, HeadPage, Query, Whose};
@@ -7,18 +7,19 @@ use crate::types::head::Head;
 use crate::types::id::{Principal, Reach};
 use crate::types::status::Status;
 
-/// A page of sessions.
+/// A page of a list of sessions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Page {
-    /// The sessions, newest first.
+    /// The heads of the sessions, most recently active first.
     pub heads: Vec<Head>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page. `None` means that this page is the last one.
     pub next: Option<Cursor>,
 }
 
 impl Engine {
-    /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for. The work is bounded
-    /// (`max_scan`): a page may be short, or empty, and still have a next one.
+    /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
+    /// sessions are omitted unless the query asks for them. The work of one page is bounded by
+    /// `max_scan`: a page may be short or empty and still have a next one.
     pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
         self.know(&who.tenant).await?;
         self.narrow(who, &mut query)?;
@@ -31,12 +32,13 @@ impl Engine {
         let more = heads.len() == query.limit;
         heads.truncate(query.limit - 1);
         let next = heads.last().filter(|_| more).map(Cursor::of).or(stopped);
-        // Some may have expired since the last sweep.
+        // The stored status may be out of date: sessions may have expired since the last sweep.
         heads.retain(|h| query.status.contains(&self.status_of(h)));
         Ok(Page { heads, next })
     }
 
-    /// A query about what somebody may see, and about live sessions unless it asks for others.
+    /// Restricts a query to the sessions that the principal may see, and to live sessions unless it
+    /// asks for others. Checks `max_offset` and `max_page`.
     pub fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
         query.whose = match (who.reach, &query.whose) {
             (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),

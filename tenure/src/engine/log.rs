@@ -1,4 +1,5 @@
-//! Reading logs: the whole of one, with its parent's part, or the newest part of a long one.
+//! Reads logs from the store: a whole log including the records inherited from ancestors, or the
+//! newest part of a long log.
 
 use crate::engine::core::Engine;
 use crate::rules::session::Session;
@@ -9,14 +10,15 @@ use crate::types::head::Head;
 use crate::types::id::Key;
 use crate::types::policy::Window;
 
-/// A log of so many records is long.
+/// The number of records from which a log is read in two concurrent halves (D-011).
 pub(crate) const LONG_LOG: u64 = 1000;
 
-/// The newest part of a log is at least so many records.
+/// The minimum number of records that are read as the newest part of a log.
 pub(crate) const SHORT_TAIL: u64 = 64;
 
 impl Engine {
-    /// The newest part of a long session, if what a run needs is in less than half of its log.
+    /// Loads the newest part of a long session (D-014). Returns `None` if a run needs more than
+    /// half of the log, or if the size of the needed part cannot be estimated.
     pub(crate) async fn newest(&self, head: &Head, window: &Window) -> Result<Option<Session>> {
         let Some(front) = &head.front else { return Ok(None) };
         let turn = head.seq.div_ceil(head.mark.turns.max(1) as u64);
@@ -43,19 +45,21 @@ impl Engine {
         Ok(None)
     }
 
-    /// Loads a whole session, its parent's part included.
+    /// Loads and folds a whole session, including the records inherited from ancestors.
     pub(crate) async fn fold(&self, head: Head) -> Result<Session> {
         let log = self.log(&head).await?;
         Ok(Session::fold(head, log.into_iter().flatten()))
     }
 
-    /// The whole log of a session, its parent's part included, oldest first, in pages.
+    /// Reads the whole log of a session, including the records inherited from ancestors, oldest
+    /// first, in pages.
     pub(crate) async fn log(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
         let log = self.lineage(head).await;
         if log.is_ok() && head.parent.is_none() {
             return log;
         }
-        // A purge elsewhere may have moved records from one log to another while we read: then our card has changed too.
+        // A concurrent purge may have moved records from one log to another during the read. Then
+        // our head has changed too (D-001).
         match self.store().head(&head.key()).await? {
             Some(now) if (now.first, &now.parent) != (head.first, &head.parent) => self.lineage(&now).await,
             Some(_) => log,
@@ -63,6 +67,8 @@ impl Engine {
         }
     }
 
+    /// Reads the logs of a session and of its ancestors, oldest first, in pages. A concurrent purge
+    /// may make it fail.
     pub async fn lineage(&self, head: &Head) -> Result<Vec<Vec<Record>>> {
         let mut parts = Vec::new();
         let (mut current, mut upto) = (head.clone(), head.seq);
@@ -77,7 +83,8 @@ impl Engine {
         Ok(parts.into_iter().rev().flatten().collect())
     }
 
-    /// Records of a session's own log, in pages. A long one is read in two halves at once: reading is work, not waiting.
+    /// Reads records of a session's own log, in pages. A long range is read in two concurrent
+    /// halves, because reading is bound by CPU work, not by waiting (D-011).
     pub(crate) async fn own_records(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         if upto.saturating_sub(after) < LONG_LOG {
             return self.part(head, after, upto).await;
@@ -87,6 +94,7 @@ impl Engine {
         halves.map(|(older, newer)| older.into_iter().chain(newer).collect())
     }
 
+    /// Reads the records after `after` up to `upto` of a session's own log, in pages.
     pub async fn part(&self, head: &Head, after: u64, upto: u64) -> Result<Vec<Vec<Record>>> {
         let key = head.key();
         let mut pages = Vec::new();
@@ -100,8 +108,8 @@ impl Engine {
         Ok(pages)
     }
 
-    /// Why a record is not there that a head promises: the session was purged, or purged and created again, since the head was
-    /// read; otherwise it is damaged.
+    /// The error for a record that is missing although a head promises it. Either the session was
+    /// purged, or purged and created again, since the head was read; otherwise the log is damaged.
     pub async fn missing_record(&self, head: &Head, seq: u64) -> Error {
         let (key, session_id) = (head.key(), head.info.session_id.clone());
         match self.store().head(&key).await {

@@ -1,8 +1,10 @@
-//! The name of a node, and whether its process still runs.
+//! Node names, and whether the process of a node is still alive.
 
 use std::fs;
 
-/// The name of a node: where it runs, and what cannot run twice. A node whose process is gone need not be waited for.
+/// Generates the name of this node: the machine and process namespace, the process id and its start
+/// time, and a random part. With it, another node on the same machine can detect that the process
+/// has ended and take over its runs without waiting for their leases (D-042).
 pub(crate) fn node_name() -> String {
     let random = uuid::Uuid::now_v7().simple();
     match (place(), start_of(std::process::id())) {
@@ -11,7 +13,7 @@ pub(crate) fn node_name() -> String {
     }
 }
 
-/// Where process ids mean the same: this boot of this machine, and this namespace.
+/// Identifies the scope in which process ids are unique: this boot of this machine, and this PID namespace.
 fn place() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
@@ -19,17 +21,19 @@ fn place() -> Option<String> {
     Some(format!("{}-{digits}", boot.trim()))
 }
 
-/// When a process began that lives; ids are used again.
+/// The start time of a live process. Together with the process id it identifies a process, because
+/// ids are reused.
 fn start_of(process: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may hold anything; the 22nd field is the 20th after it.
+    // The command name in parentheses may contain any characters. The start time is field 22, the
+    // 20th after it.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // One that is dead stays in the list until its parent has looked.
+    // A dead process stays in the process table as a zombie until its parent has reaped it.
     fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
     fields.nth(18).map(str::to_owned)
 }
 
-/// Whether the process of a node is known to have ended.
+/// Returns true if the process of a node is known to have ended. Returns false if that cannot be determined.
 pub(crate) fn is_gone(node: &str) -> bool {
     let mut parts = node.split('/');
     let (Some(there), Some(process), Some(start)) = (parts.next(), parts.next(), parts.next()) else { return false };
@@ -52,7 +56,7 @@ mod tests {
         assert!(!is_gone("just-a-name"));
     }
 
-    /// A process that was killed stays in the list until somebody asks how it ended, which may take its time.
+    /// A killed process stays in the process table until its parent reaps it, which may take some time.
     #[test]
     fn a_node_whose_process_is_dead_and_not_buried_is_gone() {
         use std::process::{Command, Stdio};

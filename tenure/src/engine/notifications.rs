@@ -1,4 +1,4 @@
-//! Waiting for a session to change.
+//! Waiting for sessions to change: notifications where the store has them, polling otherwise.
 
 use crate::engine::core::Engine;
 use crate::engine::watch::{LOOK, LOOK_ANYWAY, NEWS, Watch};
@@ -8,7 +8,8 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 impl Engine {
-    /// Waits until a session may have changed since a record. Look again then: nobody promises that it has.
+    /// Waits until a session may have changed after the record `seen`. It may also return without a
+    /// change, so callers check again.
     pub async fn changed(&self, who: &Principal, id: &SessionId, seen: Seq) -> Result<()> {
         let watch = self.watch(&who.key(id));
         let told = watch.changes.any.notified();
@@ -22,11 +23,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Every session that this process begins or writes to, from now on, after it was written. Who is slow misses some, and is told so.
+    /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
+    /// Each key is sent after its commit. A slow receiver loses keys and gets an error that says
+    /// so.
     pub fn changes(&self) -> broadcast::Receiver<Key> {
         self.watchers().news.get_or_init(|| broadcast::channel(NEWS).0).subscribe()
     }
 
+    /// Registers a waiter for changes of one session. Dropping it unregisters it.
     pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {
         self.is_told();
         let watchers = self.watchers();
@@ -39,7 +43,8 @@ impl Engine {
         Watch { watchers, key: key.clone(), changes }
     }
 
-    /// Whether other processes tell of what they change. From the first time on, whoever waits here hears of it.
+    /// Returns true if the store delivers change notifications of other processes. The first call
+    /// starts the task that forwards them to local waiters.
     #[expect(clippy::disallowed_methods, reason = "it ends with the house, and nothing waits for it")]
     pub fn is_told(&self) -> bool {
         *self.watchers().told.get_or_init(|| {

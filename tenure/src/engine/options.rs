@@ -1,28 +1,30 @@
-//! What is configured when a store is opened.
+//! Configuration that is given when a store is opened.
 
 use crate::clock::Clock;
 use crate::executors::embedder::Embedder;
 use crate::rules::redaction::Redaction;
 use crate::types::policy::{Limits, Policy};
 
-/// What can be chosen when a house is opened.
+/// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How sessions are kept that belong to no assistant with a policy of its own.
+    /// The policy of sessions that belong to no assistant with a policy of its own.
     pub policy: Policy,
-    /// At most so many live sessions (0: no cap); the sweep sends the longest idle ones away.
+    /// The maximum number of live sessions; 0 means no limit. The sweep evicts the longest idle
+    /// sessions over it (D-017).
     pub max_sessions: usize,
-    /// The limits.
+    /// Limits on sizes and counts.
     pub limits: Limits,
-    /// Memory for hot sessions, in bytes.
+    /// The size of the session cache, in bytes.
     pub cache_bytes: usize,
-    /// Memory for the vectors of memories, in bytes.
+    /// The size of the cache for embedding vectors of memories, in bytes.
     pub vector_bytes: usize,
-    /// The time.
+    /// The clock that all times are taken from.
     pub clock: Clock,
-    /// What makes vectors of memories, so that they are found by meaning too; nothing: by their words only.
+    /// Computes embeddings of memories, so that recall also ranks by similarity. `None` means that
+    /// recall ranks by words only.
     pub embedder: Option<Embedder>,
-    /// What must not leave the log: nothing, unless there are rules.
+    /// Redaction rules for text that leaves the log. Without rules, nothing is redacted (D-084).
     pub redaction: Redaction,
 }
 

@@ -1,4 +1,4 @@
-//! Policies: those of a session's assistant, or the defaults.
+//! Policy lookup: a session has the policy of its assistant, or the default policy.
 
 use crate::engine::core::Engine;
 use crate::engine::registry::{Own, shelf};
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Engine {
-    /// An assistant by its name.
+    /// Finds an assistant by its name. Declared assistants take precedence over the tenant's own.
     pub async fn assistant(&self, who: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
         self.know(&who.tenant).await?;
         Ok(self.assistants_known().find(&who.tenant, name))
     }
 
-    /// All assistants by name: the declared ones and the tenant's own.
+    /// Lists all assistants by name: the declared ones and the tenant's own, read from the store.
     pub async fn assistants(&self, who: &Principal) -> Result<Vec<Arc<Assistant>>> {
         self.read_assistants(&who.tenant).await?;
         let known = self.assistants_known();
@@ -27,14 +27,16 @@ impl Engine {
         Ok(all.into_values().collect())
     }
 
-    /// The policy for the sessions of an assistant, or of none. A tenant's own assistants count once they were read.
+    /// The policy for the sessions of an assistant, or of no assistant. A tenant's own assistants
+    /// are only considered once they have been read from the store.
     pub fn policy(&self, tenant: &Tenant, assistant: Option<&str>) -> Policy {
         let house = self.default_policy();
         let assistant = assistant.and_then(|name| self.assistants_known().find(tenant, name));
         assistant.map_or_else(|| house.clone(), |a| a.policy(house))
     }
 
-    /// The shortest time to live of any session here, as far as assistants are known: how often sweeping makes sense.
+    /// The shortest time to live of any session, as far as assistants are cached. It determines how
+    /// often a sweep is useful.
     pub fn shortest_ttl(&self) -> Option<Duration> {
         let known = self.assistants_known();
         let declared = known.declared.read().unwrap_or_else(|e| e.into_inner());
@@ -44,7 +46,8 @@ impl Engine {
         ttls.chain(self.default_policy().ttl).min()
     }
 
-    /// Sees to it that a tenant's assistants are known: every verb whose answer depends on a policy begins with it.
+    /// Ensures that the cached assistants of a tenant are fresh. Every operation whose result
+    /// depends on a policy calls it first (D-056).
     pub(crate) async fn know(&self, tenant: &Tenant) -> Result<()> {
         match self.assistants_known().is_fresh(tenant, self.now()) {
             true => Ok(()),
@@ -52,6 +55,7 @@ impl Engine {
         }
     }
 
+    /// Reads the assistants of a tenant from the store into the cache.
     pub async fn read_assistants(&self, tenant: &Tenant) -> Result<()> {
         let (shelf, read_at) = (shelf(tenant), self.now());
         let (mut by_name, mut after) = (BTreeMap::new(), None::<String>);

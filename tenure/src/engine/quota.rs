@@ -1,7 +1,8 @@
-//! Quotas: how many sessions and bytes a caller may have stored.
+//! Quotas: how many sessions and bytes a user or tenant may have stored.
 //!
-//! Usage is summed up from the heads of the sessions and counted on from there, so that a check usually reads nothing. Other nodes'
-//! writes and deletions are seen with the next sum: a quota may be exceeded by what they write within [`FRESH`].
+//! Usage is the sum over the heads of the sessions, updated incrementally in the cache, so that a
+//! check usually reads nothing. Writes and deletions by other nodes are seen with the next sum: a
+//! quota may be exceeded by what they write within [`FRESH`] (D-105).
 
 use crate::types::entry::Entry;
 use crate::types::error::{Error, Result};
@@ -12,34 +13,37 @@ use quick_cache::sync::Cache;
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
-/// A sum is trusted for so long.
+/// The time for which a cached sum is used.
 pub(crate) const FRESH: SignedDuration = SignedDuration::from_secs(60);
-/// A request is refused only by a sum that is not older than this: what was deleted since must count.
+/// The maximum age of a sum by which a request is refused: recent deletions must be taken into account.
 pub(crate) const FRESH_REFUSAL: SignedDuration = SignedDuration::from_secs(5);
-/// Sums are kept for so many users and tenants.
+/// The maximum number of users and tenants whose sums are cached.
 pub(crate) const MAX_CACHED: usize = 10_000;
-/// Heads that are read at once.
+/// The number of heads that are read in one page.
 pub(crate) const PAGE: usize = 1000;
 
-/// What is stored.
+/// The stored amount of data of a user or tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Sessions that are active or paused.
+    /// The number of active and paused sessions.
     pub sessions: u64,
-    /// Bytes of messages and media.
+    /// The number of bytes of messages and media.
     pub bytes: u64,
 }
 
+/// A sum of usage, and the time at which it was computed.
 #[derive(Debug)]
 pub(crate) struct Sum {
+    /// The sum, including reservations since it was computed.
     pub usage: Usage,
+    /// The time at which the heads were read.
     pub at: Timestamp,
 }
 
-/// A tenant, or one of its users.
+/// A tenant, or one of its users: the scope of a quota.
 pub(crate) type ScopeKey = (Tenant, Option<User>);
 
-/// The sums of users and tenants that have quotas.
+/// The cached sums of users and tenants that have quotas.
 #[derive(Debug)]
 pub(crate) struct UsageCache(pub Cache<ScopeKey, Arc<Mutex<Option<Sum>>>>);
 
@@ -50,7 +54,8 @@ impl Default for UsageCache {
 }
 
 impl Quota {
-    /// Refuses what would exceed it.
+    /// Checks the limits: `total` includes `more`, and only what grows is checked. Returns an error
+    /// if a limit would be exceeded.
     pub(crate) fn check(&self, more: Usage, total: Usage) -> Result<()> {
         let whose = match self.scope {
             QuotaScope::User => "this user",
@@ -72,7 +77,7 @@ impl Quota {
     }
 }
 
-/// The bytes that entries add to what is stored.
+/// The number of bytes that entries add to the stored amount.
 pub(crate) fn stored_bytes<'a>(entries: impl Iterator<Item = &'a Entry>) -> u64 {
     let bytes = |entry: &Entry| match entry {
         Entry::Message(post) => post.message.stored_len(),

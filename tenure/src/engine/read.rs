@@ -1,4 +1,4 @@
-//! Reading sessions through the cache: every read sees what was acknowledged before it.
+//! Reads sessions through the cache. Every read sees all writes acknowledged before it, by any process.
 
 #[cfg(test)]
 mod tests;
@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::MutexGuard;
 
 impl Engine {
+    /// The cache entry of a session, created if there is none.
     pub fn hot(&self, key: &Key) -> Arc<Hot> {
         let fresh = || Ok::<_, std::convert::Infallible>(Slot { hot: Arc::default(), weight: CARD_BYTES });
         match self.hot_sessions().get_or_insert_with(key, fresh) {
@@ -30,17 +31,18 @@ impl Engine {
         }
     }
 
-    /// Tells the cache that a text was made of a session.
+    /// Updates the weight of a cached session after a rendering was cached with it.
     pub(crate) fn weigh(&self, key: &Key, session: &Warm) {
         self.reweigh(key, &self.hot(key), session.weight());
     }
 
-    /// Forgets what is known of a session.
+    /// Evicts a session from the cache.
     pub(crate) fn forget(&self, key: &Key) {
         self.hot_sessions().remove(key);
     }
 
-    /// Reads a session as it is in the store now.
+    /// Reads a session as it is in the store now, loaded as far as `need` says. Another user's
+    /// session is reported as not found.
     pub(crate) async fn read<R>(
         &self,
         who: &Principal,
@@ -50,7 +52,7 @@ impl Engine {
     ) -> Result<R> {
         let (key, came) = (who.key(id), moment());
         let hot = self.hot(&key);
-        // Side by side: both may have to ask the store.
+        // Concurrently: both may have to query the store.
         let (told, known) = tokio::join!(self.know(&key.tenant), self.fresh(&key, &hot, need, came));
         told?;
         let mut known = known?;
@@ -62,8 +64,9 @@ impl Engine {
         answer
     }
 
-    /// Reads a session as this process knows it: with all that it has written, and perhaps without what others wrote since. For whoever
-    /// holds its lease, and would find that out with the next commit.
+    /// Reads a session from the cache, possibly stale: it includes everything that this process
+    /// wrote, but perhaps not what other processes wrote since. For callers that hold the session's
+    /// lease, whose next commit would detect a concurrent write (D-055).
     pub(crate) async fn read_known<R>(
         &self,
         who: &Principal,
@@ -82,7 +85,8 @@ impl Engine {
         self.read(who, id, need, f).await
     }
 
-    /// What is known of a session, with everything that was acknowledged before the caller came.
+    /// Locks the cached state of a session, refreshed if necessary so that it includes everything
+    /// acknowledged before the logical time `came` (D-012).
     pub async fn fresh<'a>(&self, key: &Key, hot: &'a Hot, need: Need, came: u64) -> Result<MutexGuard<'a, Known>> {
         let mut known = hot.known.lock().await;
         self.count_found(&known.state, need);
@@ -92,10 +96,10 @@ impl Engine {
         Ok(known)
     }
 
-    /// Brings what is known up to the store's truth: the card, and the records that came since.
+    /// Refreshes the cached state from the store: the head, and the records that were appended since.
     pub async fn catch_up(&self, key: &Key, known: &mut Known) -> Result<()> {
         let began = moment();
-        // What is in use is at hand in the store too: no other thread need wake up for it.
+        // A session in use is also cached in the store, so this check needs no other thread to wake up.
         let head = match known.state.card().and_then(|card| self.store().glance(key, card)).transpose()? {
             Some(Glance::Same) => {
                 known.as_of = began;
@@ -114,7 +118,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads what a step must see. If another node has purged the session and created it again while it was read, reads again.
+    /// Loads as much of a session as a step must see. If another node purged the session and
+    /// created it again during the read, the read is retried (at most [`MAX_MOVES`] times).
     pub async fn warm_current(&self, key: &Key, known: &mut Known, need: Need) -> Result<()> {
         for _ in 0..MAX_MOVES {
             match self.warm(key, &mut known.state, need).await {
@@ -128,12 +133,13 @@ impl Engine {
         self.warm(key, &mut known.state, need).await
     }
 
-    /// What was known, with the records that came since; the new card alone, if what was known is another session, or can not be gone on from.
-    /// The hash over the log tells whether what was known is in the store at all: a database that lost its last commits may have
-    /// grown to the same length, or beyond it, with other records.
+    /// Applies the records that were appended since to the cached state. Returns only the new head
+    /// if the cached session is a different one or cannot be continued. The hash over the log
+    /// detects whether the cached records are in the store at all: a database that lost its last
+    /// commits may have grown to the same length, or beyond it, with other records (D-007).
     pub async fn follow_up(&self, mut state: State, head: Head) -> Result<State> {
         let (State::Tail(known, _) | State::Whole(known)) = &state else { return Ok(State::Head(Box::new(head))) };
-        // Not behind by more than records of its own.
+        // Only records of the session's own log may be missing, not records of an ancestor.
         let same = known.info.created_at == head.info.created_at
             && known.origin == head.origin
             && known.seq <= head.seq
@@ -146,7 +152,7 @@ impl Engine {
         }
         let pages = match known.seq < head.seq {
             true => match self.own_records(&head, known.seq, head.seq).await {
-                // It is another session by now.
+                // The session was purged and created again.
                 Err(Error::Conflict { .. }) => return Ok(State::Head(Box::new(head))),
                 pages => pages?,
             },
@@ -158,7 +164,7 @@ impl Engine {
                 "the store has another log than this node remembers; it was loaded again");
             return Ok(State::Head(Box::new(head)));
         }
-        // What these are about may not be in a tail.
+        // These entries refer to records that may not be in the partial session.
         let reaches_back = |r: &Record| matches!(r.entry, Entry::Rewound(_) | Entry::Compacted { .. });
         if matches!(state, State::Tail(..)) && pages.iter().flatten().any(reaches_back) {
             return Ok(State::Head(Box::new(head)));
@@ -170,7 +176,7 @@ impl Engine {
         Ok(state)
     }
 
-    /// Whether this much is known.
+    /// Returns true if the cached state covers `need`.
     pub fn suffices(&self, state: &State, need: Need) -> bool {
         match (need, state) {
             (_, State::Cold) => false,
@@ -180,17 +186,19 @@ impl Engine {
         }
     }
 
+    /// The context window of a session's policy.
     pub fn window(&self, head: &Head) -> Window {
         self.policy(&head.tenant, head.assistant.as_deref()).window
     }
 
+    /// Loads as much of a session as `need` says, unless it is cached.
     pub async fn warm(&self, key: &Key, state: &mut State, need: Need) -> Result<()> {
         if self.suffices(state, need) {
             return Ok(());
         }
         let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
         let window = self.window(&head);
-        // If that can not be read, the whole can not be either, and tells why.
+        // If the newest part cannot be read, neither can the whole log, whose error is reported.
         let tail = if need == Need::Run { self.newest(&head, &window).await.ok().flatten() } else { None };
         *state = match tail {
             Some(session) => State::Tail(Warm::new(session), window),
@@ -199,13 +207,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts whether what a step must see was at hand.
+    /// Counts a cache hit or miss for `need`.
     pub fn count_found(&self, state: &State, need: Need) {
         let found = if self.suffices(state, need) { "hit" } else { "miss" };
         metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
     }
 
-    /// Tells the cache when a session has grown or shrunk a good deal.
+    /// Updates the weight of a session in the cache when it grew by more than an eighth or shrank
+    /// to less than half.
     pub fn reweigh(&self, key: &Key, hot: &Arc<Hot>, now: usize) {
         let known = hot.weight.load(Ordering::Relaxed);
         if now > known + known / 8 || now < known / 2 {
@@ -214,6 +223,7 @@ impl Engine {
         }
     }
 
+    /// Clones the whole session from a state. It is an error if only a part is loaded.
     pub fn whole(&self, state: &State) -> Result<Session> {
         match state {
             State::Whole(session) => Ok(Session::clone(session)),
@@ -221,6 +231,7 @@ impl Engine {
         }
     }
 
+    /// Borrows the whole session from a state. It is an error if only a part is loaded.
     pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
         match state {
             State::Whole(session) => Ok(session),
@@ -228,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// A session as far as a run needs it.
+    /// Borrows a session that is loaded at least as far as a run needs it.
     pub(crate) fn run_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
         match state {
             State::Tail(session, _) => Ok(session),
@@ -236,7 +247,8 @@ impl Engine {
         }
     }
 
-    /// A session's index card, whatever its status.
+    /// Reads the head of a session from the store, whatever its status. Another user's session is
+    /// reported as not found.
     pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         let head = self.store().head(&who.key(id)).await?;
         match head {
@@ -245,7 +257,7 @@ impl Engine {
         }
     }
 
-    /// Puts the media back into the messages.
+    /// Replaces blob references by the media, in all messages.
     pub(crate) async fn attach(&self, mut session: Session) -> Result<Session> {
         let tenant = session.tenant.clone();
         for said in session.messages.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
@@ -254,6 +266,7 @@ impl Engine {
         Ok(session)
     }
 
+    /// Replaces blob references by the media, in one message.
     pub(crate) async fn attach_message(&self, tenant: &crate::types::id::Tenant, message: &Message) -> Result<Message> {
         let mut blobs = HashMap::new();
         for cut in message.cuts() {
@@ -264,7 +277,8 @@ impl Engine {
         message.attach(|id| blobs.get(id).cloned())
     }
 
-    /// A session's index card, if it is in use. One that has expired or was deleted is [`crate::Error::Gone`].
+    /// Reads the head of a session that is active or paused. An expired or deleted session is
+    /// [`crate::Error::Gone`].
     pub async fn live(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
@@ -272,7 +286,8 @@ impl Engine {
         Ok(head)
     }
 
-    /// A session as it is now, its media apart. Nobody has to wait while it is looked at.
+    /// Returns a shared reference to the current session, with blob references in place of media.
+    /// Holding it does not block writers.
     pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<Warm>> {
         self.read(who, id, Need::Session, |state| match state {
             State::Whole(session) => self.check_live(session).map(|()| session.clone()),
@@ -282,10 +297,11 @@ impl Engine {
     }
 }
 
-/// So many times a session is read again that another node purges and creates again meanwhile.
+/// The number of times a read is retried because another node purged and created the session again during it.
 pub(crate) const MAX_MOVES: usize = 3;
 
-/// Somebody else's session does not exist.
+/// Checks that a principal may access a session. Another user's session is reported as not found,
+/// so that its existence is not revealed.
 pub(crate) fn admit(who: &Principal, id: &SessionId, state: &State) -> Result<()> {
     match state.head() {
         Some(head) if head.tenant == who.tenant && (who.reach == Reach::Tenant || head.user == who.user) => Ok(()),

@@ -1,8 +1,10 @@
-//! Fair scheduling of reads: how many store calls each principal has under way, and whose turn is next.
+//! Fair scheduling of reads: bounds the number of concurrent store calls of each principal, and
+//! decides which waiting call is next.
 //!
-//! Lists, searches and other reads that people browse with go through a [`Scheduler`]. It lets fewer of them run than the store can serve at
-//! once: the rest is a reserve for turns, which do not wait behind lists. Waiting calls are served round robin, first by tenant and then by
-//! user, because whoever has a key without a user can name any user.
+//! Lists, searches and other reads that are not part of a turn go through a [`Scheduler`]. It
+//! admits fewer of them than the store can serve concurrently; the rest is reserved for turns,
+//! which do not wait behind lists. Waiting calls are served round robin, first by tenant and then
+//! by user, because the holder of a key without a user can name any user (D-106).
 
 mod store;
 
@@ -14,36 +16,37 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// How many calls may be under way at once.
+/// Limits on concurrent calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// All together.
+    /// The maximum number of concurrent calls in total.
     pub total: usize,
-    /// Of one tenant.
+    /// The maximum number of concurrent calls of one tenant.
     pub per_tenant: usize,
-    /// Of one user of a tenant.
+    /// The maximum number of concurrent calls of one user of a tenant.
     pub per_principal: usize,
-    /// So many calls of one user of a tenant may wait; more are refused (`max_waiting_reads`).
+    /// The maximum number of waiting calls of one user of a tenant; more are rejected (`max_waiting_reads`).
     pub waiting: usize,
 }
 
 impl Bounds {
-    /// The bounds of reads that are not part of a turn, on a store that serves `capacity` calls at once: a quarter is the reserve of turns.
+    /// The limits for reads that are not part of a turn, on a store that serves `capacity`
+    /// concurrent calls. A quarter of the capacity is reserved for turns.
     pub fn of_browsing(capacity: usize, waiting: usize) -> Self {
         let part = |of: usize| (capacity / of).max(1);
         let total = capacity.saturating_sub(part(4)).max(1);
         Self { total, per_tenant: part(2).min(total), per_principal: part(4).min(total), waiting }
     }
 
-    /// The bounds of what turns read and write, on a store where each call takes one of `capacity` connections: one tenant leaves
-    /// a quarter to others.
+    /// The limits for reads and writes of turns, on a store where each call takes one of `capacity`
+    /// connections. One tenant leaves a quarter of them to others.
     pub fn of_turns(capacity: usize) -> Self {
         let per_tenant = capacity.saturating_sub((capacity / 4).max(1)).max(1);
         Self { total: capacity, per_tenant, per_principal: per_tenant, waiting: usize::MAX }
     }
 }
 
-/// Decides who may call the store next.
+/// Admits store calls within the limits, in fair order.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     bounds: Bounds,
@@ -54,7 +57,7 @@ pub(crate) struct Scheduler {
 struct State {
     running: usize,
     tenants: HashMap<Tenant, Lane>,
-    /// Tenants with waiting calls, the next one first.
+    /// Tenants with waiting calls, in the order in which they are served.
     ring: VecDeque<Tenant>,
 }
 
@@ -63,18 +66,18 @@ struct State {
 struct Lane {
     running: usize,
     users: HashMap<User, Queue>,
-    /// Users with waiting calls, the next one first.
+    /// Users with waiting calls, in the order in which they are served.
     ring: VecDeque<User>,
 }
 
-/// The calls of one user.
+/// The calls of one user of a tenant.
 #[derive(Debug, Default)]
 struct Queue {
     running: usize,
     waiting: VecDeque<oneshot::Sender<Permit>>,
 }
 
-/// The right to make one call. It ends when this is dropped.
+/// The permission for one store call. Dropping it releases the capacity and admits the next call.
 #[derive(Debug)]
 pub(crate) struct Permit {
     scheduler: Arc<Scheduler>,
@@ -89,11 +92,13 @@ impl Drop for Permit {
 }
 
 impl Scheduler {
+    /// Creates a scheduler with these limits.
     pub fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self { bounds, state: Mutex::default() })
     }
 
-    /// Waits until this principal may make a call. Refused if too many of its calls wait already.
+    /// Waits until this principal may make a call. It is an error if too many calls of the
+    /// principal are waiting already.
     pub async fn acquire(self: &Arc<Self>, who: &Principal) -> Result<Permit> {
         let waiting = {
             let mut state = self.state();
@@ -139,10 +144,10 @@ impl Scheduler {
         hand_out(grants);
     }
 
-    /// Takes those who may go on now out of the queues, tenant by tenant and user by user.
+    /// Removes the calls that may run now from the queues, tenant by tenant and user by user.
     fn grant(self: &Arc<Self>, state: &mut State) -> Vec<(oneshot::Sender<Permit>, Permit)> {
         let mut grants = Vec::new();
-        // Each tenant of the ring is asked until all of them, one after the other, had nobody who may go on.
+        // The ring is served until every tenant in it, in turn, had no call that may run.
         let mut refusals = 0;
         while state.running < self.bounds.total && refusals < state.ring.len() {
             let Some(tenant) = state.ring.pop_front() else { break };
@@ -169,13 +174,13 @@ impl Scheduler {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // What is counted stays right if somebody panics: nothing in here can.
+        // Poisoning is ignored: no code that holds the lock panics, so the counts stay consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Lane {
-    /// The next user who may make a call, with their oldest waiting call.
+    /// The next user who may make a call, with that user's oldest waiting call.
     fn next(&mut self, per_principal: usize) -> Option<(User, oneshot::Sender<Permit>)> {
         for _ in 0..self.ring.len() {
             let user = self.ring.pop_front()?;
@@ -193,7 +198,8 @@ impl Lane {
     }
 }
 
-/// Without the lock: a permit that nobody waits for any more is dropped here, and takes the lock itself.
+/// Sends the permits to the waiting calls. Must be called without the lock: the permit of a
+/// cancelled call is dropped here, which takes the lock.
 fn hand_out(grants: Vec<(oneshot::Sender<Permit>, Permit)>) {
     for (grant, permit) in grants {
         drop(grant.send(permit));
@@ -209,7 +215,7 @@ mod tests {
         Principal::new(tenant, user).unwrap()
     }
 
-    /// A call that has been tried: it runs, or it waits.
+    /// A call that was polled once: it runs or it waits.
     enum Call {
         Runs(#[expect(dead_code, reason = "it is held until it is dropped")] Permit),
         Waits(std::pin::Pin<Box<dyn Future<Output = Result<Permit>> + Send>>),
@@ -225,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Tries the calls that wait once more; the names of those that run now.
+    /// Polls the waiting calls once more. Returns the names of all running calls.
     fn settle(calls: &mut [(&'static str, Call)]) -> Vec<&'static str> {
         let mut running = Vec::new();
         for (name, call) in calls {

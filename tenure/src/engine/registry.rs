@@ -1,6 +1,5 @@
-//! Assistants: what sessions can belong to, and how those are kept.
-//!
-//! Some are declared by whoever opens the house and stand for every tenant; the others are a tenant's own, and lie on its shelf.
+//! The cached registry of assistants. Some are declared by the application and apply to every
+//! tenant; the others belong to one tenant and are stored as items in its namespace (D-056).
 
 use crate::store::item::{Owner, Shelf};
 use crate::types::assistant::Assistant;
@@ -9,26 +8,35 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock};
 
+/// The name of the namespace of a tenant's own assistants.
 pub(crate) const ASSISTANTS: &str = "assistants";
-/// What was read of a tenant's assistants is believed for so long: a change made by another process is seen after it.
+/// The time for which the cached assistants of a tenant are used. A change made by another process
+/// is seen after it at the latest.
 pub(crate) const FRESH: SignedDuration = SignedDuration::from_secs(5);
 
-/// The assistants that are known.
+/// The cached assistants.
 #[derive(Debug, Default)]
 pub(crate) struct Assistants {
+    /// The declared assistants by name.
     pub declared: RwLock<BTreeMap<String, Arc<Assistant>>>,
+    /// The tenants' own assistants.
     pub own: RwLock<HashMap<Tenant, Own>>,
-    /// Held while one is made or changed, to know whether it is new. Across awaits, so not std's.
+    /// Held while an assistant is created or changed, to determine whether it is new (D-057). It is
+    /// held across awaits, so it is not a `std` mutex.
     pub changing: tokio::sync::Mutex<()>,
 }
 
+/// The cached assistants of one tenant.
 #[derive(Debug)]
 pub(crate) struct Own {
+    /// The time at which they were read from the store.
     pub read_at: Timestamp,
+    /// The assistants by name.
     pub by_name: BTreeMap<String, Arc<Assistant>>,
 }
 
 impl Assistants {
+    /// Finds an assistant by name. Declared assistants take precedence.
     pub fn find(&self, tenant: &Tenant, name: &str) -> Option<Arc<Assistant>> {
         let declared = self.declared.read().unwrap_or_else(|e| e.into_inner());
         if let Some(assistant) = declared.get(name) {
@@ -38,12 +46,14 @@ impl Assistants {
         own.get(tenant)?.by_name.get(name).cloned()
     }
 
+    /// Returns true if the assistants of a tenant were read within [`FRESH`].
     pub fn is_fresh(&self, tenant: &Tenant, now: Timestamp) -> bool {
         let own = self.own.read().unwrap_or_else(|e| e.into_inner());
         own.get(tenant).is_some_and(|o| now.duration_since(o.read_at).abs() < FRESH)
     }
 }
 
+/// The namespace of a tenant's own assistants.
 pub(crate) fn shelf(tenant: &Tenant) -> Shelf {
     Shelf { tenant: tenant.clone(), owner: Owner::Tenant, name: ASSISTANTS.to_owned() }
 }

@@ -1,4 +1,4 @@
-//! Conditions on a session before an operation: its status, its owner's limits, `If-Match`.
+//! Preconditions of operations on a session: its status, the size limits and `If-Match`.
 
 use crate::engine::core::Engine;
 use crate::types::error::{Error, Result};
@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 
 impl Engine {
-    /// A session that does not exist ends nowhere.
+    /// Checks `If-Match` for a session that does not exist: any expected log end is a conflict.
     pub(crate) fn check_expected_none(&self, id: &SessionId) -> Result<()> {
         match self.expect {
             Some(expected) => Err(Error::Conflict { session_id: id.clone(), expected }),
@@ -19,6 +19,7 @@ impl Engine {
         }
     }
 
+    /// Checks `If-Match`: the log must end at the expected position, if one is given.
     pub(crate) fn check_expected(&self, head: &Head) -> Result<()> {
         match self.expect {
             Some(expected) if expected != head.seq => {
@@ -28,19 +29,20 @@ impl Engine {
         }
     }
 
-    /// When the sweep should look at a session.
+    /// The time at which the sweep should process a session. `None` means never.
     pub(crate) fn due_at(&self, head: &Head) -> Option<Timestamp> {
         let policy = self.policy(&head.tenant, head.assistant.as_deref());
         let (from, after) = match head.status {
             Status::Active => (head.active_at, policy.ttl?),
-            // It waits for a person, if need be for as long as the rule says.
+            // A paused session waits for human review. It is due at the earliest timeout of its
+            // open reviews (D-015).
             Status::Paused => return head.reviews.iter().filter_map(|r| r.timeout).min(),
             Status::Expired | Status::Deleted => (head.status_at, policy.retention?),
         };
         from.checked_add(SignedDuration::try_from(after).ok()?).ok()
     }
 
-    /// Whether a session stands where its card says: an active one may have expired since.
+    /// The effective status of a session: a session that is stored as active may have expired since.
     pub(crate) fn status_of(&self, head: &Head) -> Status {
         let idle = self.now().duration_since(head.active_at);
         let ttl =
@@ -51,6 +53,7 @@ impl Engine {
         }
     }
 
+    /// Checks that a session is active or paused, and has not expired.
     pub(crate) fn check_live(&self, head: &Head) -> Result<()> {
         match self.status_of(head) {
             Status::Active | Status::Paused => Ok(()),
@@ -58,6 +61,7 @@ impl Engine {
         }
     }
 
+    /// Checks that a session is active and has not expired.
     pub(crate) fn check_active(&self, head: &Head) -> Result<()> {
         match self.check_live(head) {
             Ok(()) if head.status == Status::Paused => Err(Error::Paused { session_id: head.info.session_id.clone() }),
@@ -65,6 +69,7 @@ impl Engine {
         }
     }
 
+    /// Validates names, metadata and size of the info of a new session.
     pub(crate) fn check_info(&self, info: &Created) -> Result<()> {
         for (param, name) in [("assistant", &info.assistant), ("thread", &info.thread), ("model", &info.model)] {
             if let Some(why) = name.as_deref().and_then(|n| check_text(n).err()) {
@@ -75,13 +80,15 @@ impl Engine {
         self.check_info_size(serde_json::to_string(info).map_or(0, |t| t.len()))
     }
 
-    /// The size of what clients can write. Decisions do not count: people's decisions must not keep a client from writing.
+    /// Checks the size of the part of the info that clients can write. Review decisions are not
+    /// counted: reviewers must not be able to block a client's writes.
     pub(crate) fn check_info_of(&self, head: &Head) -> Result<()> {
         let mut info = head.info.clone();
         info.metadata.remove(DECISIONS);
         self.check_info_size(serde_json::to_string(&info).map_or(0, |t| t.len()))
     }
 
+    /// Checks a size against `max_info_bytes`.
     pub fn check_info_size(&self, bytes: usize) -> Result<()> {
         let max = self.limits().max_info_bytes;
         match bytes > max {
@@ -95,7 +102,7 @@ impl Engine {
     }
 }
 
-/// Refuses metadata that names the audit trail, also to remove it.
+/// Rejects metadata that contains the audit trail of decisions, even to remove it (D-065).
 pub(crate) fn check_derived(metadata: &Map<String, Value>) -> Result<()> {
     if metadata.contains_key(DECISIONS) {
         let why = "it is derived from the decisions in the session's log and cannot be written; leave it out";

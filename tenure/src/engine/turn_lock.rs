@@ -1,7 +1,8 @@
-//! One turn at a time: what a second request does while a session is busy.
+//! Turn locks: at most one turn at a time in a session, and a policy for requests that find it busy.
 //!
-//! A gate is held for a whole turn, the model's time included. It orders the requests of one process; what several processes
-//! write is ordered by the commits themselves.
+//! A turn lock is held for a whole turn, including the model's response time. It orders the
+//! requests of one process; the writes of several processes are ordered by optimistic concurrency
+//! of the commits (D-041).
 
 use crate::types::error::{Error, Result};
 use crate::types::id::{Key, RunId};
@@ -10,47 +11,50 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// What a request does that finds its session busy.
+/// The behaviour of a request that finds its session busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnBusy {
-    /// It waits until the turns before it are done.
+    /// The request waits until all earlier turns are done.
     #[default]
     Queue,
-    /// It is refused.
+    /// The request is rejected.
     Reject,
-    /// It stops the turn that is on, which keeps what it has, and goes on after those who wait already.
+    /// The request interrupts the turn in progress, whose partial answer is stored, and runs after
+    /// the requests that already wait.
     Interrupt,
-    /// It goes on in a fork, from where the session was before the turn that is on.
+    /// The request runs in a fork, taken from the state before the turn in progress.
     Branch,
 }
 
-/// The gates of the sessions that have a turn on.
+/// The turn locks of all sessions with a turn in progress. Clones share the locks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gates(Arc<Mutex<HashMap<Key, Gate>>>);
 
+/// The turn lock of one session.
 #[derive(Debug)]
 struct Gate {
     turn: Arc<Semaphore>,
     stop: watch::Sender<Option<Stop>>,
-    /// Messages before the turn that is on.
+    /// The number of messages before the turn in progress. `None` means that the turn has not been
+    /// recorded yet.
     before: Option<usize>,
-    /// The run of that turn.
+    /// The run of the turn in progress. `None` means that it is not known yet.
     run: Option<RunId>,
-    /// How many hold it or wait for it.
+    /// The number of requests that hold the lock or wait for it.
     interested: usize,
 }
 
-/// Why a turn is stopped.
+/// The reason why a turn is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// By a request that does not wait for it.
+    /// Another request interrupted the turn.
     Interrupted,
-    /// By whoever cancelled its run.
+    /// The run was cancelled.
     Cancelled,
 }
 
-/// The right to take a turn in a session. Dropping it lets the next one in.
+/// A turn guard: the permission to take a turn in a session. Dropping it admits the next request.
 #[derive(Debug)]
 pub(crate) struct Pass {
     gates: Gates,
@@ -60,16 +64,16 @@ pub(crate) struct Pass {
     _turn: OwnedSemaphorePermit,
 }
 
-/// What the gate says.
+/// The result of acquiring a turn lock.
 #[derive(Debug)]
 pub(crate) enum Entered {
-    /// Come in.
+    /// The lock is held.
     Pass(Pass),
-    /// Take a fork after so many messages.
+    /// The session is busy; the request shall run in a fork after this number of messages.
     Branch(usize),
 }
 
-/// Somebody who waits at a gate, and stops waiting when dropped.
+/// A waiting request. Dropping it before it is admitted removes it from the queue.
 struct Waiting<'a>(Option<(&'a Gates, &'a Key)>);
 
 impl Drop for Waiting<'_> {
@@ -95,7 +99,7 @@ impl Gates {
         }
     }
 
-    /// Stops the turn that is on if this is its run; whether it is.
+    /// Stops the turn in progress if it belongs to this run. Returns true if it does.
     pub fn cancel(&self, key: &Key, run: &RunId) -> bool {
         let all = self.lock();
         let gate = all.get(key).filter(|gate| gate.run.as_ref() == Some(run));
@@ -105,12 +109,13 @@ impl Gates {
         })
     }
 
-    /// Waits for the right to take a turn. At most `max` wait.
+    /// Acquires the turn lock of a session. At most `max` requests wait.
     pub async fn enter(&self, key: &Key, busy: OnBusy, max: usize) -> Result<Entered> {
         self.enter_telling(key, busy, max, || ()).await
     }
 
-    /// The same; `queued` is called if the caller has to wait.
+    /// Like [`Gates::enter`], and calls `queued` if the caller has to wait. `queued` is called
+    /// while the locks are held, so it must not block.
     pub async fn enter_telling(&self, key: &Key, busy: OnBusy, max: usize, queued: impl FnOnce()) -> Result<Entered> {
         let (turn, stop, has_waited) = {
             let mut all = self.lock();
@@ -152,26 +157,27 @@ impl Gates {
 }
 
 impl Pass {
-    /// Says how many messages there were before this turn, for those who want to branch off, and which run it is.
+    /// Records the number of messages before this turn, for requests that branch off, and the run
+    /// of the turn.
     pub fn began(&self, before: usize, run: &RunId) {
         if let Some(gate) = self.gates.lock().get_mut(&self.key) {
             (gate.before, gate.run) = (Some(before), Some(run.clone()));
         }
     }
 
-    /// Says which run this turn goes on with.
+    /// Records the run that this turn continues.
     pub fn works_on(&self, run: &RunId) {
         if let Some(gate) = self.gates.lock().get_mut(&self.key) {
             gate.run = Some(run.clone());
         }
     }
 
-    /// Whether others had the session when this request came.
+    /// Returns true if the session was busy when this request arrived.
     pub fn has_waited(&self) -> bool {
         self.has_waited
     }
 
-    /// Ends when somebody wants this turn to stop.
+    /// Waits until this turn is asked to stop. Returns the reason.
     pub async fn stopped(&mut self) -> Stop {
         let reason = self.stop.wait_for(Option::is_some).await.ok().and_then(|stop| *stop);
         match reason {

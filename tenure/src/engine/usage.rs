@@ -1,4 +1,4 @@
-//! What a principal has stored, and whether a quota allows more.
+//! Computes the stored amount of a principal, and enforces its quota.
 
 use crate::engine::core::Engine;
 use crate::engine::quota::{FRESH, FRESH_REFUSAL, PAGE, Sum, Usage, stored_bytes};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 
 impl Engine {
-    /// What is stored of a user, or of a whole tenant.
+    /// Sums the stored amount of a user or of a whole tenant over the heads of its sessions.
     pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
         let whose = match scope {
             QuotaScope::User => Whose::User(who.tenant.clone(), who.user.clone()),
@@ -31,7 +31,8 @@ impl Engine {
         }
     }
 
-    /// Counts a new session with its first records, or refuses it.
+    /// Reserves quota for a new session with its first records. It is an error if the quota would
+    /// be exceeded.
     pub(crate) async fn reserve_session<'a>(
         &self,
         who: &Principal,
@@ -40,7 +41,7 @@ impl Engine {
         self.reserve(who, Usage { sessions: 1, bytes: stored_bytes(records.map(|r| &r.entry)) }).await
     }
 
-    /// Counts what is going to be stored, or refuses it.
+    /// Reserves quota for data that is about to be stored. It is an error if the quota would be exceeded.
     pub(crate) async fn reserve(&self, who: &Principal, more: Usage) -> Result<()> {
         let Some(quota) = who.quota else { return Ok(()) };
         let sum = self.cached_sum(who, quota.scope);
@@ -67,7 +68,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts what is stored in any case.
+    /// Adds data to the usage that is stored even if it exceeds the quota.
     pub(crate) async fn count(&self, who: &Principal, more: Usage) {
         let Some(quota) = who.quota else { return };
         if let Some(sum) = &mut *self.cached_sum(who, quota.scope).lock().await {
@@ -76,6 +77,7 @@ impl Engine {
         }
     }
 
+    /// The cached sum of a principal's user or tenant.
     pub fn cached_sum(&self, who: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<Sum>>> {
         let user = (scope == QuotaScope::User).then(|| who.user.clone());
         let empty = || Ok::<_, std::convert::Infallible>(Arc::default());

@@ -1,4 +1,5 @@
-//! Vectors of memories in this process: a bounded cache with exact search by cosine similarity.
+//! In-process vector indexes of memories: a bounded cache that is searched by cosine similarity.
+//! Large indexes are first narrowed to the candidates with the nearest sign bits (D-074).
 
 use crate::store::item::Shelf;
 use crate::types::memory::Kept;
@@ -10,43 +11,53 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// So many of those whose signs are nearest are compared by their numbers.
+/// The minimum number of vectors with the nearest sign bits that are compared by cosine similarity.
 pub(crate) const CLOSER_LOOK: usize = 256;
 
-/// Less alike is not alike at all.
+/// The minimum cosine similarity of a result.
 pub(crate) const MIN_COSINE: f32 = 0.2;
 
+/// The sign bits of a vector, packed into words of 64 bits.
 pub(crate) fn signs(numbers: &[i8]) -> Vec<u64> {
     let word = |part: &[i8]| part.iter().enumerate().fold(0, |word, (i, n)| word | (u64::from(*n > 0) << i));
     numbers.chunks(64).map(word).collect()
 }
 
+/// The dot product of two quantized vectors.
 pub(crate) fn product(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
 }
 
-/// The vectors of one shelf.
+/// The vector index of one namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Codes {
+    /// The name of the embedding model.
     pub model: String,
+    /// The dimension of the vectors.
     pub length: usize,
+    /// The keys of the memories, in the order of the vectors.
     pub keys: Vec<String>,
+    /// The position of each key in `keys`.
     pub at: HashMap<String, usize>,
+    /// The sign bits of all vectors, one after the other.
     pub signs: Vec<u64>,
+    /// The quantized components of all vectors, one after the other.
     pub numbers: Vec<i8>,
-    /// Memories without a vector of this model.
+    /// The keys of memories without a vector of this model.
     pub bare: HashSet<String>,
-    /// Changes that were seen, and when they were looked for last; never: nothing is known.
+    /// The change notes that were applied, with the times at which they were created.
     pub seen: HashMap<String, Timestamp>,
+    /// The time of the last check for changes. `None` means that the index has not been loaded.
     pub looked: Option<Timestamp>,
 }
 
 impl Codes {
+    /// The number of sign words of one vector.
     pub fn words(&self) -> usize {
         self.length.div_ceil(64)
     }
 
-    /// Takes in a memory as it is now, or that it is gone.
+    /// Inserts or replaces the vector of a memory. `None` removes it.
     pub fn set(&mut self, key: &str, kept: Option<&Kept>) {
         self.take_out(key);
         let Some(kept) = kept else { return };
@@ -63,10 +74,11 @@ impl Codes {
         }
     }
 
+    /// Removes the vector of a memory.
     pub fn take_out(&mut self, key: &str) {
         self.bare.remove(key);
         let Some(at) = self.at.remove(key) else { return };
-        // The last one moves to its place.
+        // The last vector moves to the free position.
         let (last, words, length) = (self.keys.len() - 1, self.words(), self.length);
         self.keys.swap_remove(at);
         if at < last {
@@ -78,7 +90,8 @@ impl Codes {
         self.numbers.truncate(last * length);
     }
 
-    /// The nearest, the best first.
+    /// The memories that are most similar to the question, best first, with their cosine similarity.
+    /// Candidates are preselected by the Hamming distance of their sign bits, then ranked exactly.
     pub fn nearest(&self, question: &[f32], limit: usize) -> Vec<(String, f32)> {
         let question = small(question);
         if question.len() != self.length || self.keys.is_empty() {
@@ -107,18 +120,22 @@ impl Codes {
         best
     }
 
+    /// The approximate size in bytes.
     pub fn weight(&self) -> usize {
         1024 + self.keys.len() * 160 + self.numbers.len() + self.signs.len() * 8 + self.bare.len() * 80
     }
 }
 
-/// The vectors of a shelf, with the weight that the cache knows them by.
+/// The cache value of a namespace's vector index, with the weight that the cache accounts for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
+    /// The vector index.
     pub codes: Arc<Mutex<Codes>>,
+    /// The weight in bytes.
     pub weight: usize,
 }
 
+/// Weighs vector indexes by their size in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct ByBytes;
 
@@ -128,17 +145,20 @@ impl Weighter<Shelf, Slot> for ByBytes {
     }
 }
 
-/// What this process knows of memories. Nothing of it is the truth.
+/// In-process state of memories: a cache only, the store is authoritative.
 #[derive(Debug)]
 pub(crate) struct Memories {
+    /// The vector indexes by namespace.
     pub vectors: Cache<Shelf, Slot, ByBytes>,
-    /// Held while a memory is read, changed and written; which one is told by its id.
+    /// Locks that are held while a memory is read, changed and written. The hash of the memory's id
+    /// selects the lock.
     pub changing: Vec<Mutex<()>>,
-    /// Shelves that are written down as having memories.
+    /// Namespaces that are already recorded in the store as having memories.
     pub known: std::sync::Mutex<HashSet<Shelf>>,
 }
 
 impl Memories {
+    /// Creates the state with a cache of at most `bytes` bytes of vectors.
     pub fn new(bytes: usize) -> Self {
         let options =
             OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
@@ -147,16 +167,18 @@ impl Memories {
         Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
     }
 
+    /// Locks a memory for a change.
     pub async fn changing(&self, id: &str) -> MutexGuard<'_, ()> {
         let place = blake3::hash(id.as_bytes()).as_bytes()[0] as usize % self.changing.len();
         self.changing[place].lock().await
     }
 
-    /// Whether a shelf is seen for the first time.
+    /// Returns true the first time that it is called for a namespace.
     pub fn is_new(&self, shelf: &Shelf) -> bool {
         self.known.lock().unwrap_or_else(|e| e.into_inner()).insert(shelf.clone())
     }
 
+    /// Evicts the state of a namespace.
     pub fn forget(&self, shelf: &Shelf) {
         self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(shelf);
         self.vectors.remove(shelf);

@@ -1,4 +1,4 @@
-//! Change notifications: tasks that wait for a session to change, in this process and in others.
+//! Change notifications: subscriptions to changes of a session, made by this process or by others.
 
 use crate::engine::observer::CommitObserver;
 use crate::store::contract::{Commit, Store};
@@ -11,58 +11,65 @@ use tokio::sync::Notify;
 use tokio::sync::broadcast;
 use tokio::sync::futures::Notified;
 
-/// How long to wait before a session is looked at again that another process may have changed, if nobody tells.
+/// The poll interval when the store has no change notifications.
 pub(crate) const LOOK: Duration = Duration::from_millis(250);
 
-/// The same, if other processes tell: they may forget to.
+/// The fallback poll interval when the store has change notifications, which are best effort.
 pub(crate) const LOOK_ANYWAY: Duration = Duration::from_secs(1);
 
-/// So many changes wait for whoever is told of all; of those that are slower it is told that something was missed.
+/// The buffer size of the subscription to all changes. A slower subscriber loses changes and gets
+/// an error that says so.
 pub(crate) const NEWS: usize = 4096;
 
-/// Those who wait for a session to change, and how many.
+/// The subscriptions to changes, with the number of subscribers of each session.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
+    /// The sessions with subscribers.
     pub all: Mutex<HashMap<Key, (usize, Arc<Changes>)>>,
-    /// Whether other processes tell; known once somebody asked.
+    /// Whether the store delivers change notifications of other processes. Set when it is first needed.
     pub told: OnceLock<bool>,
-    /// Who wants to hear of every session, if anybody does.
+    /// The channel of all changes. Empty until the first subscription.
     pub news: OnceLock<broadcast::Sender<Key>>,
 }
 
-/// Changes of one session.
+/// The change signals of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// By anybody.
+    /// Signals changes by any process.
     pub any: Notify,
-    /// By another process.
+    /// Signals changes by other processes.
     pub elsewhere: Notify,
 }
 
-/// Somebody who waits for a session to change.
+/// A subscription to changes of one session. Dropping it unsubscribes.
 pub(crate) struct Watch<'a> {
+    /// The subscriptions that this one belongs to.
     pub watchers: &'a Watchers,
+    /// The session.
     pub key: Key,
+    /// The change signals of the session.
     pub changes: Arc<Changes>,
 }
 
 impl Watchers {
+    /// Locks the subscriptions.
     pub fn lock(&self) -> MutexGuard<'_, HashMap<Key, (usize, Arc<Changes>)>> {
         self.all.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// This process has changed a session.
+    /// Notifies subscribers of a change by this process.
     pub fn tell(&self, key: &Key) {
         if let Some((_, changes)) = self.lock().get(key) {
             changes.any.notify_waiters();
         }
         if let Some(news) = self.news.get() {
-            // Nobody listens any more, or somebody does.
+            // An error means that there is no subscriber any more, which is harmless.
             let _ = news.send(key.clone());
         }
     }
 
-    /// Another process has changed a session, or perhaps any.
+    /// Notifies subscribers of a change by another process. `None` means that notifications may
+    /// have been lost, so all subscribers are notified.
     pub fn tell_elsewhere(&self, key: Option<&Key>) {
         let all = self.lock();
         for (_, (_, changes)) in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
@@ -73,7 +80,7 @@ impl Watchers {
 }
 
 impl Watch<'_> {
-    /// Until another process has changed the session.
+    /// Waits until another process has changed the session.
     pub fn elsewhere(&self) -> Notified<'_> {
         self.changes.elsewhere.notified()
     }
@@ -98,7 +105,7 @@ impl CommitObserver for Watchers {
         }
         let key = commit.head.key();
         self.tell(&key);
-        // No other process waits for a session without a run.
+        // Other processes only wait for sessions with a run, so only these are notified.
         let ended = || commit.records.iter().any(|r| matches!(r.entry, Entry::RunEnded { .. }));
         if commit.head.run.is_some() || ended() {
             store.tell(&key);

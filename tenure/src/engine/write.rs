@@ -1,4 +1,5 @@
-//! The one write path: load, decide, commit; after a conflict, again.
+//! The write path: load, decide, commit, and retry after a conflict. No step is committed on a
+//! session that another writer has changed since it was loaded.
 
 use crate::engine::cache::{Known, State, moment};
 use crate::engine::core::Engine;
@@ -15,7 +16,9 @@ use crate::types::message::Message;
 use jiff::Timestamp;
 
 impl Engine {
-    /// Takes one step in a session: look at it, decide what to write, commit. If somebody else was first, looks again.
+    /// Runs one step on a session: loads it, lets `step` decide what to write, and commits. If
+    /// another writer committed first, the session is refreshed and the step is retried, up to
+    /// `max_retries` times (optimistic concurrency).
     pub(crate) async fn write<R>(
         &self,
         who: &Principal,
@@ -29,10 +32,11 @@ impl Engine {
         let mut known = hot.known.lock().await;
         self.count_found(&known.state, need);
         let (mut fresh, mut reserved) = (false, false);
-        // One round more, for looking again.
+        // One extra round, for the refresh of a stale cache.
         for _ in 0..=self.limits().max_retries + 1 {
-            // A session is only ever folded from a fresh card: an old one may name a parent that is another session by now. And while
-            // another node works on it, the end of its lease is not in the log: what we know of it may be old without a conflict.
+            // A session is only folded from a current head: an old one may name a parent that is
+            // another session by now. While another node holds the lease, its renewals are not in
+            // the log, so the cached head may be stale without a conflict.
             let head = known.state.head();
             let elsewhere = head.and_then(|h| h.lease.as_ref()).is_some_and(|l| l.node != self.node());
             if !self.suffices(&known.state, need) || (elsewhere && !fresh) {
@@ -43,7 +47,8 @@ impl Engine {
             let (now, state) = (self.now(), &known.state);
             let admitted = admit(who, id, state).and_then(|()| state.head().map_or(Ok(()), |h| self.check_expected(h)));
             let draft = admitted.and_then(|()| step(state, now));
-            // What we know may be behind: look before saying no, or that there is nothing to do.
+            // The cached state may be stale: refresh it before an error, or the absence of changes,
+            // is reported.
             let idle = draft.as_ref().map_or(true, Draft::is_idle);
             if idle && !fresh {
                 self.catch_up(&key, &mut known).await?;
@@ -51,7 +56,8 @@ impl Engine {
                 continue;
             }
             let draft = draft?;
-            // What a run in progress says is stored in any case: to refuse it would lose what was paid for.
+            // The output of a run in progress is stored even over the quota: rejecting it would
+            // lose an answer that was paid for.
             if who.quota.is_some() && !reserved {
                 let more = Usage { sessions: 0, bytes: quota::stored_bytes(draft.entries.iter()) };
                 match known.state.head().is_some_and(|head| head.run.is_some()) {
@@ -77,7 +83,7 @@ impl Engine {
         Err(Error::Conflict { session_id: id.clone(), expected: known.state.head().map_or(0, |h| h.seq) })
     }
 
-    /// Takes one step in the store, and counts it.
+    /// Commits to the store, counts the outcome, and calls the observers if the commit succeeded.
     pub(crate) async fn commit_step(&self, commit: &Commit) -> Result<()> {
         let done = self.store().commit(commit).await;
         let outcome = match &done {
@@ -92,6 +98,7 @@ impl Engine {
         done
     }
 
+    /// Commits a draft on the cached state, and applies it to the cache.
     pub async fn commit<R>(
         &self,
         known: &mut Known,
@@ -117,7 +124,8 @@ impl Engine {
         let commit = Commit { base, records, head, items: draft.items, blobs: draft.blobs, cut: draft.cut };
         self.commit_step(&commit).await?;
         let event = Committed::of(&commit.head, &commit.records);
-        // What a fork leans on is the store's to say, and may have changed.
+        // The ancestor of a fork is determined by the store and may have changed, so the cached
+        // head of a fork is not current.
         if commit.head.parent.is_none() {
             known.as_of = began;
         }
@@ -131,11 +139,12 @@ impl Engine {
         Ok((draft.reply, event))
     }
 
-    /// Writes the first records of a session.
+    /// Commits the first records of a new session.
     pub(crate) async fn begin(&self, key: &Key, first: &Record, more: Vec<Record>) -> Result<Head> {
         self.begin_with(key, first, more, Vec::new()).await
     }
 
+    /// Commits the first records of a new session with their media.
     pub(crate) async fn begin_with(
         &self,
         key: &Key,
@@ -155,13 +164,15 @@ impl Engine {
         Ok(head)
     }
 
+    /// Purges a session and evicts it from the cache.
     pub(crate) async fn purge_key(&self, key: &Key) -> Result<()> {
         self.store().purge(key).await?;
         self.forget(key);
         Ok(())
     }
 
-    /// Checks messages against the limits and takes their media out.
+    /// Checks messages against the limits, and replaces their media by blob references. Returns the
+    /// messages and the blobs.
     pub(crate) fn detach(&self, messages: &[Message]) -> Result<(Vec<Message>, Vec<Blob>)> {
         let limits = self.limits();
         if messages.len() > limits.max_messages {
@@ -182,19 +193,19 @@ impl Engine {
     }
 }
 
-/// What follows from a commit for others than its caller.
+/// The consequences of a commit for other parts than the one that committed.
 #[derive(Clone, Debug)]
 pub(crate) struct Committed {
     /// The head after the commit.
     pub head: Head,
-    /// Whether messages were cut off.
+    /// Whether the commit discarded messages (a rewind).
     pub rewound: bool,
-    /// The last checkpoint that was set, with its record.
+    /// The last checkpoint that was set, with the sequence number of its record.
     pub checkpoint: Option<(Label, Seq)>,
 }
 
 impl Committed {
-    /// What others must know of a commit, if anything.
+    /// The event of a commit. `None` means that it neither discarded messages nor set a checkpoint.
     pub fn of(head: &Head, records: &[Record]) -> Option<Self> {
         let rewound = records.iter().any(|r| matches!(r.entry, Entry::Rewound(_)));
         let checkpoint = records.iter().rev().find_map(|record| match &record.entry {

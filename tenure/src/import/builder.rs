@@ -1,4 +1,4 @@
-//! A message in the making, for forms that are not messages in OpenAI's shape.
+//! Builds messages in OpenAI's format from other formats.
 
 use crate::import::raw_object::quoted;
 use crate::types::error::Result;
@@ -9,11 +9,12 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug)]
 pub(super) enum Part {
     Text(String),
-    /// Anything else, as JSON.
+    /// Any other part, as JSON.
     Json(String),
 }
 
 impl Part {
+    /// An image part with a URL.
     pub fn image(url: &str) -> Self {
         Part::Json(format!(r#"{{"type":"image_url","image_url":{{"url":{}}}}}"#, quoted(url)))
     }
@@ -26,21 +27,24 @@ impl Part {
     }
 }
 
-/// A call that a draft makes.
+/// A tool call of a message.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
+    /// The id of the call.
     pub id: String,
+    /// The call as JSON.
     pub json: String,
 }
 
 impl Call {
-    /// `arguments` is the JSON that the tool gets.
+    /// A function call. `arguments` is the JSON that the tool gets.
     pub fn function(id: String, name: &str, arguments: &str) -> Self {
         let function = format!(r#"{{"name":{},"arguments":{}}}"#, quoted(name), quoted(arguments));
         let json = format!(r#"{{"id":{},"type":"function","function":{function}}}"#, quoted(&id));
         Self { id, json }
     }
 
+    /// A call of a custom tool with free text input.
     pub fn custom(id: String, name: &str, input: &str) -> Self {
         let custom = format!(r#"{{"name":{},"input":{}}}"#, quoted(name), quoted(input));
         let json = format!(r#"{{"id":{},"type":"custom","custom":{custom}}}"#, quoted(&id));
@@ -48,28 +52,35 @@ impl Call {
     }
 }
 
+/// A message that is being built.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
-    /// Where it comes from.
+    /// The location in the input.
     pub place: String,
+    /// The role.
     pub role: String,
+    /// The content.
     pub parts: Vec<Part>,
+    /// The tool calls.
     pub calls: Vec<Call>,
-    /// The call that a tool message answers.
+    /// The id of the call that a tool message answers.
     pub answers: Option<String>,
+    /// The text with which the model refused to answer.
     pub refusal: Option<String>,
 }
 
 impl Draft {
+    /// An empty message with a role.
     pub fn new(place: impl Into<String>, role: &str) -> Self {
         Self { place: place.into(), role: role.to_owned(), ..Self::default() }
     }
 
-    /// Whether nothing is in it.
+    /// Returns true if the message has no content.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.calls.is_empty() && self.answers.is_none() && self.refusal.is_none()
     }
 
+    /// Converts to a message. It is an error if the result is not valid.
     pub fn message(&self) -> Result<Message> {
         let content = match &self.parts[..] {
             [] if self.calls.is_empty() && self.refusal.is_none() => quoted(""),
@@ -93,7 +104,7 @@ impl Draft {
     }
 }
 
-/// The drafts as messages; results that follow their calls stand in the calls' order.
+/// Converts to messages. Tool results that follow their calls are sorted by the order of the calls.
 pub(super) fn messages(mut drafts: Vec<Draft>) -> Result<Vec<Message>> {
     let mut start = 0;
     while start < drafts.len() {
@@ -106,17 +117,19 @@ pub(super) fn messages(mut drafts: Vec<Draft>) -> Result<Vec<Message>> {
     drafts.iter().map(Draft::message).collect()
 }
 
-/// The names of fields that a session has no place for, collected so that they are listed once and not for each line.
+/// The names of fields that cannot be represented in a session, deduplicated, so that they are
+/// listed once and not for each line.
 #[derive(Debug, Default)]
 pub(super) struct Bookkeeping(BTreeSet<String>);
 
 impl Bookkeeping {
-    /// Takes the fields that are not `known`; `of` is what they are in.
+    /// Adds the names that are not `known`. `of` is the prefix of their path.
     pub fn note<'n>(&mut self, of: &str, names: impl IntoIterator<Item = &'n str>, known: &[&str]) {
         let unknown = names.into_iter().filter(|n| !known.contains(n));
         self.0.extend(unknown.map(|n| format!("{of}{n}")));
     }
 
+    /// The list of fields as one entry. `None` means that there are none.
     pub fn left_out(self, place: &str) -> Option<super::LeftOut> {
         let names: Vec<String> = self.0.into_iter().collect();
         let why = || format!("fields that a session has no place for: {}", names.join(", "));

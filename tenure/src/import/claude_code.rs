@@ -1,7 +1,9 @@
-//! Transcripts of Claude Code: one line for each block of a message, and lines of the program's own.
+//! Reads transcripts of Claude Code, which have one line for each block of a message, and lines of
+//! the program's own.
 //!
-//! The lines of one answer have the same `message.id` and become one message; results stand after it in the order of the calls. Where a question
-//! was asked again from the same place, only the last one counts. What the program says to itself is left out and listed.
+//! The lines of one answer have the same `message.id` and become one message; tool results follow
+//! it in the order of the calls. Where a question was asked again from the same parent, only the
+//! last one counts (D-097). Lines for the program's own use are left out and listed.
 
 use super::{Foreign, Format, LeftOut};
 use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
@@ -13,14 +15,16 @@ use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;
 use std::collections::{HashMap, HashSet};
 
-/// The fields of a line that are looked at.
+/// The known fields of a line, which are not listed as left out.
 const LINE: [&str; 8] =
     ["type", "message", "sessionId", "uuid", "parentUuid", "isSidechain", "timestamp", "isApiErrorMessage"];
+/// The known fields of a message, which are not listed as left out.
 const MESSAGE: [&str; 5] = ["id", "role", "content", "model", "type"];
 
-/// Blocks that are a model's thoughts.
+/// Block types that contain the model's reasoning.
 const THOUGHTS: [&str; 2] = ["thinking", "redacted_thinking"];
 
+/// A line of a transcript.
 struct Line<'a> {
     number: String,
     fields: Fields<'a>,
@@ -30,7 +34,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Something that a person asked: not a result, nor a note of the program.
+    /// Returns true if this is a question of the user: not a tool result, and not a note of the program.
     fn is_question(&self) -> bool {
         let content = self.fields.object("message").and_then(|m| m.get("content")).unwrap_or_default();
         let result = |b: &str| Fields::of(b).and_then(|f| f.text("type")).as_deref() == Some("tool_result");
@@ -41,7 +45,8 @@ impl Line<'_> {
     }
 }
 
-/// The sessions of a transcript, in the order in which they begin, and an error for each line that is no JSON object.
+/// Reads the sessions of a transcript, in the order in which they begin, and returns an error for
+/// each line that is not a JSON object.
 pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
     let (mut sessions, mut errors) = (Vec::<(String, Vec<Line<'_>>)>::new(), Vec::new());
     let (mut homes, mut titles) = (HashMap::new(), Vec::new());
@@ -68,7 +73,8 @@ pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
     if sessions.is_empty() && !titles.is_empty() {
         sessions.push((String::new(), Vec::new()));
     }
-    // Lines that name no session belong to the one that has what they point to, or else to the first.
+    // Lines without a session id belong to the session that has the line they refer to, or
+    // otherwise to the first session.
     for line in titles {
         let of = ["leafUuid", "messageId"].into_iter().find_map(|f| line.fields.text(f)).or(line.parent.clone());
         let home = of.and_then(|leaf| homes.get(&leaf).copied()).unwrap_or_default();
@@ -79,6 +85,7 @@ pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
     sessions.into_iter().map(|(id, lines)| session(&id, &lines)).chain(errors).collect()
 }
 
+/// Converts the lines of one session.
 fn session(id: &str, lines: &[Line<'_>]) -> Result<Foreign> {
     let mut reader = Reader { abandoned: abandoned(lines), ..Reader::default() };
     for line in lines {
@@ -95,7 +102,7 @@ fn session(id: &str, lines: &[Line<'_>]) -> Result<Foreign> {
     Ok(Foreign { format: Format::ClaudeCode, export, left_out })
 }
 
-/// Questions that were asked again from the same place, and all that followed from them.
+/// The ids of questions that were asked again from the same parent, and of all lines that follow from them.
 fn abandoned(lines: &[Line<'_>]) -> HashSet<String> {
     let questions = lines.iter().filter(|l| l.is_question());
     let last: HashMap<&str, &str> =
@@ -110,19 +117,21 @@ fn abandoned(lines: &[Line<'_>]) -> HashSet<String> {
     gone
 }
 
+/// Converts the lines of one session, in order.
 #[derive(Default)]
 struct Reader {
     abandoned: HashSet<String>,
     seen: HashSet<String>,
     export: Export,
     drafts: Vec<Draft>,
-    /// The answer that is being put together: its id, and its place in `drafts`.
+    /// The answer that is being built: its id, and its index in `drafts`.
     answer: Option<(String, usize)>,
     fields: Bookkeeping,
     left_out: Vec<LeftOut>,
 }
 
 impl Reader {
+    /// Lists a part of the input as left out.
     fn leave(&mut self, place: &str, why: impl Into<String>) {
         self.left_out.push(LeftOut::new(place, why));
     }
@@ -185,6 +194,7 @@ impl Reader {
         Ok(())
     }
 
+    /// Adds the content of a line as a message, or to the answer that is being built.
     fn add(&mut self, line: &Line<'_>, id: Option<String>, said: Draft, results: Vec<Draft>) {
         if line.kind != "assistant" {
             self.drafts.extend(results);
@@ -195,7 +205,7 @@ impl Reader {
             return;
         }
         match (&self.answer, &id) {
-            // The same answer goes on; at most results of its calls came between.
+            // The answer continues. At most results of its calls came between.
             (Some((open, at)), Some(id)) if open == id => {
                 self.drafts[*at].parts.extend(said.parts);
                 self.drafts[*at].calls.extend(said.calls);
@@ -245,7 +255,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A block that is part of what somebody says.
+    /// Converts a content block to a message part. `None` means that it was listed as left out.
     fn part(&mut self, block: &Fields<'_>, place: &str) -> Option<Part> {
         let kind = block.text("type").unwrap_or_default();
         let source = block.object("source").unwrap_or_default();

@@ -1,36 +1,42 @@
-//! A text as the JSON documents in it, and what they look like.
+//! Splits a text into JSON documents, and detects their format.
 
 use super::Format;
 use crate::import::raw_object::{Fields, items, string};
 use crate::types::error::{Error, Result};
 use serde_json::value::RawValue;
 
-/// One document: an element of a list, a line, or the whole text.
+/// One JSON document: an element of a list, a line, or the whole text.
 #[derive(Clone, Debug)]
 pub(super) struct Doc<'a> {
+    /// The location in the text.
     pub at: At,
+    /// The original text of the document.
     pub raw: &'a str,
 }
 
+/// The location of a document in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
+    /// The document is the whole text.
     Whole,
-    /// From 1.
+    /// A line number, from 1.
     Line(usize),
-    /// From 0.
+    /// An index in a list, from 0.
     Item(usize),
 }
 
 impl<'a> Doc<'a> {
+    /// The fields of the document. `None` means that it is not a JSON object.
     pub fn fields(&self) -> Option<Fields<'a>> {
         Fields::of(self.raw)
     }
 
+    /// Returns true if the document is an object with this field.
     pub fn has(&self, field: &str) -> bool {
         self.fields().is_some_and(|f| f.get(field).is_some())
     }
 
-    /// Where it is, in words; `list` is what the list is called if it is in one.
+    /// The location as text. `list` is the name of the list that the document is in, if it is in one.
     pub fn place(&self, list: &str) -> String {
         match self.at {
             At::Whole => String::new(),
@@ -40,7 +46,8 @@ impl<'a> Doc<'a> {
     }
 }
 
-/// Takes a text apart: a list into its elements, lines into lines.
+/// Splits a text into documents: a list into its elements, JSONL into its lines. It is an error if
+/// it is neither JSON nor JSONL.
 pub(super) fn split(text: &str) -> Result<Vec<Doc<'_>>> {
     let text = text.trim_start_matches('\u{feff}').trim();
     if text.is_empty() {
@@ -63,18 +70,18 @@ pub(super) fn split(text: &str) -> Result<Vec<Doc<'_>>> {
     }
 }
 
-/// What a text holds.
+/// Detects the format of a text. `None` means that it is unknown.
 pub(super) fn recognise(docs: &[Doc<'_>]) -> Option<Format> {
     let mut kinds = docs.iter().filter_map(kind);
     match kinds.next() {
-        // Plain messages and items of the Responses API look alike, until one is a call.
+        // Plain messages and items of the Responses API look alike until one of them is a call.
         Some(Format::OpenAi) if kinds.any(|k| k == Format::Responses) => Some(Format::Responses),
         None if docs.is_empty() => Some(Format::OpenAi),
         first => first,
     }
 }
 
-/// What one document looks like.
+/// Detects the format of one document. `None` means that it is unknown.
 pub(super) fn kind(doc: &Doc<'_>) -> Option<Format> {
     let fields = doc.fields()?;
     let has = |name: &str| fields.get(name).is_some();
@@ -104,12 +111,12 @@ pub(super) fn kind(doc: &Doc<'_>) -> Option<Format> {
     has("role").then(|| if is_tagged(doc.raw) { Format::MistralRs } else { Format::OpenAi })
 }
 
-/// Whether a message has a field in the form `{"Left": …}` or `{"Right": …}`.
+/// Returns true if a message has a value of the form `{"Left": …}` or `{"Right": …}`.
 fn is_tagged(message: &str) -> bool {
     Fields::of(message).is_some_and(|f| f.0.iter().any(|(_, v)| untagged(v).is_some()))
 }
 
-/// What is inside a tag.
+/// The value inside a `Left` or `Right` tag. `None` means that the value is not tagged.
 pub(super) fn untagged(raw: &str) -> Option<&str> {
     if !raw.starts_with('{') {
         return None;

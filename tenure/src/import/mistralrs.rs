@@ -1,8 +1,9 @@
-//! What mistral.rs exports, and what it takes.
+//! Reads and writes sessions in the format of mistral.rs.
 //!
-//! Its messages are maps whose values are tagged: `{"Left": "a text"}` or `{"Right": [parts or calls]}`. Media are listed apart: where
-//! one belongs, the message has a part `{"type": "image"}` or `{"type": "video"}`, in the order of the lists. A call's arguments are
-//! JSON, not text, and a result names its tool, not its call.
+//! Its messages are maps whose values are tagged: `{"Left": "a text"}` or `{"Right": [parts or
+//! calls]}`. Media are listed separately: the message has a placeholder part `{"type": "image"}` or
+//! `{"type": "video"}`, in the order of the lists (D-095). The arguments of a call are JSON, not
+//! text, and a result names its tool, not its call.
 
 use super::LeftOut;
 use crate::import::builder::Part;
@@ -19,17 +20,17 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-/// A medium that is listed apart from the messages.
+/// A medium that is listed separately from the messages.
 struct Medium {
-    /// Where it is listed.
+    /// The location in the input.
     place: String,
-    /// Its base64.
+    /// The base64 data.
     data: String,
-    /// What stands for it in a message.
+    /// The message parts that replace the placeholder.
     parts: Vec<String>,
 }
 
-/// The media of an export that have no message yet, and the calls that have no result yet.
+/// The media of an export that are not assigned to a message yet, and the calls that have no result yet.
 #[derive(Default)]
 pub(super) struct Listed {
     images: VecDeque<Medium>,
@@ -40,6 +41,7 @@ pub(super) struct Listed {
 }
 
 impl Listed {
+    /// Reads the media lists of an export.
     pub fn read(fields: &Fields<'_>) -> Result<Self> {
         let mut listed = Self::default();
         for (i, raw) in list(fields, "images")?.into_iter().enumerate() {
@@ -58,7 +60,7 @@ impl Listed {
         Ok(listed)
     }
 
-    /// A video is its file, or its frames; these become pictures.
+    /// Converts a video: either a file, or a list of frames, which become images.
     fn video(&mut self, raw: &str, place: String) -> Result<Medium> {
         if let Some(data) = string(raw) {
             let url = if data.starts_with("data:") { data.clone() } else { format!("data:video/mp4;base64,{data}") };
@@ -75,7 +77,8 @@ impl Listed {
         Ok(Medium { place, data: String::new(), parts })
     }
 
-    /// The messages, with each medium where it belongs.
+    /// Converts the messages, with each medium in place of its placeholder. Media that remain are
+    /// listed as left out.
     pub fn messages(mut self, list: &[&str], left_out: &mut Vec<LeftOut>) -> Result<Vec<Message>> {
         let mut messages = Vec::with_capacity(list.len());
         for (i, raw) in list.iter().enumerate() {
@@ -83,7 +86,7 @@ impl Listed {
             messages.push(self.message(raw, &place).map_err(|e| super::at(&place, e))?);
         }
         for medium in self.images.into_iter().chain(self.videos) {
-            // A fork there keeps the media of turns it does not have.
+            // A fork in mistral.rs keeps the media of turns that it does not have.
             self.left_out.push(LeftOut::new(medium.place, "no message has a place for it"));
         }
         for file in self.files {
@@ -129,7 +132,7 @@ impl Listed {
         Ok(message)
     }
 
-    /// The content with media in it; `None` if it stays as it is.
+    /// Inserts media into a content. `None` means that it is unchanged.
     fn content(&mut self, raw: &str, place: &str) -> Option<String> {
         let (mut parts, mut changed) = (Vec::new(), false);
         for (i, part) in items(raw)?.into_iter().enumerate() {
@@ -141,7 +144,7 @@ impl Listed {
                 "file" => Some(&mut self.files),
                 _ => None,
             };
-            // Only the type: the medium is listed apart.
+            // A placeholder has only a type: the medium is listed separately.
             if fields.0.len() == 1 && ["image", "video", "audio"].contains(&&*kind) {
                 changed = true;
                 match queue.and_then(VecDeque::pop_front) {
@@ -153,7 +156,7 @@ impl Listed {
                 }
                 continue;
             }
-            // Both in the message and listed.
+            // The medium is both in the message and in a list: it is not inserted twice.
             if let (Some(queue), Some((_, data))) = (queue, inside(&fields))
                 && queue.front().is_some_and(|m| !m.data.is_empty() && m.data == payload(&data))
             {
@@ -172,7 +175,7 @@ fn list<'a>(fields: &Fields<'a>, name: &str) -> Result<Vec<&'a str>> {
     }
 }
 
-/// A picture's base64, and its part of a message.
+/// Converts an image. Returns its base64 data and its message part.
 fn picture(raw: &str, place: &str) -> Result<(String, String)> {
     let data = string(raw).ok_or_else(|| Error::invalid(place, "a picture must be base64 text"))?;
     let bytes = STANDARD.decode(payload(&data)).map_err(|e| Error::invalid(place, format!("not base64: {e}")))?;
@@ -192,7 +195,7 @@ fn picture(raw: &str, place: &str) -> Result<(String, String)> {
     }
 }
 
-/// Calls with their arguments as text; `None` if they are that already.
+/// Converts calls so that their arguments are text. `None` means that they are unchanged.
 fn calls(raw: &str) -> Option<String> {
     let (mut calls, mut changed) = (Vec::new(), false);
     for call in items(raw)? {
@@ -217,7 +220,7 @@ fn calls(raw: &str) -> Option<String> {
     changed.then(|| format!("[{}]", calls.join(",")))
 }
 
-/// The kind and the data of a medium inside a part.
+/// The kind and the data of the medium in a message part.
 fn inside(part: &Fields<'_>) -> Option<(&'static str, String)> {
     let url = |name: &str| part.text(name).or_else(|| part.object(name)?.text("url"));
     match &*part.text("type")? {
@@ -228,7 +231,7 @@ fn inside(part: &Fields<'_>) -> Option<(&'static str, String)> {
     }
 }
 
-/// An export as mistral.rs answers it.
+/// An export in the format of mistral.rs.
 #[derive(Serialize)]
 struct Serialized<'a> {
     #[serde(flatten)]
@@ -255,8 +258,9 @@ struct Source {
     turn: usize,
 }
 
-/// A session as `GET /v1/sessions/{id}` answers it: `messages`, each exactly as it was given, the media that are in them once more as base64
-/// lists (`images`, `videos`, `files`), and what else an export has. [`read`](super::read) gives the same export back.
+/// Serializes a session as `GET /v1/sessions/{id}` returns it: `messages`, each exactly as it was
+/// given; the media in them again as base64 lists (`images`, `videos`, `files`); and the other
+/// fields of an export. [`read`](super::read) converts it back to the same export (D-096).
 pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
     let (mut images, mut videos, mut files, mut turn) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for message in &export.messages {

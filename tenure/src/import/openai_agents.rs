@@ -1,4 +1,5 @@
-//! The SQLite database of OpenAI's Agents SDK: `agent_sessions` and, in the order of their ids, the items in `agent_messages`.
+//! Reads the SQLite database of OpenAI's Agents SDK: sessions from `agent_sessions`, and their
+//! items from `agent_messages`, ordered by id.
 
 use super::{Foreign, LeftOut};
 use crate::import::openai_responses::Reader;
@@ -8,8 +9,9 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OpenFlags};
 use std::path::Path;
 
-/// Reads the sessions of a database that the Agents SDK wrote (`SQLiteSession`), oldest first. The file is opened for reading only; the call
-/// blocks while it is read. As with [`read`](super::read), a session that is wrong does not stop the others.
+/// Reads the sessions of a database that the Agents SDK wrote (`SQLiteSession`), oldest first. The
+/// file is opened read-only; the call blocks during the read. As with [`read`](super::read), an
+/// invalid session does not affect the others.
 pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<Foreign>>> {
     let path = path.as_ref();
     let wrong = |e: rusqlite::Error| match e.sqlite_error_code() {
@@ -28,16 +30,18 @@ pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<Foreign>>> {
     sessions.into_iter().map(|row| Ok(session(&row, items(&db, &row.id, branched).map_err(wrong)?))).collect()
 }
 
+/// A row of `agent_sessions`.
 struct Row {
     id: String,
     created_at: Option<Timestamp>,
     updated_at: Option<Timestamp>,
 }
 
-/// An item, its number, and whether it is on the main branch.
+/// The id of an item, its text, and whether it is on the main branch.
 type Item = (i64, Option<String>, bool);
 
-/// Without a log beside it the file is all there is, and can be read where nothing may be written.
+/// Opens the database read-only. Without a write-ahead log the file is complete, and is opened as
+/// immutable, which also works in a read-only directory.
 fn open(path: &Path) -> rusqlite::Result<Connection> {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
@@ -48,7 +52,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 fn sessions(db: &Connection) -> rusqlite::Result<Vec<Row>> {
-    // Items of sessions that have no row are sessions too.
+    // Items whose session has no row in `agent_sessions` form sessions too.
     let mut rows = db.prepare(
         "SELECT session_id, created_at, updated_at FROM agent_sessions
          UNION ALL

@@ -1,4 +1,4 @@
-//! Items of OpenAI's Responses API: messages, calls and results each stand alone there.
+//! Reads items of OpenAI's Responses API, where messages, calls and results are separate items.
 
 use super::{Foreign, Format, LeftOut, at};
 use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
@@ -8,9 +8,10 @@ use crate::session::transfer::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 
-/// The fields of an item that are looked at.
+/// The known fields of an item, which are not listed as left out.
 const ITEM: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
 
+/// Reads one session from its items.
 pub(super) fn read(docs: &[Doc<'_>]) -> Result<Foreign> {
     let mut reader = Reader::default();
     for doc in docs {
@@ -19,6 +20,7 @@ pub(super) fn read(docs: &[Doc<'_>]) -> Result<Foreign> {
     reader.finish()
 }
 
+/// Converts the items of one session, in order.
 #[derive(Default)]
 pub(super) struct Reader {
     drafts: Vec<Draft>,
@@ -27,12 +29,14 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    /// The converted session.
     pub fn finish(self) -> Result<Foreign> {
         let export = Export { messages: messages(self.drafts)?, ..Export::default() };
         let left_out = self.left_out.into_iter().chain(self.fields.left_out("every item")).collect();
         Ok(Foreign { format: Format::Responses, export, left_out })
     }
 
+    /// Converts the next item.
     pub fn item(&mut self, raw: &str, place: &str) -> Result<()> {
         self.take(raw, place).map_err(|e| at(place, e))
     }
@@ -81,7 +85,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A call belongs to the answer right before it.
+    /// Adds a call to the assistant message right before it, or to a new one.
     fn call(&mut self, place: &str, call: Call) {
         match self.drafts.last_mut() {
             Some(said) if said.role == "assistant" => said.calls.push(call),
@@ -89,6 +93,7 @@ impl Reader {
         }
     }
 
+    /// Adds the content of an item to a message.
     fn content(&mut self, raw: Option<&str>, place: &str, said: &mut Draft) -> Result<()> {
         let raw = raw.unwrap_or(r#""""#);
         if let Some(text) = string(raw) {
@@ -131,7 +136,7 @@ impl Reader {
     }
 }
 
-/// A file by its data or its id; one at an address has no form in a message.
+/// Converts a file part with data or an id. A file given by URL cannot be represented in a message.
 fn file(part: &Fields<'_>) -> Option<Part> {
     let known = ["filename", "file_data", "file_id"];
     let fields: Vec<_> = known.iter().filter_map(|n| Some((*n, part.get(n)?.into()))).collect();

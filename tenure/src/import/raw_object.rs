@@ -1,4 +1,5 @@
-//! A JSON object as its fields in their order, each value as the text it was written in: what is not looked at stays as it is.
+//! A JSON object as a list of its fields in their order, each value as its original text, so that
+//! values that are not used stay byte for byte as they are.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -7,52 +8,54 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
+/// The fields of a JSON object, with the original text of their values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fields<'a>(pub Vec<(String, &'a str)>);
 
 impl<'a> Fields<'a> {
-    /// The fields of an object; `None` if it is not one.
+    /// Parses an object. `None` means that it is not a JSON object.
     pub fn of(raw: &'a str) -> Option<Self> {
         serde_json::from_str(raw).ok()
     }
 
-    /// A field's text. One that is `null` is not there.
+    /// The original text of a field's value. A `null` value counts as absent.
     pub fn get(&self, name: &str) -> Option<&'a str> {
         self.0.iter().rev().find(|(k, v)| k == name && *v != "null").map(|(_, v)| *v)
     }
 
-    /// A field that is a string.
+    /// The value of a field that is a string.
     pub fn text(&self, name: &str) -> Option<String> {
         self.get(name).and_then(string)
     }
 
-    /// A field that is an object.
+    /// The value of a field that is an object.
     pub fn object(&self, name: &str) -> Option<Fields<'a>> {
         self.get(name).and_then(Fields::of)
     }
 
+    /// Returns true if a field is `true`.
     pub fn is_true(&self, name: &str) -> bool {
         self.get(name) == Some("true")
     }
 }
 
-/// A JSON string's value.
+/// Parses a JSON string. `None` means that it is not a string.
 pub(super) fn string(raw: &str) -> Option<String> {
     serde_json::from_str(raw).ok()
 }
 
-/// The elements of a JSON list; `None` if it is not one.
+/// The original text of the elements of a JSON list. `None` means that it is not a list.
 pub(super) fn items(raw: &str) -> Option<Vec<&str>> {
     let items: Vec<&RawValue> = serde_json::from_str(raw).ok()?;
     Some(items.into_iter().map(RawValue::get).collect())
 }
 
-/// A text as JSON.
+/// Serializes a text as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// An object from its fields.
+/// Serializes an object from its fields, whose values are JSON.
 pub(super) fn object<'t>(fields: impl IntoIterator<Item = (&'t str, Cow<'t, str>)>) -> String {
     let fields: Vec<String> = fields.into_iter().map(|(k, v)| format!("{}:{v}", quoted(k))).collect();
     format!("{{{}}}", fields.join(","))

@@ -1,4 +1,5 @@
-//! A session as one object with `messages`: our own export, plain OpenAI messages, and what mistral.rs exports.
+//! Reads a session that is one object with `messages`: Tenure's own export, plain OpenAI messages,
+//! or an export of mistral.rs.
 
 use super::mistralrs::Listed;
 use super::{Foreign, Format, LeftOut, at, path};
@@ -10,7 +11,7 @@ use crate::types::head::DECISIONS;
 use crate::types::message::Message;
 use serde_json::{Map, Value};
 
-/// The fields of an export besides its messages.
+/// The fields of an export besides its messages, log and media.
 const INFO: [&str; 13] = [
     "tenure",
     "session_id",
@@ -27,12 +28,13 @@ const INFO: [&str; 13] = [
     "checkpoints",
 ];
 
-/// The log of an export of ours.
+/// The fields of the log in Tenure's own export.
 const LOG: [&str; 2] = ["log", "blobs"];
 
-/// Media that an export lists apart from its messages.
+/// The fields with media that an export lists separately from its messages.
 pub(super) const MEDIA: [&str; 3] = ["images", "videos", "files"];
 
+/// Reads one session.
 pub(super) fn read(doc: &Doc<'_>, format: Format) -> Result<Foreign> {
     let place = doc.place("sessions");
     foreign(doc, format, &place).map_err(|e| at(&place, e))
@@ -69,8 +71,8 @@ fn foreign(doc: &Doc<'_>, format: Format, place: &str) -> Result<Foreign> {
     Ok(Foreign { format, export, left_out })
 }
 
-/// All but the messages. In an export of ours a field that is wrong is an error; elsewhere the same name may mean something else, and it
-/// is left out.
+/// Reads everything but the messages. In Tenure's own export an invalid field is an error; in other
+/// formats the same name may have another meaning, so the field is left out.
 fn info(fields: &Fields<'_>, format: Format) -> Result<(Export, Vec<LeftOut>)> {
     let (mut known, mut left_out) = (Map::from_iter([("messages".to_owned(), Value::Array(Vec::new()))]), Vec::new());
     for (name, raw) in fields.0.iter().filter(|(_, raw)| *raw != "null") {

@@ -1,4 +1,5 @@
-//! The doctor: looks at everything in a house, says what is wrong, and mends what is safe to mend.
+//! The doctor: checks all sessions and the store, reports findings, and repairs those that are safe
+//! to repair. Only derived or unreachable data is repaired (D-028).
 
 use crate::rules::decision_chain::ChainCheck;
 use crate::rules::session::Session;
@@ -14,30 +15,31 @@ use crate::types::id::{Key, Tenant};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
-/// So many cards are read at once.
+/// The number of heads that are read in one page.
 const PAGE: usize = 4096;
 
-/// A session that changes while it is looked at is looked at again, so often.
+/// The number of times a session is checked if it changes during the check.
 const LOOKS: usize = 3;
 
-/// Mending one thing may free another; after so many rounds it is left at that.
+/// The maximum number of rounds of repairs. A repair may make another one possible.
 const ROUNDS: usize = 3;
 
 const RESTORE: &str = "restore the session from a backup, or purge it";
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Repaired {
-    /// What was mended.
+    /// The findings that were repaired.
     pub mended: Vec<Finding>,
-    /// What is left, for a person to look at.
+    /// The remaining findings, which need manual intervention.
     pub left: Vec<Finding>,
 }
 
 impl Tenure {
-    /// Looks at every session of every tenant and at the store itself, and says what is wrong: holes and damage in logs, cards that
-    /// are not what their log says, forks without their parent, media that messages need and nobody has, and what belongs to nobody.
-    /// `progress` is told how many sessions have been looked at. The house may be in use meanwhile.
+    /// Checks every session of every tenant and the store itself. Findings are: gaps and damage in
+    /// logs, heads that differ from their log, forks without their parent, missing media of
+    /// messages, and orphaned data. `progress` is called with the number of sessions checked so
+    /// far. The store may be in use meanwhile.
     pub async fn examine(&self, mut progress: impl FnMut(usize)) -> Result<Vec<Finding>> {
         let mut exam =
             Exam { tenure: self, found: Vec::new(), media: HashMap::new(), unread: HashSet::new(), lost: false };
@@ -54,12 +56,13 @@ impl Tenure {
                     }
                     limit = PAGE.min(limit * 2);
                 }
-                // A card that can not be read spoils its page: smaller pages, until it is alone.
+                // A head that cannot be read makes its whole page fail: halve the page until the
+                // head is alone.
                 Err(Error::Corrupt { .. }) if limit > 1 => limit /= 2,
                 Err(Error::Corrupt { place, why }) => {
                     exam.lost = true;
                     let finding = Finding::new(place, why, RESTORE);
-                    // Not one card, but all of them.
+                    // The same finding again: all heads are affected, not only one.
                     if last.as_ref() == Some(&finding) {
                         break;
                     }
@@ -71,7 +74,7 @@ impl Tenure {
                 Err(e) => return Err(e),
             }
         }
-        // Last, so that it sees what the sessions need.
+        // After the sessions, so that all media that they reference are known.
         let of_the_store = match self.store().check(&[]).await {
             Err(Error::Corrupt { place, why }) => vec![Finding::new(place, why, "restore the store from a backup")],
             found => found?,
@@ -83,7 +86,8 @@ impl Tenure {
         Ok(found)
     }
 
-    /// Mends a finding of [`Tenure::examine`] if that is safe; whether it was. Where only a person can help, nothing is done.
+    /// Repairs a finding of [`Tenure::examine`] if that is safe. Returns true if it did. Does
+    /// nothing for findings that need manual intervention.
     pub async fn repair(&self, finding: &Finding) -> Result<bool> {
         match &finding.cure {
             Cure::Advice(_) => return Ok(false),
@@ -93,7 +97,7 @@ impl Tenure {
         Ok(true)
     }
 
-    /// Examines, mends what is safe to mend, and examines again.
+    /// Checks everything, repairs what is safe to repair, and checks again.
     pub async fn repair_all(&self, mut progress: impl FnMut(usize)) -> Result<Repaired> {
         let mut done = Repaired::default();
         for _ in 0..ROUNDS {
@@ -114,6 +118,7 @@ impl Tenure {
         Ok(done)
     }
 
+    /// Rebuilds the head of a session from its log.
     async fn rebuild_card(&self, key: &Key) -> Result<()> {
         let missing = || Error::NotFound { session_id: key.session.clone() };
         let stored = self.store().head(key).await?.ok_or_else(missing)?;
@@ -129,8 +134,10 @@ impl Tenure {
     }
 }
 
-/// The card that follows from the log. What does not follow is taken from the one that is stored: when the sweep should look next, how long
-/// a lease lasts, and where a purge elsewhere has put the log's beginning. An older version may have left out what it did not know of.
+/// The head that follows from the log. Fields that do not follow from it are taken from the stored
+/// head: the next sweep time, the expiry of the lease, and where a purge moved the beginning of the
+/// log. Fields that are absent in the stored head stay absent: an older version may not have known
+/// them.
 fn card(stored: &Head, replayed: &Head) -> Head {
     let mut head =
         Head { due_at: stored.due_at, first: stored.first, parent: stored.parent.clone(), ..replayed.clone() };
@@ -151,19 +158,20 @@ fn card(stored: &Head, replayed: &Head) -> Head {
     head
 }
 
-/// What has been seen so far.
+/// The state of an examination.
 struct Exam<'a> {
     tenure: &'a Tenure,
     found: Vec<Finding>,
-    /// The media that messages need, and what is wrong with them.
+    /// The media that messages reference, with what is wrong with each. `None` means that it is intact.
     media: HashMap<(Tenant, BlobId), Option<String>>,
-    /// Tenants with a session that could not be read: what it needs is not known.
+    /// Tenants with a session that could not be read, so that the media it references are unknown.
     unread: HashSet<Tenant>,
     /// Whether there is a session of which not even the tenant is known.
     lost: bool,
 }
 
 impl Exam<'_> {
+    /// Checks one session. Findings are only reported if the session did not change meanwhile.
     async fn session(&mut self, mut head: Head) -> Result<()> {
         for look in 1.. {
             let found = match self.look(&head).await {
@@ -172,14 +180,14 @@ impl Exam<'_> {
                     self.unread.insert(head.tenant.clone());
                     vec![Finding::new(place, why, RESTORE)]
                 }
-                // Purged meanwhile.
+                // The session was purged meanwhile.
                 Err(Error::NotFound { .. }) => return Ok(()),
                 Err(e) => return Err(e),
             };
             if found.is_empty() {
                 return Ok(());
             }
-            // What looks wrong may only have changed under our eyes.
+            // A finding may be caused by a concurrent change: check again if the head has changed.
             match self.tenure.store().head(&head.key()).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(now)) if now != head && look < LOOKS => head = now,
@@ -192,6 +200,7 @@ impl Exam<'_> {
         Ok(())
     }
 
+    /// Checks the parent, log, media, decision chain and head of one session.
     async fn look(&mut self, head: &Head) -> Result<Vec<Finding>> {
         let key = head.key();
         let place = format!("session {key}");
@@ -249,7 +258,7 @@ impl Exam<'_> {
         Ok(found)
     }
 
-    /// What is wrong with a medium. Each is read once.
+    /// Checks a blob and returns what is wrong with it. Each blob is read only once.
     async fn medium(&mut self, tenant: &Tenant, id: &BlobId) -> Result<Option<String>> {
         let at = (tenant.clone(), *id);
         if let Some(known) = self.media.get(&at) {
@@ -268,7 +277,8 @@ impl Exam<'_> {
         Ok(wrong)
     }
 
-    /// What a store calls unused, a message may need: then it stays.
+    /// Changes a store's finding of an unused blob to advice if a message references the blob, or
+    /// if a session that may reference it could not be read.
     fn judge(&self, finding: Finding) -> Finding {
         let Cure::Remove(Orphan::Blob(tenant, id)) = &finding.cure else { return finding };
         let advice = if self.media.contains_key(&(tenant.clone(), *id)) {
@@ -282,7 +292,7 @@ impl Exam<'_> {
     }
 }
 
-/// The fields in which two cards differ.
+/// The names of the fields in which two heads differ.
 fn differences(stored: &Head, replayed: &Head) -> String {
     let fields = |head: &Head| serde_json::to_value(head).unwrap_or_default();
     let (stored, replayed) = (fields(stored), fields(&card(stored, replayed)));

@@ -1,4 +1,4 @@
-//! Erasing a user.
+//! Erases a user: all sessions, memories and index entries of the user are destroyed.
 
 use crate::store::item::Owner;
 use crate::store::query::{Query, Whose};
@@ -7,20 +7,20 @@ use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Reach, User};
 use jiff::Timestamp;
 
-/// Proof of an erasure.
+/// The receipt of an erasure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// Who was erased.
+    /// The user who was erased.
     pub user: User,
-    /// How many sessions were destroyed.
+    /// The number of sessions that were purged.
     pub sessions: usize,
-    /// When it was done.
+    /// The time at which the erasure was completed.
     pub at: Timestamp,
 }
 
 impl Tenure {
-    /// Erases a user: every session, memory and index entry. Forks that belong to somebody else keep what they
-    /// share. Only the user or an administrator of the tenant may.
+    /// Erases a user: every session, memory and index entry. Forks that belong to other users keep
+    /// the records that they share. Only the user or an administrator of the tenant may do it.
     pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
         if who.reach != Reach::Tenant && who.user != *user {
             return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));

@@ -1,7 +1,8 @@
-//! The end of sessions: expiry, the cap, purging, and erasing a user.
+//! The sweep: expires, evicts and purges sessions, decides reviews that timed out, and removes expired items.
 //!
-//! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded, and trouble with one session
-//! never stops it. Destroying needs a clock that can be trusted: while the wall clock has jumped, nothing is expired or purged.
+//! Expiry is checked whenever a session is loaded; the sweep only cleans up. One pass is bounded,
+//! and a failure with one session does not stop it. Destroying data needs a trustworthy clock:
+//! while the wall clock has jumped, nothing is expired or purged (D-016).
 
 use crate::engine::hooks::Ending;
 use crate::store::query::{Order, Query, Whose};
@@ -16,34 +17,34 @@ use jiff::{SignedDuration, Timestamp};
 use std::future::Future;
 use std::sync::atomic::Ordering;
 
-/// A wall clock that is off by more is not trusted with destroying anything.
+/// The maximum drift of the wall clock. With more, nothing is expired or purged.
 pub const MAX_CLOCK_JUMP: SignedDuration = SignedDuration::from_mins(5);
 
-/// So many sessions are ended side by side: a hook that takes its time holds up no more than these.
+/// The number of sessions that are ended concurrently, so that a slow hook delays only these.
 const SIDE_BY_SIDE: usize = 16;
 
-/// What a pass of the sweep did.
+/// The result of one pass of the sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Sessions that expired.
     pub expired: Vec<Key>,
-    /// Sessions that went because there were too many.
+    /// Sessions that were evicted because there were more than `max_sessions`.
     pub evicted: Vec<Key>,
-    /// Sessions that were destroyed after their retention.
+    /// Sessions that were purged after their retention.
     pub purged: Vec<Key>,
-    /// Sessions with reviews that nobody decided in time.
+    /// Sessions with reviews that timed out and were decided automatically.
     pub decided: Vec<Key>,
-    /// Cached and other items whose time was over.
+    /// The number of expired items that were removed, such as cached tool results.
     pub items: usize,
-    /// Sessions that could not be done, and why; the next pass tries again.
+    /// Sessions that failed, and why. The next pass tries them again.
     pub failed: Vec<(Key, String)>,
-    /// Why nothing was expired or purged.
+    /// The reason why the whole pass was skipped. `None` means that it was not.
     pub suspended: Option<String>,
-    /// Whether there is more to do at once.
+    /// Whether a bound was reached, so that another pass is needed immediately.
     pub more: bool,
 }
 
-/// What became of a session.
+/// The way in which a session was processed.
 enum End {
     Expired,
     Evicted,
@@ -64,7 +65,8 @@ impl Report {
     }
 }
 
-/// Runs steps concurrently in this task, at most [`SIDE_BY_SIDE`] at a time. They start and are reported in the given order.
+/// Runs steps concurrently in this task, at most [`SIDE_BY_SIDE`] at a time. They start and are
+/// reported in the given order.
 async fn side_by_side<T, F: Future<Output = Result<T>>>(
     steps: impl Iterator<Item = (Key, F)>,
     mut done: impl FnMut(Key, Result<T>),
@@ -86,7 +88,9 @@ async fn side_by_side<T, F: Future<Output = Result<T>>>(
 }
 
 impl Tenure {
-    /// One bounded pass: expires, sends away what is over the cap, purges what is over its retention.
+    /// Runs one bounded pass: expires idle sessions, evicts sessions over `max_sessions`, purges
+    /// sessions after their retention, and removes expired items. At most `max_sweep` of each are
+    /// processed.
     pub async fn sweep(&self) -> Result<Report> {
         let mut report = Report::default();
         let drift = self.engine.clock().drift();
@@ -119,8 +123,9 @@ impl Tenure {
         Ok(report)
     }
 
-    /// Those that are too many, the longest idle first, at most so many. Where none of them could go, the next pass begins after them, so that
-    /// hooks that fail do not hold up others for ever.
+    /// The sessions over `max_sessions`, longest idle first, at most `max`. If none of them could
+    /// be evicted, the next pass starts after them, so that failing hooks do not block the eviction
+    /// of others (D-017).
     async fn over_the_cap(&self, max: usize) -> Result<Vec<Head>> {
         let counted = self.store().count().await?;
         let live: u64 = counted.iter().filter(|(status, _)| status.is_live()).map(|(_, n)| n).sum();
@@ -137,11 +142,12 @@ impl Tenure {
         self.store().heads(&oldest).await
     }
 
+    /// Processes a session that is due. `None` means that nothing was done.
     async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<End>> {
         let key = head.key();
         self.engine.know(&key.tenant).await?;
         match self.engine.due_at(&head) {
-            // It was active since its card was marked.
+            // The session was active since its due time was stored.
             due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
             _ if head.status == Status::Paused => match self.decide_for(&head).await? {
                 0 => self.look_again(&head, None).await.map(|()| None),
@@ -153,7 +159,7 @@ impl Tenure {
                 self.engine.forget(&key);
                 match purged {
                     Ok(()) => Ok(Some(End::Purged)),
-                    // Restored meanwhile.
+                    // The session was restored meanwhile.
                     Err(Error::Conflict { .. }) => Ok(None),
                     Err(e) => Err(e),
                 }

@@ -1,4 +1,4 @@
-//! Appending: messages that are new, all or none, once or under a condition.
+//! Appends messages to a session: atomically, and optionally idempotent or under a condition.
 
 use crate::engine::draft::{Draft, Need};
 use crate::store::item::{Item, Owner, Shelf};
@@ -10,28 +10,29 @@ use crate::types::message::Message;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Messages to add, and how.
+/// A request to append messages.
 #[derive(Clone, Debug, Default)]
 pub struct Append {
-    /// What was said, in order.
+    /// The messages, in order.
     pub messages: Vec<Message>,
-    /// The run that produced it.
+    /// The run that produced the messages.
     pub run: Option<RunId>,
-    /// Refuse unless the log ends here.
+    /// Appends only if the log ends at this record; otherwise it is a conflict. `None` means no condition.
     pub expect: Option<Seq>,
-    /// The same key with the same messages is done once, and answered the same each time.
+    /// An idempotency key: requests with the same key and the same messages are executed once, and
+    /// all get the same answer.
     pub idempotency_key: Option<String>,
-    /// Whether to set an automatic checkpoint after them.
+    /// Whether an automatic checkpoint is set after the messages.
     pub checkpoint: AutoCheckpoint,
 }
 
-/// Whether an append ends with a checkpoint.
+/// When an append sets an automatic checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AutoCheckpoint {
-    /// One after an answer that ends a turn.
+    /// After an answer that ends a turn.
     #[default]
     Turn,
-    /// None.
+    /// Never.
     Off,
 }
 
@@ -41,33 +42,34 @@ impl From<Vec<Message>> for Append {
     }
 }
 
-/// What an append did.
+/// The result of an append.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Appended {
-    /// The end of the log after it.
+    /// The end of the log after the append.
     pub seq: Seq,
     /// The position of the first new message.
     pub position: usize,
-    /// The number of messages after it.
+    /// The number of messages after the append.
     pub messages: usize,
 }
 
-/// Whether a request was done before.
+/// Whether a request with an idempotency key was executed before.
 enum Before {
-    /// It was, with this answer.
+    /// The request was executed, with this answer.
     Done(Appended),
-    /// It was not, as long as the log ends here.
+    /// The request was not executed, as long as the log ends at this record.
     NotAt(Seq),
-    /// It has no key.
+    /// The request has no idempotency key.
     NotAsked,
 }
 
+/// The name of the namespace for idempotency keys of a session.
 const IDEMPOTENCY: &str = "idempotency";
-/// How long an idempotency key is remembered.
+/// How long an idempotency key is stored.
 const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
 impl Tenure {
-    /// Adds messages to a session, all or none, durable when it returns.
+    /// Appends messages to a session atomically. They are durable when it returns.
     pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<Appended> {
         let append: Append = append.into();
         let (stored, blobs) = self.engine.detach(&append.messages)?;
@@ -81,7 +83,8 @@ impl Tenure {
             let written = self.write(who, id, Need::Head, |state, now| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.engine.check_active(head)?;
-                // With a key: whoever wrote since we asked may have done this very request. Ask again.
+                // With an idempotency key, a concurrent writer may have executed this very request:
+                // check the key again.
                 if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
                     return Err(Error::Conflict { session_id: id.clone(), expected });
                 }

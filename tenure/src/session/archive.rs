@@ -1,9 +1,12 @@
-//! Moving an expired session to another id, so that a new session can start under the old one (`on_expired: fresh`).
+//! Moves an expired session to another id, so that a new session can start under the old id
+//! (`on_expired: fresh`, D-018).
 //!
-//! The archive is a fork at the end of the old session, and the old session is then purged: the fork inherits its records, so nothing is
-//! copied. The steps are, in this order: the hooks of the end, the entry that says that the session has expired, one commit with the fork
-//! and the old session's items, and the purge, which is refused if anything was written since. A crash between any two of them leaves the
-//! old session as it was, and the next request repeats the rest: the id of the archive follows from the old session.
+//! The archive is a fork at the end of the old session, which is then purged: the fork inherits its
+//! records, so nothing is copied. The steps are, in this order: the `on_expire` hooks, the entry
+//! that marks the session as expired, one commit with the fork and the old session's items, and the
+//! purge, which is rejected if anything was written since. A crash between any two steps leaves the
+//! old session in place, and the next request repeats the remaining steps. This is idempotent
+//! because the id of the archive is derived from the old session.
 
 use crate::engine::hooks::{ArchiveHook, Ending};
 use crate::memory::memories::{MEMORY, TRACES, Trace};
@@ -22,16 +25,17 @@ use jiff::Timestamp;
 use std::future::Future;
 use std::sync::Arc;
 
-/// The names of the namespaces of a session that move with it. Idempotency keys do not: they belong to the id. Nor does the cache, which
-/// can be filled again.
+/// The namespaces of a session that move with it. Idempotency keys do not move: they belong to the
+/// id. The tool cache does not move either: it can be filled again.
 const MOVED: [&str; 3] = [MEMORY, TRACES, RECALLS];
 
-/// How many items are read at once.
+/// The number of items that are read in one page.
 const PAGE: usize = 256;
 
 impl Tenure {
-    /// Calls `hook` with the head of an expired session and its head under the new id, before a new session starts under the old id. It
-    /// is called at least once. If it fails, the request that wanted the new session fails, and the next one calls it again.
+    /// Registers a callback that is called with the head of an expired session and its head under
+    /// the new id, before a new session starts under the old id. It is called at least once. If it
+    /// fails, the request that needed the new session fails, and the next request calls it again.
     pub fn on_archive<F, Fut>(&self, hook: F)
     where
         F: Fn(Head, Head) -> Fut + Send + Sync + 'static,
@@ -41,7 +45,8 @@ impl Tenure {
         hooks.push(ArchiveHook(Arc::new(move |old, new| Box::pin(hook(old, new)))));
     }
 
-    /// Ends an expired session and moves it to another id. If somebody restored it, or moved it first, nothing is done.
+    /// Expires a session if necessary and moves it to another id. Does nothing if it was restored
+    /// or moved concurrently.
     pub(crate) async fn archive(&self, who: &Principal, id: &SessionId) -> Result<()> {
         let mut head = match self.head(who, id).await {
             Err(Error::NotFound { .. }) => return Ok(()),
@@ -68,13 +73,15 @@ impl Tenure {
         self.engine.forget(&archive.key());
         self.shared.memories.forget(&namespace(&key, MEMORY));
         match purged {
-            // Somebody wrote to it meanwhile: it goes on, and its archive is a fork like any other.
+            // The session was written to concurrently: it continues, and its archive is a fork like
+            // any other.
             Err(Error::Conflict { .. }) => Ok(()),
             done => done,
         }
     }
 
-    /// Commits the fork that is to inherit the records. `None`: the session is gone already.
+    /// Commits the fork that inherits the records, unless an earlier attempt did. `None` means that
+    /// the session no longer exists.
     async fn begin_archive(&self, old: &Head) -> Result<Option<Head>> {
         let at = old.status_at;
         let end = Place { seq: old.seq, position: old.mark.messages, mark: old.mark.clone() };
@@ -88,7 +95,8 @@ impl Tenure {
             let session = archive_id(&old.info.session_id, at, attempt)?;
             let key = Key { tenant: old.tenant.clone(), session };
             if let Some(found) = self.store().head(&key).await? {
-                // From an earlier attempt that was interrupted, or another session that happens to have this id.
+                // The head of an earlier attempt that was interrupted, or of another session that
+                // happens to have this id.
                 if found.info.created_at == old.info.created_at && found.seq > old.seq && found.user == old.user {
                     return Ok(Some(found));
                 }
@@ -110,7 +118,7 @@ impl Tenure {
         Ok(None)
     }
 
-    /// The items of a session, as they are to be under another id.
+    /// The items of a session, changed for the new id.
     async fn items_to_move(&self, from: &Key, to: &Key) -> Result<Vec<(String, Item)>> {
         let mut moved = Vec::new();
         for name in MOVED {
@@ -129,7 +137,8 @@ impl Tenure {
     }
 }
 
-/// A trace of a memory of the session itself leads to where that memory is now.
+/// Updates the back reference from the session to a memory: a memory of the session itself moves to
+/// the new id.
 fn moved_trace(item: Item, from: &Key, to: &Key) -> Result<Item> {
     let owner = |key: &Key| Owner::Session(key.session.clone()).to_string();
     let corrupt = |e| Error::corrupt(format!("trace {} of session {from}", item.key), e);
@@ -144,7 +153,8 @@ fn namespace(key: &Key, name: &str) -> Shelf {
     Shelf { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
 }
 
-/// `ID:20260213T101112.123456Z`, after the time at which the session expired. A long id is cut, and told apart by its hash.
+/// The id of the archive: `ID:20260213T101112.123456Z`, with the time at which the session expired.
+/// A long id is truncated, and made unique by its hash.
 fn archive_id(id: &SessionId, at: Timestamp, attempt: usize) -> Result<SessionId> {
     let mut end = format!(":{}", at.strftime("%Y%m%dT%H%M%S%.6fZ"));
     if attempt > 0 {

@@ -1,4 +1,5 @@
-//! Assistants: declared by the application for every tenant, or stored by a tenant.
+//! Management of assistants: those declared by the application apply to every tenant, the others
+//! are stored by one tenant.
 
 use crate::engine::registry::shelf;
 use crate::store::item::Item;
@@ -9,28 +10,29 @@ use crate::types::id::{Principal, Reach, check_text};
 use std::sync::Arc;
 
 impl Tenure {
-    /// Declares an assistant that stands for every tenant of this house, for as long as it is open.
+    /// Declares an assistant that applies to every tenant for as long as the store is open.
     pub fn declare(&self, assistant: Assistant) {
         let mut declared = self.engine.assistants_known().declared.write().unwrap_or_else(|e| e.into_inner());
         declared.insert(assistant.name.clone(), Arc::new(assistant));
     }
 
-    /// Whether an assistant was declared, and so can not be changed by a tenant.
+    /// Returns true if an assistant was declared by the application. A tenant cannot change it.
     pub fn is_declared(&self, name: &str) -> bool {
         self.engine.assistants_known().declared.read().unwrap_or_else(|e| e.into_inner()).contains_key(name)
     }
 
-    /// An assistant by its name.
+    /// Finds an assistant by its name.
     pub async fn assistant(&self, who: &Principal, name: &str) -> Result<Option<Arc<Assistant>>> {
         self.engine.assistant(who, name).await
     }
 
-    /// All assistants by name: the declared ones and the tenant's own.
+    /// Lists all assistants by name: the declared ones and the tenant's own.
     pub async fn assistants(&self, who: &Principal) -> Result<Vec<Arc<Assistant>>> {
         self.engine.assistants(who).await
     }
 
-    /// Makes an assistant of the tenant's own, or changes it; whether it is new. Its sessions follow it from then on.
+    /// Creates or replaces a tenant's own assistant. Returns true if it is new. Its policy applies
+    /// to its existing sessions too.
     pub async fn put_assistant(&self, who: &Principal, assistant: Assistant) -> Result<bool> {
         let item = self.assistant_item(who, &assistant)?;
         let _changing = self.engine.assistants_known().changing.lock().await;
@@ -40,8 +42,9 @@ impl Tenure {
         Ok(new)
     }
 
-    /// Makes an assistant of the tenant's own, unless there is one of that name; whether it was made. Of several at once one makes it, if
-    /// they ask the same process; between processes the last one wins.
+    /// Creates a tenant's own assistant unless one of that name exists. Returns true if it was
+    /// created. Concurrent calls in one process create it only once; between processes the last
+    /// write wins (D-057).
     pub async fn create_assistant(&self, who: &Principal, assistant: Assistant) -> Result<bool> {
         let item = self.assistant_item(who, &assistant)?;
         let _changing = self.engine.assistants_known().changing.lock().await;
@@ -69,7 +72,8 @@ impl Tenure {
         Ok(Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None })
     }
 
-    /// Removes an assistant of the tenant's own; whether there was one. Its sessions stay, and are kept as those of no assistant.
+    /// Removes a tenant's own assistant. Returns true if there was one. Its sessions remain, and
+    /// get the default policy.
     pub async fn remove_assistant(&self, who: &Principal, name: &str) -> Result<bool> {
         self.may_change(who, name)?;
         let _changing = self.engine.assistants_known().changing.lock().await;

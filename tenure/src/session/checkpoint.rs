@@ -1,4 +1,4 @@
-//! Checkpoints, rewind and fork: points to come back to, and ways to come back.
+//! Checkpoints, rewind and fork. A checkpoint is a pointer into the log; rewinding and forking copy nothing.
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::write::Committed;
@@ -19,33 +19,33 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// What a rewind did.
+/// The result of a rewind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewind {
-    /// The end of the log after it.
+    /// The end of the log after the rewind.
     pub seq: Seq,
-    /// The number of messages that are left.
+    /// The number of messages that remain.
     pub position: usize,
-    /// The number of messages that were cut off.
+    /// The number of messages that were discarded.
     pub discarded: usize,
 }
 
-/// What one rewind cut off.
+/// The messages that one rewind discarded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Discarded {
-    /// The rewind's record.
+    /// The sequence number of the rewind's record.
     pub seq: Seq,
-    /// When.
+    /// The time of the rewind.
     pub at: Timestamp,
-    /// The number of messages that were left.
+    /// The number of messages that remained.
     pub position: usize,
-    /// What was cut off.
+    /// The discarded messages.
     pub messages: Vec<Said>,
 }
 
 type CheckpointFn = dyn Fn(Head, Label, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
 
-/// What is called after a checkpoint.
+/// A callback that is called after a checkpoint was set.
 #[derive(Clone)]
 struct CheckpointHook(Arc<CheckpointFn>);
 
@@ -66,8 +66,10 @@ impl SessionObserver for CheckpointHook {
 }
 
 impl Tenure {
-    /// Calls `hook` after each checkpoint that is set in a session here, with the session's card, the checkpoint's label and its record.
-    /// Who set it waits for the hook, so that a run does nothing else meanwhile; readers do not. A hook that fails is logged, and not called again.
+    /// Registers a callback that is called after each checkpoint set through this handle or its
+    /// clones, with the session's head, the checkpoint's label and the sequence number of its
+    /// record. The operation that set the checkpoint waits for the callback, so that a run does
+    /// nothing else meanwhile (D-115); readers do not wait. A failure is logged and not retried.
     pub fn on_checkpoint<F, Fut>(&self, hook: F)
     where
         F: Fn(Head, Label, Seq) -> Fut + Send + Sync + 'static,
@@ -77,7 +79,8 @@ impl Tenure {
         self.shared.observers.write().unwrap_or_else(|e| e.into_inner()).push(Arc::new(hook));
     }
 
-    /// Sets a checkpoint at the end of a session. Without a label it counts as automatic and is named after its record.
+    /// Sets a checkpoint at the end of a session. Without a label it counts as automatic, and is
+    /// named after its record.
     pub async fn checkpoint(&self, who: &Principal, id: &SessionId, label: Option<Label>) -> Result<Checkpoint> {
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
@@ -93,7 +96,7 @@ impl Tenure {
         .await
     }
 
-    /// The checkpoints of a session, oldest first.
+    /// Lists the checkpoints of a session, oldest first.
     pub async fn checkpoints(&self, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
         self.engine
             .read(who, id, Need::Session, |state| {
@@ -104,7 +107,8 @@ impl Tenure {
             .await
     }
 
-    /// Goes back to a point: what came after it is cut off, and stays readable as discarded.
+    /// Rewinds a session to a point. The messages after it are discarded, but stay readable with
+    /// [`Tenure::discarded`].
     pub async fn rewind(&self, who: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<Rewind> {
         let to = to.into();
         self.write(who, id, Need::Session, |state, _| {
@@ -116,7 +120,8 @@ impl Tenure {
                 return Ok(Draft::new(Vec::new(), Rewind { seq: session.seq, position, discarded }));
             }
             let cut = session.messages[position..].iter().map(|m| m.message.clone()).collect();
-            // A question about what is cut off need not be answered; its run has nothing to go on with.
+            // An open review of a discarded call need not be decided, and its run cannot continue:
+            // the run is cancelled.
             let moot = session.open_reviews().find(|r| r.seq > place.seq).and_then(|r| r.opened.run.clone());
             let why = || Some("the session was rewound".to_owned());
             let over = moot.map(|run| ended(&run, Outcome::Cancelled, why(), Some("superseded")));
@@ -131,13 +136,13 @@ impl Tenure {
         .await
     }
 
-    /// Goes back to a point and gives the session as it is there.
+    /// Rewinds a session to a point and loads it.
     pub async fn resume(&self, who: &Principal, id: &SessionId, at: impl Into<Point>) -> Result<Session> {
         self.rewind(who, id, at).await?;
         self.load(who, id).await
     }
 
-    /// What rewinds have cut off, oldest first.
+    /// Lists the messages that rewinds have discarded, oldest rewind first.
     pub async fn discarded(&self, who: &Principal, id: &SessionId) -> Result<Vec<Discarded>> {
         let head = self.head(who, id).await?;
         let mut session = Session::empty(head.clone());
@@ -155,7 +160,8 @@ impl Tenure {
         Ok(all)
     }
 
-    /// Branches off a new session at a point. Nothing is copied, however long the history is; neither can change the other.
+    /// Forks a session at a point. Nothing is copied, however long the history is, and neither
+    /// session can change the other.
     pub async fn fork(
         &self,
         who: &Principal,
@@ -187,7 +193,8 @@ impl Tenure {
         self.engine.begin(&key, &record, Vec::new()).await
     }
 
-    /// The session whose own log has a record: a fork leans on it, not on one that leans on it in turn.
+    /// Finds the ancestor whose own log contains `seq`. A new fork references that ancestor
+    /// directly, so that parent chains stay short.
     pub(crate) async fn owner_of(&self, mut head: Head, seq: Seq) -> Result<Head> {
         while seq < head.first {
             let Some(parent) = &head.parent else { break };

@@ -1,7 +1,8 @@
-//! A session in hand: load it, look at it, change it, save it.
+//! Editing a loaded session in memory: load it, change it, save it.
 //!
-//! For work outside of an agent loop. Changes are made in memory and saved in one step; if somebody else wrote meanwhile, saving
-//! is [`Error::Conflict`] and changes nothing.
+//! For work outside of an agent loop. Changes are made in memory and saved in one commit. If
+//! another writer committed since the session was loaded, saving is [`Error::Conflict`] and changes
+//! nothing.
 
 use crate::engine::write::Committed;
 use crate::rules::checkpoint::{fork_record, place};
@@ -21,7 +22,7 @@ impl Session {
         tenure.load(who, id).await
     }
 
-    /// Saves what was changed since it was loaded, in one step.
+    /// Commits all changes since the session was loaded, atomically. Does nothing if there are none.
     pub async fn save(&mut self, tenure: &Tenure) -> Result<()> {
         let Some(first) = self.pending.first().cloned() else { return Ok(()) };
         let speaks = self.pending.iter().any(|r| matches!(r.entry, Entry::Message(_)));
@@ -50,7 +51,7 @@ impl Session {
             self.set_head(head);
         } else {
             let cut = self.cut_off.clone();
-            // The hash is over the records as they are stored: their media were taken out just now.
+            // The hash covers the records as they are stored, with blob references in place of media.
             let hash = self.saved.and_then(|end| end.hash);
             let log = hash.map(|before| records.iter().fold(before, |hash, record| hash.then(record)));
             let head = Head { log, ..self.head().clone() };
@@ -67,7 +68,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether there is anything to save.
+    /// Returns true if there are unsaved changes.
     pub fn is_changed(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -82,12 +83,12 @@ impl Session {
         self.pending.push(record);
     }
 
-    /// Adds a message at its end.
+    /// Appends a message in memory.
     pub fn push(&mut self, message: Message, at: Timestamp) {
         self.add(Entry::message(message), at);
     }
 
-    /// Sets a checkpoint at its end.
+    /// Sets a checkpoint at the end, in memory.
     pub fn add_checkpoint(&mut self, label: &str, at: Timestamp) -> Result<Checkpoint> {
         let label = Label::new(label)?;
         let (auto, run, step, state) = Default::default();
@@ -97,7 +98,8 @@ impl Session {
         Ok(made)
     }
 
-    /// Cuts off everything after a checkpoint (or another point). What is cut off stays in the log.
+    /// Discards everything after a checkpoint or another point, in memory. Discarded messages stay
+    /// in the log.
     pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
         let place = place(self, &point.into())?;
         self.add(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), at);
@@ -105,7 +107,8 @@ impl Session {
     }
 }
 
-/// A new session that shares the source's history up to a point. Nothing is copied; save it to keep it.
+/// Creates a session in memory that shares the source's history up to a point. Nothing is copied in
+/// the store; it is stored when it is saved. It is an error if the source has unsaved changes.
 pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, at: Timestamp) -> Result<Session> {
     if source.is_changed() {
         return Err(Error::invalid("source", "save the session before forking it"));
@@ -125,8 +128,8 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
     Ok(fork)
 }
 
-/// Loads a session, goes back to a point, and gives it as it is there. What was cut off is kept; the JSONL store writes it to
-/// `{session_id}.discarded.jsonl` as well.
+/// Rewinds a session to a point and loads it. Discarded messages stay in the log; the JSONL store
+/// also writes them to `{session_id}.discarded.jsonl`.
 pub async fn resume_session(
     tenure: &Tenure,
     who: &Principal,
@@ -136,7 +139,7 @@ pub async fn resume_session(
     tenure.resume(who, id, point).await
 }
 
-/// The checkpoints of a session, oldest first.
+/// Lists the checkpoints of a session, oldest first.
 pub async fn list_checkpoints(tenure: &Tenure, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
     tenure.checkpoints(who, id).await
 }

@@ -1,4 +1,4 @@
-//! Ending a session that expired or must make room, after the application's hooks have run.
+//! Expires or evicts a session, after the application's hooks have succeeded.
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::hooks::{Ending, Hook};
@@ -15,12 +15,12 @@ use jiff::{SignedDuration, Timestamp};
 use std::future::Future;
 use std::sync::Arc;
 
-/// A session whose hook failed is tried again after so long.
+/// The delay before a session whose hook failed is retried.
 const HOOK_RETRY: SignedDuration = SignedDuration::from_mins(1);
 
 impl Tenure {
-    /// Calls `hook` with each session before it expires or is sent away, at least once. If it fails, the session stays and the
-    /// hook is called again later.
+    /// Registers a callback that is called with each session before it expires or is evicted, at
+    /// least once. If it fails, the session stays, and the callback is called again later.
     pub fn on_expire<F, Fut>(&self, hook: F)
     where
         F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
@@ -30,7 +30,8 @@ impl Tenure {
         hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
     }
 
-    /// Calls the hooks, then marks a session as expired. Whether it went: it may have become active meanwhile.
+    /// Calls the hooks, then marks a session as expired. Returns false if the session became active
+    /// meanwhile and was not ended.
     pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
         let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         if !hooks.is_empty() {
@@ -55,7 +56,8 @@ impl Tenure {
         ended.await
     }
 
-    /// Notes on the card when the sweep should come back. Losing a race here is harmless.
+    /// Stores in the head when the sweep should process a session next. A lost race is harmless, so
+    /// conflicts are ignored.
     pub(crate) async fn look_again(&self, head: &Head, due_at: Option<Timestamp>) -> Result<()> {
         let head = Head { due_at, ..head.clone() };
         self.engine.forget(&head.key());

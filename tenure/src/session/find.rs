@@ -1,7 +1,7 @@
-//! Content matching: which session a request without a session id continues.
+//! Content matching: finds the session that a request without a session id continues.
 //!
-//! Only the principal's own live sessions are considered, and several equally good matches are none: a guess must never show
-//! one conversation to another.
+//! Only the principal's own live sessions are considered, and an ambiguous match counts as no
+//! match, so that no conversation is ever continued in another one by a guess.
 
 use crate::rules::review_notice::noticed;
 use crate::rules::session::Session;
@@ -15,45 +15,51 @@ use crate::types::message::meaning::CallMatch;
 use crate::types::message::{Message, Role};
 use crate::types::status::Status;
 
-/// So many sessions are considered for one look-up. With more of them the request says too little.
+/// The maximum number of sessions that are considered in one lookup. If there are more, the request
+/// is not specific enough.
 const MAX_CANDIDATES: usize = 64;
 
-/// So many beginnings of a request are looked up one by one if many sessions match.
+/// The maximum number of prefixes of a request that are looked up one by one if many sessions match.
 const MAX_PREFIX_QUERIES: usize = 8;
 
-/// A session is looked up by so many tool calls of a request.
+/// The maximum number of tool calls of a request by which sessions are looked up.
 const MAX_CALLS: usize = 256;
 
-/// So many sessions are read to compare them with a window.
+/// The maximum number of sessions that are loaded to compare them with a window.
 const MAX_WINDOW_CANDIDATES: usize = 8;
 
-/// A window must have so many messages, or so many characters: a client that sends it is shown messages that it did not send.
+/// The minimum number of messages of a window. A shorter window must have [`MIN_WINDOW_CHARS`]
+/// characters. A client that sends a matching window is shown messages that it did not send, so it
+/// must prove to know enough of the conversation.
 const MIN_WINDOW_MESSAGES: usize = 3;
+/// The minimum number of characters of a window with fewer than [`MIN_WINDOW_MESSAGES`] messages.
 const MIN_WINDOW_CHARS: usize = 200;
 
-/// What a request is looked up by.
+/// The lookup keys of a request.
 #[derive(Debug, Default)]
 struct Keys<'a> {
-    /// The beginnings of the request that have an assistant message, longest first.
+    /// The prefixes of the request that contain an assistant message, longest first.
     prefixes: Vec<Prefix>,
-    /// The ids of all tool calls and results.
+    /// The ids of all tool calls and tool results, sorted.
     calls: Vec<String>,
     /// The visible messages up to the last answer, and the hash of that answer with its question.
     window: Option<(Vec<&'a Message>, VisibleHash)>,
 }
 
+/// A prefix of a request.
 #[derive(Debug)]
 struct Prefix {
     hash: VisibleHash,
-    /// It has an answer; otherwise only a tool call.
+    /// Whether the prefix contains an answer; otherwise it contains only a tool call.
     is_answered: bool,
-    /// The request goes on with an answer.
+    /// Whether an answer follows the prefix in the request.
     is_followed_by_an_answer: bool,
-    /// It is as long as a window must be.
+    /// Whether the prefix is at least as long as a window must be.
     tells_enough: bool,
 }
 
 impl<'a> Keys<'a> {
+    /// Computes the lookup keys of a request.
     fn of(messages: &'a [Message]) -> Self {
         let mut keys = Self::default();
         let (mut hash, mut question) = (VisibleHash::default(), None);
@@ -97,29 +103,29 @@ impl<'a> Keys<'a> {
         keys
     }
 
-    /// Whether a session issued one of the request's tool calls in its last turn.
+    /// Returns true if a session issued one of the request's tool calls in its last turn.
     fn has_call_of(&self, head: &Head) -> bool {
         head.mark.calls.iter().any(|id| self.calls.binary_search(id).is_ok())
     }
 }
 
 impl Tenure {
-    /// The session that these messages continue, found by content, among the principal's own live ones:
+    /// Finds the session that these messages continue, by content, among the principal's own live sessions:
     ///
-    /// 1. the one whose whole visible conversation is the longest beginning of theirs that has an answer or a tool call;
-    ///    equal ones are told apart by the request's tool calls;
-    /// 2. else the one that issued one of the request's tool calls in its last turn;
-    /// 3. else the one that ends with the request's last answer and its question, and has all messages before it in this order,
-    ///    if those are enough to tell.
+    /// 1. the session whose whole visible conversation is the longest prefix of the messages that
+    ///    has an answer or a tool call; ties are broken by the request's tool calls;
+    /// 2. otherwise the session that issued one of the request's tool calls in its last turn;
+    /// 3. otherwise the session that ends with the request's last answer and its question, and has
+    ///    all messages before it in this order, if these are specific enough (D-025).
     ///
-    /// Several equally good ones are none.
+    /// An ambiguous match returns `None`.
     pub async fn find(&self, who: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
         let keys = Keys::of(messages);
         if keys.prefixes.is_empty() && keys.calls.is_empty() {
             return Ok(None);
         }
         self.engine.know(&who.tenant).await?;
-        // A notice is in no session, but says in which it was given.
+        // A review notice is not stored in any session, but names the session that it belongs to (D-026).
         if let Some(id) = messages.iter().rev().find_map(noticed)
             && self.is_continued(who, &id, messages).await?
         {
@@ -134,7 +140,8 @@ impl Tenure {
         }
     }
 
-    /// `None`: no session issued a call of the request. `Some(None)`: several did.
+    /// Finds the session that issued the request's tool calls. `None` means that no session did,
+    /// `Some(None)` that several did.
     async fn find_by_call(
         &self,
         who: &Principal,
@@ -147,7 +154,8 @@ impl Tenure {
         if heads.len() > MAX_WINDOW_CANDIDATES {
             return Ok(Some(None));
         }
-        // Not every server makes unique ids: the call and its question must agree too, as far as the request has them.
+        // Not every server generates unique ids: the call and its question must agree too, as far
+        // as the request has them.
         let mut found = None;
         for head in heads {
             let session = self.engine.fold(head).await?;
@@ -158,7 +166,8 @@ impl Tenure {
         Ok(found.map(Some))
     }
 
-    /// `None`: no conversation is a beginning of the request. `Some(None)`: several are.
+    /// Finds the session whose conversation is a prefix of the request. `None` means that no
+    /// conversation is, `Some(None)` that several are.
     async fn find_by_prefix(
         &self,
         who: &Principal,
@@ -174,18 +183,20 @@ impl Tenure {
         for (i, prefix) in keys.prefixes.iter().enumerate() {
             let mut equal: Vec<Head> = heads.iter().filter(|h| h.mark.hash == prefix.hash).cloned().collect();
             if heads.len() == MAX_CANDIDATES && i < MAX_PREFIX_QUERIES {
-                // So many that some of this length may be missing.
+                // The result is full, so sessions of this length may be missing from it.
                 equal = self.live_matches(who, |query| query.hashes = vec![prefix.hash]).await?;
             }
             if !prefix.is_answered {
                 equal.retain(|head| keys.has_call_of(head));
             }
             if prefix.is_followed_by_an_answer && !prefix.tells_enough {
-                // The client has an answer that this session has not given, and says too little that agrees.
+                // The client has an answer that this session did not give, and the common prefix is
+                // not specific enough.
                 equal.clear();
             }
             if has_media && !equal.is_empty() {
-                // The hash covers texts only: conversations that differ in their media are told apart here.
+                // The hash covers texts only: conversations that differ in their media are
+                // distinguished here (D-024).
                 equal = self.with_same_media(equal, messages).await?;
             }
             if equal.len() > 1 {
@@ -202,6 +213,7 @@ impl Tenure {
         Ok(None)
     }
 
+    /// Keeps the sessions whose media agree with the messages.
     async fn with_same_media(&self, heads: Vec<Head>, messages: &[Message]) -> Result<Vec<Head>> {
         let mut same = Vec::new();
         for head in heads {
@@ -215,7 +227,7 @@ impl Tenure {
         Ok(same)
     }
 
-    /// The one session that ends with this window.
+    /// Finds the only session that ends with the request's window.
     async fn find_by_window(&self, who: &Principal, keys: &Keys<'_>) -> Result<Option<SessionId>> {
         let Some((window, exchange)) = &keys.window else { return Ok(None) };
         let chars: usize = window.iter().map(|m| m.text().chars().count()).sum();
@@ -236,7 +248,7 @@ impl Tenure {
         Ok(found)
     }
 
-    /// Whether these messages go on with a session of the principal's own, notices apart.
+    /// Returns true if these messages continue a session of the principal's own. Review notices are ignored.
     async fn is_continued(&self, who: &Principal, id: &SessionId, messages: &[Message]) -> Result<bool> {
         let head = self.store().head(&who.key(id)).await?;
         let Some(head) = head.filter(|h| h.user == who.user && self.engine.status_of(h).is_live()) else {
@@ -250,7 +262,7 @@ impl Tenure {
         Ok(has_in_order(&session, &before))
     }
 
-    /// The principal's own live sessions that match, newest first.
+    /// Queries the principal's own live sessions that match, newest first.
     async fn live_matches(&self, who: &Principal, condition: impl FnOnce(&mut Query)) -> Result<Vec<Head>> {
         let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), MAX_CANDIDATES);
         query.status = vec![Status::Active, Status::Paused];
@@ -264,19 +276,19 @@ impl Tenure {
     }
 }
 
-/// Whether a session has these visible messages in this order.
+/// Returns true if a session contains these visible messages in this order.
 fn has_in_order(session: &Session, messages: &[&Message]) -> bool {
     let mut stored = session.messages.iter().rev().filter(|m| m.message.is_visible());
     messages.iter().rev().all(|message| stored.any(|m| m.message.is_same(message)))
 }
 
-/// Whether a session issued the request's tool calls: a call with the same id, name and arguments, after the same question, as far
-/// as the request has them.
+/// Returns true if a session issued one of the request's tool calls: with the same id, name and
+/// arguments, after the same question, as far as the request has them.
 fn issued_calls(session: &Session, messages: &[Message]) -> bool {
     let asked = |before: usize| messages[..before].iter().rev().find(|m| m.role() == Role::User);
     let mut calls = messages.iter().enumerate().filter(|(_, m)| !m.call_ids().is_empty()).peekable();
     if calls.peek().is_none() {
-        // Only results: their ids are all there is.
+        // The request has only results, and their ids have been compared already.
         return true;
     }
     calls.any(|(i, theirs)| {

@@ -1,4 +1,4 @@
-//! Creating, loading, changing, ending and restoring sessions.
+//! The lifecycle of sessions: create, load, update, pause, delete, restore and purge.
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::status::check_derived;
@@ -13,27 +13,27 @@ use crate::types::id::{Key, Principal, SessionId, check_text};
 use crate::types::status::Status;
 use serde_json::{Map, Value};
 
-/// A session to be.
+/// The parameters of a new session.
 #[derive(Clone, Debug, Default)]
 pub struct New {
-    /// Its id; generated if there is none.
+    /// The session id. `None` means that one is generated.
     pub id: Option<SessionId>,
-    /// The assistant it belongs to.
+    /// The assistant that the session belongs to.
     pub assistant: Option<String>,
-    /// The chat thread that shows it.
+    /// The chat thread that shows the session.
     pub thread: Option<String>,
-    /// The model it talks to.
+    /// The model that the session uses.
     pub model: Option<String>,
-    /// A title.
+    /// The title.
     pub title: Option<String>,
-    /// Words to find it by.
+    /// Tags for filtering.
     pub tags: Vec<String>,
-    /// Anything else.
+    /// Arbitrary metadata.
     pub metadata: Map<String, Value>,
 }
 
 impl Tenure {
-    /// Begins a session.
+    /// Creates a session. It is durable when it returns.
     pub async fn create(&self, who: &Principal, new: New) -> Result<Session> {
         let id = new.id.clone().unwrap_or_else(SessionId::generate);
         let New { assistant, thread, model, title, tags, metadata, .. } = new;
@@ -46,20 +46,21 @@ impl Tenure {
         Ok(Session::empty(head))
     }
 
-    /// A session, whole. One that has expired or was deleted is [`Error::Gone`].
+    /// Loads a whole session with its media. An expired or deleted session is [`Error::Gone`].
     pub async fn load(&self, who: &Principal, id: &SessionId) -> Result<Session> {
         let session = self.engine.read(who, id, Need::Session, |state| self.engine.whole(state)).await?;
         self.engine.check_live(&session)?;
         self.engine.attach(session).await
     }
 
-    /// A session whatever its status.
+    /// Loads a whole session with its media, whatever its status.
     pub async fn load_any(&self, who: &Principal, id: &SessionId) -> Result<Session> {
         let session = self.engine.read(who, id, Need::Session, |state| self.engine.whole(state)).await?;
         self.engine.attach(session).await
     }
 
-    /// The messages of a session as one JSON list, each exactly as it was given: what a server sends on.
+    /// The messages of a session as one JSON array, each byte for byte as it was given. A server
+    /// can send it without serializing the messages again.
     pub async fn messages_json(&self, who: &Principal, id: &SessionId) -> Result<String> {
         let json = self.engine.read(who, id, Need::Session, |state| {
             let session = self.engine.whole_ref(state, id)?;
@@ -69,13 +70,13 @@ impl Tenure {
         });
         match json.await? {
             Some(json) => Ok(json),
-            // Media must be put back first.
+            // Media must be inserted first.
             None => Ok(self.load(who, id).await?.messages_json()),
         }
     }
 
-    /// The last messages of a session, oldest first, with the card they belong to. Costs what it returns, however long the session
-    /// is.
+    /// Reads the last messages of a session, oldest first, with its head. The cost is proportional
+    /// to the number of messages returned, however long the session is.
     pub async fn last_messages(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<(Head, Vec<Said>)> {
         let head = self.live(who, id).await?;
         let (mut current, mut upto) = (head.clone(), head.seq);
@@ -85,7 +86,8 @@ impl Tenure {
             let range = Range { after: current.first - 1, ..Range::back_from(upto, about) };
             let page = self.store().records(&current.key(), &range).await?;
             if page.is_empty() && upto >= current.first {
-                // Purged while we read, or its records moved to another session: look again.
+                // The session was purged during the read, or a purge moved its records to another
+                // session: check the head again.
                 return match self.head(who, id).await? {
                     moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
                         Box::pin(self.last_messages(who, id, limit)).await
@@ -125,12 +127,13 @@ impl Tenure {
         Ok((head, tail))
     }
 
-    /// Changes title, tags, metadata or model.
+    /// Changes the title, tags, metadata or model of a session.
     pub async fn update(&self, who: &Principal, id: &SessionId, change: InfoChange) -> Result<Head> {
         self.patch(who, id, change, None).await
     }
 
-    /// The same, and makes it wait or go on ([`Status::Paused`], [`Status::Active`]), in one step.
+    /// Changes the info of a session like [`Tenure::update`], and optionally pauses or activates it
+    /// ([`Status::Paused`], [`Status::Active`]), in one commit.
     pub async fn patch(
         &self,
         who: &Principal,
@@ -168,6 +171,7 @@ impl Tenure {
         .await
     }
 
+    /// Changes the status of a session. Does nothing if it has that status already.
     async fn set_status(&self, who: &Principal, id: &SessionId, to: Status, reason: Option<&str>) -> Result<Head> {
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
@@ -186,17 +190,17 @@ impl Tenure {
         .await
     }
 
-    /// Makes a session wait: it takes no messages until it is activated.
+    /// Pauses a session: it accepts no messages until it is activated.
     pub async fn pause(&self, who: &Principal, id: &SessionId, reason: Option<&str>) -> Result<Head> {
         self.set_status(who, id, Status::Paused, reason).await
     }
 
-    /// Lets a paused session go on.
+    /// Activates a paused session. It is an error if it has open reviews.
     pub async fn activate(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.set_status(who, id, Status::Active, None).await
     }
 
-    /// Deletes a session so that it can be restored until its retention ends. Whether there was one.
+    /// Deletes a session. It can be restored until its retention ends (D-019). Returns true if there was one.
     pub async fn delete(&self, who: &Principal, id: &SessionId) -> Result<bool> {
         match self.set_status(who, id, Status::Deleted, None).await {
             Ok(_) => Ok(true),
@@ -205,16 +209,17 @@ impl Tenure {
         }
     }
 
-    /// Brings an expired or deleted session back.
+    /// Restores an expired or deleted session.
     pub async fn restore(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.write(who, id, Need::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if self.engine.status_of(head).is_live() {
                 return Ok(Draft::new(Vec::new(), head.clone()));
             }
-            // Expired by its age, but not yet swept: it is marked first, so that the log tells the whole story.
+            // The session is past its time to live but was not swept yet: the expiry is recorded
+            // first, so that the log is complete.
             let mark = head.status.is_live().then_some(Entry::Status { to: Status::Expired, reason: None });
-            // What waited for a person still does.
+            // A session that waited for human review still does.
             let to = if head.reviews.is_empty() { Status::Active } else { Status::Paused };
             let entries: Vec<Entry> =
                 mark.into_iter().chain([Entry::Status { to, reason: Some("restored".into()) }]).collect();
@@ -227,7 +232,8 @@ impl Tenure {
         .await
     }
 
-    /// Destroys a session for good. Forks of it keep what they need. Whether there was one.
+    /// Purges a session irrevocably. Its forks inherit the records that they need (D-001). Returns
+    /// true if there was one.
     pub async fn purge(&self, who: &Principal, id: &SessionId) -> Result<bool> {
         match self.head(who, id).await {
             Ok(head) => {
@@ -242,7 +248,8 @@ impl Tenure {
     }
 }
 
-/// A session that waits for a person goes on when they have decided, or when its run is stopped.
+/// Checks that a session with open reviews is not activated: it continues when they are decided, or
+/// when its run is cancelled.
 fn check_waiting(head: &Head, to: Option<Status>) -> Result<()> {
     match to {
         Some(Status::Active) if !head.reviews.is_empty() => {

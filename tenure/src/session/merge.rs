@@ -1,4 +1,4 @@
-//! Bringing a session up to date with what a client sends, without a run.
+//! Merges the messages of a client into a session, without a run.
 
 use crate::engine::draft::{Draft, Need};
 use crate::rules::reconcile::{Incoming, Plan, reconcile};
@@ -10,7 +10,8 @@ use crate::types::message::Message;
 use crate::types::policy::HistoryMode;
 
 impl Tenure {
-    /// Reconciles a client's messages with a session: rewinds what the client changed, appends what is new, and says what it did.
+    /// Reconciles a client's messages with a session: discards what the client changed and appends
+    /// what is new, in one commit. Returns the plan that was executed (D-021).
     pub async fn splice(
         &self,
         who: &Principal,

@@ -1,7 +1,8 @@
-//! Search: what was said in all sessions that somebody may see, newest first.
+//! Full-text search over the messages of all sessions that a principal may see, newest first.
 //!
-//! There is no index and no second copy of the text: the logs themselves are read, straight from the store, a page at a time. What was
-//! rewound, erased or purged can not be found, because it is not there.
+//! There is no index and no second copy of the text: the logs are scanned in the store, one page at
+//! a time. Discarded messages are not found because the scan skips them; erased and purged messages
+//! are not found because they are no longer stored (D-082).
 
 use crate::rules::matcher::{Needle, snippet};
 use crate::rules::redaction::Redaction;
@@ -17,35 +18,38 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// So many cards are asked for at once.
+/// The number of heads that are read in one page.
 const CARDS: usize = 32;
-/// So many records are read at once.
+/// The number of records that are read in one page.
 const RECORDS: usize = 128;
-/// More text than this is looked through on a thread where nobody else waits.
+/// The number of bytes of text above which a page is scanned on a blocking thread, so that other
+/// tasks do not wait.
 const MUCH: usize = 256 << 10;
 
-/// What to look for, and where.
+/// A search request: what to find, in which sessions, and how much work one page may do.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// Words that must all be in a message, in any order, without case and accents; `"words in quotes"` must follow each other; `begin*`
-    /// may go on.
+    /// The search terms. All words must be in a message, in any order, regardless of case and
+    /// accents; `"words in quotes"` must be adjacent; `begin*` matches a prefix.
     pub text: String,
-    /// Only in what was said in this role.
+    /// Searches only messages of this role. `None` means all roles, and titles too.
     pub role: Option<Role>,
-    /// In which sessions; its `limit` is the number of messages to be found, and its cursor and order are not used.
+    /// Selects the sessions. Its `limit` is the maximum number of results of a page; its cursor and
+    /// order are not used.
     pub query: Query,
-    /// Where the page before ended.
+    /// The cursor that the previous page returned. `None` starts from the beginning.
     pub cursor: Option<SearchCursor>,
-    /// A page ends after so many sessions, found or not.
+    /// The number of sessions after which a page ends, whether they had results or not.
     pub max_sessions: usize,
-    /// A page ends after so many bytes of messages.
+    /// The number of bytes of messages after which a page ends.
     pub max_bytes: usize,
-    /// A page ends after so many reads of the store: each page of records and each ancestor of a fork is one.
+    /// The number of store reads after which a page ends: each page of records and each ancestor of
+    /// a fork is one.
     pub max_reads: usize,
 }
 
 impl Search {
-    /// Looks for `text` in everything that whoever asks may see.
+    /// Searches for `text` in everything that the principal may see, with default bounds.
     pub fn new(text: impl Into<String>, limit: usize) -> Self {
         let query = Query::new(Whose::Everyone, limit);
         Self {
@@ -60,65 +64,68 @@ impl Search {
     }
 }
 
-/// A message that was found, or a session by its title.
+/// A search result: a message, or a session whose title matches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// The session.
+    /// The id of the session.
     pub session_id: SessionId,
-    /// Whose it is.
+    /// The user who owns the session.
     pub user: User,
-    /// Its title.
+    /// The title of the session, redacted.
     pub title: Option<String>,
-    /// When it was last active.
+    /// The time of the last activity in the session.
     pub active_at: Timestamp,
-    /// The message; nothing if it is the title that was found.
+    /// The matching message. `None` means that the title matched.
     pub said: Option<FoundMessage>,
-    /// The piece of text where it was found, redacted.
+    /// An excerpt of the text around the matches, redacted.
     pub snippet: String,
-    /// What was looked for in it: from a character to one, exclusive, in order. Characters are Unicode's, not bytes.
+    /// The matches in the excerpt as ranges of characters: start inclusive, end exclusive, in
+    /// order. Offsets count Unicode characters, not bytes (D-083).
     pub highlights: Vec<(usize, usize)>,
 }
 
-/// Where a message is that was found.
+/// The location of a matching message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoundMessage {
-    /// Its position in the session, from 0.
+    /// The position of the message in the session, from 0.
     pub position: usize,
-    /// Its record.
+    /// The sequence number of its record.
     pub seq: Seq,
-    /// Who said it.
+    /// The role of the message.
     pub role: Role,
-    /// When.
+    /// The time at which the message was stored.
     pub at: Timestamp,
 }
 
-/// What a search found so far.
+/// A page of search results.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FoundPage {
-    /// What was found: the session that was active last comes first, and in it what was said last.
+    /// The results: the most recently active session first, and within a session the newest message first.
     pub found: Vec<Found>,
-    /// Where to go on, if not everything was looked at. There may be more pages although this one has nothing.
+    /// The cursor of the next page. `None` means that everything was searched. A page without
+    /// results may have a next one.
     pub next: Option<SearchCursor>,
-    /// How many sessions were looked at.
+    /// The number of sessions that were searched.
     pub looked_at: usize,
-    /// Whether the page ended because of `max_sessions`, `max_bytes` or `max_reads`, before it had all that it may find.
+    /// Whether the page ended before it was full: because of `max_sessions`, `max_bytes` or
+    /// `max_reads`, or because the store scanned `max_scan` heads.
     pub cut: bool,
-    /// Sessions that could not be looked at because their log is damaged.
+    /// Sessions that could not be searched because their log is damaged.
     pub damaged: Vec<SessionId>,
 }
 
-/// A place in a search.
+/// A position in a search, opaque to clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchCursor {
     session: Cursor,
     inside: Option<Inside>,
 }
 
-/// A place in a session: what is up to a record was not looked at yet.
+/// A position in a session: records up to `upto` have not been searched yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Inside {
     upto: Seq,
-    /// The number of messages up to there, which holds as long as the log ends at `seq`.
+    /// The number of messages up to `upto`. It is valid only if the log still ends at `seq`.
     messages: usize,
     seq: Seq,
 }
@@ -151,7 +158,7 @@ impl FromStr for SearchCursor {
     }
 }
 
-/// A search that goes on.
+/// The state of a search while it fills a page.
 struct Hunt<'a> {
     who: &'a Principal,
     search: &'a Search,
@@ -163,14 +170,17 @@ struct Hunt<'a> {
 }
 
 impl Hunt<'_> {
+    /// Returns true if the page has all the results that it may have.
     fn is_full(&self) -> bool {
         self.page.found.len() >= self.search.query.limit.max(1)
     }
 
+    /// Returns true if the page must end.
     fn is_over(&self) -> bool {
         self.is_full() || self.bytes >= self.search.max_bytes.max(1) || self.reads >= self.search.max_reads.max(1)
     }
 
+    /// Adds a result to the page.
     fn note(&mut self, head: &Head, said: Option<FoundMessage>, (snippet, highlights): (String, Vec<(usize, usize)>)) {
         let title = head.info.title.as_deref().map(|t| self.redaction.apply(t).0.into_owned());
         let (session_id, user, active_at) = (head.info.session_id.clone(), head.user.clone(), head.active_at);
@@ -178,29 +188,32 @@ impl Hunt<'_> {
     }
 }
 
-/// A message on the way through a log.
+/// A message that the scan has reached.
 struct Passed {
     at: FoundMessage,
     message: Message,
 }
 
-/// A way back through the log of a session and what it leans on, from the last message to the first.
+/// A backward scan through the log of a session and the logs of its ancestors, from the last
+/// message to the first.
 struct Walk {
     head: Head,
-    /// Whose records are read.
+    /// The session or ancestor whose records are being read.
     current: Head,
-    /// Records up to this one were not read yet.
+    /// Records up to this one have not been read yet.
     upto: Seq,
-    /// Messages after this one were seen on an earlier page.
+    /// Messages after this one were searched on an earlier page.
     below: Seq,
-    /// How many messages there are up to `upto`.
+    /// The number of messages up to `upto`.
     messages: usize,
-    /// On the way to the place where an earlier page ended. This way is not counted as work: otherwise a search through more ancestors than
-    /// one page may read would never go on.
+    /// Whether the scan is still seeking the position where an earlier page ended. These reads do
+    /// not count towards `max_reads`: otherwise a search through more ancestors than one page may
+    /// read would never make progress.
     seeking: bool,
 }
 
 impl Walk {
+    /// Starts a scan at the end of a session, or continues it from a position.
     fn begin(head: Head, inside: Option<Inside>) -> Self {
         let (upto, messages) = match inside {
             Some(inside) if inside.seq == head.seq => (inside.upto.min(head.seq), inside.messages),
@@ -210,11 +223,13 @@ impl Walk {
         Self { current: head.clone(), head, upto, below, messages, seeking: inside.is_some() }
     }
 
+    /// The current position, for the cursor.
     fn place(&self) -> Inside {
         Inside { upto: self.upto, messages: self.messages, seq: self.head.seq }
     }
 
-    /// The messages among records, newest first, up to the next rewind: what is behind that was cut off.
+    /// The messages among records, newest first, up to the next rewind. The scan continues at the
+    /// rewind's target: the records between were discarded.
     fn take(&mut self, records: Vec<Record>) -> Vec<Passed> {
         let mut passed = Vec::new();
         for record in records {
@@ -238,9 +253,10 @@ impl Walk {
     }
 }
 
+/// An excerpt and the ranges of its matches.
 type Shown = (String, Vec<(usize, usize)>);
 
-/// The messages that have what is looked for, as they may be shown.
+/// Filters the messages that match, with their redacted excerpts.
 fn look(needle: &Needle, redaction: &Redaction, passed: Vec<Passed>) -> Vec<(FoundMessage, Shown)> {
     let found = passed.into_iter().filter_map(|Passed { at, message }| {
         let text = words_of(&message);
@@ -249,14 +265,14 @@ fn look(needle: &Needle, redaction: &Redaction, passed: Vec<Passed>) -> Vec<(Fou
         if rules.is_empty() {
             return Some((at, snippet(&text, &spots)));
         }
-        // What must not be seen can not be found either.
+        // Redacted text must not be found either, so the redacted message must match too.
         let text = words_of(&redacted);
         Some((at, snippet(&text, &needle.find(&text)?)))
     });
     found.collect()
 }
 
-/// What can be found of a message: its texts, and the calls it makes.
+/// The searchable text of a message: its text, and the names and arguments of its tool calls.
 fn words_of(message: &Message) -> String {
     let mut text = message.text();
     for call in message.tool_calls() {
@@ -269,9 +285,10 @@ fn words_of(message: &Message) -> String {
 }
 
 impl Tenure {
-    /// Looks for words in what was said in all sessions that somebody may see, newest first, and in their titles. One page is bounded in what
-    /// it finds, in the sessions it looks at, in the bytes it reads and in the reads it makes, ancestors of forks included; go on from its end. Sessions that expired or were deleted are left
-    /// out unless asked for; what was rewound is not found, nor what is redacted.
+    /// Searches the messages and titles of all sessions that the principal may see, newest first.
+    /// One page is bounded in results, sessions, bytes and store reads, including those of
+    /// ancestors of forks; continue with the returned cursor. Expired and deleted sessions are
+    /// omitted unless the query asks for them. Discarded and redacted text is not found.
     pub async fn search_sessions(&self, who: &Principal, search: &Search) -> Result<FoundPage> {
         let needle = Arc::new(Needle::parse(&search.text)?);
         self.engine.know(&who.tenant).await?;
@@ -286,7 +303,7 @@ impl Tenure {
         Ok(hunt.page)
     }
 
-    /// Looks through the sessions that a query selects, until one of the bounds is met.
+    /// Searches the sessions that a query selects, until one of the bounds is reached.
     async fn hunt_through(&self, who: &Principal, mut query: Query, hunt: &mut Hunt<'_>) -> Result<()> {
         let search = hunt.search;
         if let Some(SearchCursor { session, inside: Some(inside) }) = &search.cursor {
@@ -303,7 +320,8 @@ impl Tenure {
         let mut cards = 0;
         loop {
             let HeadPage { heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
-            // Not the first one: each page goes on by at least one session.
+            // The first page of heads does not count, so that each search makes progress by at
+            // least one session.
             hunt.reads += usize::from(cards > 0);
             let last = heads.len() < query.limit;
             for head in heads {
@@ -314,7 +332,7 @@ impl Tenure {
                 cards += 1;
                 let place = Cursor::of(&head);
                 query.cursor = Some(place.clone());
-                // Some may have expired since the last sweep.
+                // The stored status may be out of date: sessions may have expired since the last sweep.
                 if query.status.contains(&self.engine.status_of(&head))
                     && !self.look_into(head, None, &place, hunt).await?
                 {
@@ -328,7 +346,8 @@ impl Tenure {
         }
     }
 
-    /// Looks through one session. Whether all of it was looked at; if not, the page says where to go on.
+    /// Searches one session. Returns true if all of it was searched; otherwise sets the cursor of
+    /// the next page.
     async fn look_into(&self, head: Head, inside: Option<Inside>, place: &Cursor, hunt: &mut Hunt<'_>) -> Result<bool> {
         hunt.page.looked_at += 1;
         let mut walk = Walk::begin(head, inside);
@@ -338,7 +357,7 @@ impl Tenure {
                 hunt.page.next = Some(SearchCursor { session: place.clone(), inside: Some(walk.place()) });
                 Ok(false)
             }
-            // One session that is damaged does not hide the others.
+            // A damaged session does not prevent the search of the others.
             Err(Error::Corrupt { place, why }) => {
                 let id = walk.head.info.session_id;
                 tracing::warn!(session_id = %id, place, why, "a search could not read a session");
@@ -349,6 +368,7 @@ impl Tenure {
         }
     }
 
+    /// Scans one session. Returns true if the scan has reached its beginning.
     async fn walk_through(&self, walk: &mut Walk, with_title: bool, hunt: &mut Hunt<'_>) -> Result<bool> {
         let title = walk.head.info.title.clone().filter(|_| with_title && hunt.search.role.is_none());
         if let Some(title) = title.map(|t| hunt.redaction.apply(&t).0.into_owned())
@@ -365,7 +385,7 @@ impl Tenure {
             let found = match bytes > MUCH {
                 false => look(&hunt.needle, hunt.redaction, passed),
                 true => {
-                    // As a read of this principal: at most so many go on at once as it may have reads under way.
+                    // Counts as a read of this principal, which bounds the number of concurrent scans.
                     let _permit = self.engine.browse_permit(hunt.who).await?;
                     let (needle, redaction) = (hunt.needle.clone(), hunt.redaction.clone());
                     let looked = tokio::task::spawn_blocking(move || look(&needle, &redaction, passed)).await;
@@ -376,20 +396,21 @@ impl Tenure {
                 if hunt.is_full() {
                     return Ok(false);
                 }
-                // If the page is full with this one, the next goes on right behind it.
+                // If this result fills the page, the next page continues right after it.
                 let before = (at.seq - 1, at.position);
                 hunt.note(&walk.head, Some(at), shown);
                 if hunt.is_full() {
                     (walk.upto, walk.messages) = before;
                 }
             }
-            // Others may want to go on too.
+            // Yields to other tasks between pages of records.
             tokio::task::yield_now().await;
         }
         Ok(false)
     }
 
-    /// The next records on the way back; nothing at the beginning. Adds what it reads to `reads`.
+    /// Reads the next records of the backward scan. `None` means that it has reached the beginning.
+    /// Adds the number of store reads to `reads`.
     async fn read_back(&self, walk: &mut Walk, reads: &mut usize) -> Result<Option<Vec<Record>>> {
         loop {
             *reads += usize::from(!walk.seeking);
@@ -408,13 +429,14 @@ impl Tenure {
                     continue;
                 }
             }
-            // Purged while we read, or its records moved to another session: look again.
+            // The session was purged during the scan, or a purge moved its records to another
+            // session: check the head again.
             let old = &walk.head;
             match self.store().head(&old.key()).await? {
                 None => return Ok(None),
                 Some(new) if new.info.created_at != old.info.created_at => return Ok(None),
                 Some(new) if (new.first, &new.parent) != (old.first, &old.parent) => {
-                    // What was passed already is behind us, wherever it is now.
+                    // Records that were scanned already are skipped, wherever they are stored now.
                     let upto = walk.upto.min(walk.below);
                     *walk = Walk { below: upto, ..Walk::begin(new, None) };
                 }

@@ -1,7 +1,9 @@
-//! Transcripts: one JSONL file per session, one message per line. The format is stable: each line is a message in OpenAI's shape.
+//! Transcripts: one JSONL file per session, one message per line. The format is stable: each line
+//! is a message in OpenAI's format.
 //!
-//! Files of the JSONL store can be read the same way; what was rewound is left out. A line that can not be read is never skipped
-//! in silence: it is reported with its file and number.
+//! Session files of the JSONL store can be read in the same way; discarded messages are omitted. A
+//! line that cannot be parsed is never skipped silently: it is reported with its file and line
+//! number.
 
 use crate::private_files;
 use crate::rules::session::Session;
@@ -17,30 +19,31 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-/// A transcript that was read.
+/// The contents of a transcript file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonlTranscript {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What was said.
+    /// The messages, in order.
     pub messages: Vec<Message>,
-    /// The lines that could not be read.
+    /// The lines that could not be parsed.
     pub problems: Vec<Problem>,
 }
 
-/// A line that could not be read.
+/// A line of a transcript that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// The line, from 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The reason why it could not be parsed.
     pub why: String,
 }
 
 impl JsonlTranscript {
-    /// Adds messages to a transcript file, which is made if there is none, and waits until they are on disk.
+    /// Appends messages to a transcript file, which is created if it does not exist. They are
+    /// synced to disk when it returns.
     pub fn append(path: impl AsRef<Path>, messages: &[Message]) -> Result<()> {
         let path = path.as_ref();
         let mut text = String::new();
@@ -56,10 +59,11 @@ impl JsonlTranscript {
         write().map_err(|e| io_error(path, e))
     }
 
-    /// Writes a whole transcript file, in place of what is there. Until it is whole, it is `FILE.….part` beside it.
+    /// Replaces a transcript file atomically. The new contents are written to `FILE.….part` beside
+    /// it, which is then renamed.
     pub fn write(path: impl AsRef<Path>, messages: &[Message]) -> Result<()> {
         let path = path.as_ref();
-        // Two may write the same file at once.
+        // A random name, because two writers may replace the same file concurrently.
         let part = path.with_extension(format!("jsonl.{}.part", uuid::Uuid::now_v7().simple()));
         let replace = || -> Result<()> {
             private_files::create(&part).map_err(|e| io_error(&part, e))?;
@@ -70,7 +74,8 @@ impl JsonlTranscript {
     }
 }
 
-/// Reads a transcript. Only a file that can not be read at all is an error; bad lines are in `problems`.
+/// Reads a transcript. It is an error only if the file cannot be read at all; lines that cannot be
+/// parsed are in `problems`.
 pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
     let path = path.as_ref();
     let mut read = Reader::new(path);
@@ -97,7 +102,8 @@ pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
     Ok(JsonlTranscript { path: path.to_owned(), messages, problems: read.problems })
 }
 
-/// Reads all transcripts below a directory, in the order of their paths. Files of discarded messages are left out.
+/// Reads all transcripts below a directory, in the order of their paths. Files of discarded
+/// messages are omitted.
 pub fn iter_transcripts(dir: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<(PathBuf, JsonlTranscript)>>> {
     let mut files = Vec::new();
     collect(dir.as_ref(), &mut files)?;
@@ -110,7 +116,7 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry.map_err(|e| io_error(dir, e))?.path();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         if path.is_dir() {
-            // Shelves and blobs of a JSONL store hold no messages.
+            // The directories of items and blobs of a JSONL store contain no messages.
             if !["shelves", "blobs"].contains(&name) {
                 collect(&path, files)?;
             }
@@ -121,27 +127,29 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
+/// Parses the lines of one file.
 struct Reader<'a> {
     path: &'a Path,
     messages: Vec<Message>,
     records: Vec<Record>,
-    /// The last card in the file: what the session leans on may have changed since it was created.
+    /// The last head in the file: the parent of the session may have changed since it was created (D-001).
     card: Option<Card>,
     problems: Vec<Problem>,
 }
 
-/// A line of the JSONL store that has a card.
+/// A line of the JSONL store that contains a head.
 #[derive(Deserialize)]
 struct CardLine {
     head: Card,
 }
 
+/// The part of a head that is needed here.
 #[derive(Deserialize)]
 struct Card {
     parent: Option<Parent>,
 }
 
-/// What the session with these records leans on.
+/// The current parent of the session with these records.
 fn leans_on(records: &[Record], card: &Option<Card>) -> Option<Parent> {
     match (card, records.first()) {
         (Some(card), _) => card.parent.clone(),
@@ -150,7 +158,7 @@ fn leans_on(records: &[Record], card: &Option<Card>) -> Option<Parent> {
     }
 }
 
-/// A line of the JSONL store.
+/// A line of the JSONL store that contains a record.
 #[derive(Deserialize)]
 struct RecordLine<'a> {
     seq: Seq,
@@ -181,7 +189,7 @@ impl<'a> Reader<'a> {
         }
         match Message::parse(text) {
             Ok(message) => self.messages.push(message),
-            // What the JSONL store keeps beside records.
+            // Other lines of the JSONL store.
             Err(_) if ["{\"item\":", "{\"gone\":", "{\"head\":"].iter().any(|p| text.starts_with(p)) => {}
             Err(_) if !whole => self.problem(number, "the line is torn: it ends before its message does"),
             Err(e) => self.problem(number, e.to_string()),
@@ -189,7 +197,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The messages of a session file of the JSONL store; the part that a fork shares is read from the file it leans on, beside it.
+/// The messages of a session file of the JSONL store. Records that a fork inherits are read from
+/// its parent's file in the same directory.
 fn fold(path: &Path, read: &mut Reader<'_>) -> Result<Vec<Message>> {
     let key = Key { tenant: Tenant::default(), session: SessionId::new("transcript")? };
     let mut all = std::mem::take(&mut read.records);
@@ -204,7 +213,7 @@ fn fold(path: &Path, read: &mut Reader<'_>) -> Result<Vec<Message>> {
         other.records.retain(|r| r.seq <= parent.seq);
         read.problems.append(&mut other.problems);
         let reaches = other.records.last().is_some_and(|r| r.seq == parent.seq);
-        // Each file begins before the one that leans on it; anything else would go round in circles.
+        // Each parent begins before its fork. Anything else could be a cycle.
         if !reaches || other.records.first().map(|r| r.seq) >= all.first().map(|r| r.seq) {
             let why =
                 format!("it leans on {}, whose file is not beside it; only its own messages are here", parent.session);

@@ -1,4 +1,5 @@
-//! Moving sessions: export one as JSON, import it elsewhere, go on.
+//! Export and import of sessions: an export contains everything that is needed to continue the
+//! session elsewhere.
 
 pub(crate) mod log;
 
@@ -21,31 +22,31 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 
-/// The newest form of an export. Form 1 has no log.
+/// The newest version of the export format. Version 1 has no log.
 pub const EXPORT_FORMAT: u32 = 2;
 
-/// So many sessions that came from the same export are named.
+/// The maximum number of earlier imports of the same export that are listed.
 const MAX_DUPLICATES: usize = 10;
 
-/// A session as it travels: everything that is needed to go on elsewhere. Only `messages` must be there.
+/// An exported session: everything that is needed to continue it elsewhere. Only `messages` is required.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Export {
-    /// The form; absent in lists of plain messages.
+    /// The version of the export format. Absent in lists of plain messages.
     #[serde(default)]
     pub tenure: u32,
-    /// The id it had.
+    /// The id of the session where it was exported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// When it began.
+    /// The time at which the session was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Timestamp>,
-    /// When anything last happened in it.
+    /// The time of the last change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updated_at: Option<Timestamp>,
-    /// The assistant it belongs to.
+    /// The assistant that the session belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
-    /// The chat thread that shows it.
+    /// The chat thread that shows the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<String>,
     /// The model.
@@ -60,43 +61,44 @@ pub struct Export {
     /// The metadata.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-    /// What was said, media included, each message as it was given.
+    /// The messages with their media, each as it was given.
     pub messages: Vec<Message>,
-    /// Positions of system messages that replaced the ones before.
+    /// Positions of system messages that replaced the instructions before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lead: Vec<usize>,
-    /// The points to come back to.
+    /// The checkpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<ExportedCheckpoint>,
-    /// The log, the parent's part and discarded messages included. In its messages, markers stand for media. With it, an import
-    /// preserves times, runs, reviews and branches.
+    /// The log, including inherited records and discarded messages. In its messages, markers stand
+    /// for media (D-091). With the log, an import preserves times, runs, reviews and branches
+    /// (D-089).
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "log::records")]
     pub log: Vec<Record>,
-    /// Media of the log that are not in `messages`, as base64.
+    /// Media of the log that are not in `messages`, as base64 by their hash.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub blobs: BTreeMap<BlobId, String>,
 }
 
-/// A checkpoint as it travels.
+/// An exported checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExportedCheckpoint {
-    /// Its name.
+    /// The label.
     pub label: Label,
-    /// The number of messages before it.
+    /// The number of messages before the checkpoint.
     pub position: usize,
-    /// Whether the runtime made it.
+    /// Whether the checkpoint was set automatically.
     #[serde(default)]
     pub auto: bool,
-    /// When it was made, where it comes from.
+    /// The time at which the checkpoint was set in the exported session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Timestamp>,
-    /// What its maker put there.
+    /// Application state that was stored with the checkpoint.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub state: Map<String, Value>,
 }
 
 impl Tenure {
-    /// A session as it travels, with its log.
+    /// Exports a session with its log.
     pub async fn export(&self, who: &Principal, id: &SessionId) -> Result<Export> {
         let head = self.live(who, id).await?;
         let log: Vec<Record> = self.engine.log(&head).await?.into_iter().flatten().collect();
@@ -116,7 +118,8 @@ impl Tenure {
         Ok(Export { metadata, log, blobs, ..readable })
     }
 
-    /// The sessions of `who` that the same export was imported to before, the newest first, at most ten.
+    /// Lists the sessions of the principal that the same export was imported to before, newest
+    /// first, at most ten.
     pub async fn imported_before(&self, who: &Principal, export: &Export) -> Result<Vec<SessionId>> {
         self.engine.know(&who.tenant).await?;
         let mut query = Query::new(Whose::Tenant(who.tenant.clone()), MAX_DUPLICATES);
@@ -126,8 +129,10 @@ impl Tenure {
         Ok(heads.into_iter().map(|h| h.info.session_id).collect())
     }
 
-    /// Puts a session under an id, in place of what is there: one step, wholly in or wholly out. What it replaces is rewound, not
-    /// destroyed. A session that exists has a log of its own: it gets the export's messages, checkpoints and info, and not its log.
+    /// Imports a session under an id, in one atomic commit. If the id is unused, the session is
+    /// created with the export's log. An existing session is replaced: its messages are discarded
+    /// by a rewind, not destroyed (D-093), and it gets the export's messages, checkpoints and info,
+    /// but keeps its own log.
     pub async fn import(&self, who: &Principal, id: &SessionId, export: Export) -> Result<Head> {
         self.engine.know(&who.tenant).await?;
         let export = of_form(export);
@@ -144,7 +149,7 @@ impl Tenure {
                 }
                 let mut cut = Vec::new();
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
-                    // To the very beginning: checkpoints before the first message go too.
+                    // To the very beginning: checkpoints before the first message are discarded too.
                     all.push(Entry::Rewound(Rewound { to: 0, mark: Mark::default() }));
                     cut = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
@@ -164,7 +169,8 @@ impl Tenure {
             }
             self.engine.check_expected_none(id)?;
             match self.begin_import(who, id, &export, &entries, blobs.clone()).await {
-                // Either somebody just made it, or it is somebody else's: the next look tells.
+                // The session was created concurrently, or belongs to another user: the head check
+                // distinguishes the two.
                 Err(Error::Exists { session_id }) => {
                     self.head(who, &session_id).await.map_err(|_| Error::Exists { session_id })?;
                 }
@@ -174,7 +180,7 @@ impl Tenure {
         Err(Error::Conflict { session_id: id.clone(), expected: 0 })
     }
 
-    /// Puts a session under an id that is free; else it is [`Error::Exists`].
+    /// Imports a session under an unused id. If the id is in use, it is [`Error::Exists`].
     pub async fn import_new(&self, who: &Principal, id: &SessionId, export: &Export) -> Result<Head> {
         self.engine.know(&who.tenant).await?;
         let export = of_form(export.clone());
@@ -182,11 +188,12 @@ impl Tenure {
         self.begin_import(who, id, &export, &entries, blobs).await
     }
 
-    /// Whether an export could be imported; nothing is written.
+    /// Checks whether an export could be imported. Nothing is written.
     pub fn check_export(&self, who: &Principal, export: &Export) -> Result<()> {
         self.prepare(who, &of_form(export.clone())).map(drop)
     }
 
+    /// Validates an export. Returns the entries and blobs for an import without the log.
     fn prepare(&self, who: &Principal, export: &Export) -> Result<(Vec<Entry>, Vec<Blob>)> {
         if export.tenure > EXPORT_FORMAT {
             let (place, found, known) = ("the export".to_owned(), export.tenure, EXPORT_FORMAT);
@@ -194,7 +201,7 @@ impl Tenure {
         }
         let mut info = created(who, export);
         if !export.log.is_empty() {
-            // These are compared with the log.
+            // The decisions are compared with those in the log instead.
             info.metadata.remove(DECISIONS);
             let id = export.session_id.clone().unwrap_or_else(SessionId::generate);
             self.rebuild(who, &id, export, self.origin(export), self.now())?;
@@ -204,6 +211,7 @@ impl Tenure {
         Ok((imported(export, &stored)?, blobs))
     }
 
+    /// Creates the session of an import.
     async fn begin_import(
         &self,
         who: &Principal,
@@ -226,20 +234,21 @@ impl Tenure {
         self.engine.begin_with(&who.key(id), &records[0], more, blobs).await
     }
 
+    /// The origin of an imported session.
     fn origin(&self, export: &Export) -> Origin {
         Origin { export: hash(export), at: self.now(), upto: 0 }
     }
 }
 
-/// The hash that an export is recognised by.
+/// The hash by which an export is recognized.
 fn hash(export: &Export) -> String {
     let mut hash = blake3::Hasher::new();
-    // Writing into a hash does not fail, and an export has string keys only.
+    // Writing into a hash cannot fail, and an export has only string keys.
     let _ = serde_json::to_writer(&mut hash, export);
     hash.finalize().to_hex().to_string()
 }
 
-/// Form 1 carried decisions without the log that proves them. They are left out.
+/// Removes the review decisions from an export of version 1, which has no log that proves them.
 fn of_form(mut export: Export) -> Export {
     if export.tenure == 1 {
         export.metadata.remove(DECISIONS);
@@ -247,7 +256,7 @@ fn of_form(mut export: Export) -> Export {
     export
 }
 
-/// Puts a place before the path of what is wrong.
+/// Prefixes the path of an invalid parameter with a location.
 fn within(place: &str, e: Error) -> Error {
     match e {
         Error::Invalid { param, message } if param.is_empty() => Error::invalid(place, message),
@@ -256,7 +265,7 @@ fn within(place: &str, e: Error) -> Error {
     }
 }
 
-/// The change that brings a session's info to what an export says; nothing, if it says the same.
+/// The change that makes the info of a session equal to that of an export. It is empty if they are equal.
 fn difference(head: &Head, export: &Export) -> InfoChange {
     let all = replacement(&head.info.metadata, export);
     InfoChange {
@@ -287,7 +296,7 @@ impl From<Session> for Export {
             model: info.model,
             title: info.title,
             tags: info.tags,
-            // Without the log, nothing proves decisions.
+            // Without the log, nothing proves the review decisions.
             metadata: without_decisions(&info.metadata),
             lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
             checkpoints: checkpoints.collect(),
@@ -298,18 +307,19 @@ impl From<Session> for Export {
     }
 }
 
+/// The entry that creates the session of an import without the log.
 fn created(who: &Principal, export: &Export) -> Created {
     let Export { assistant, thread, model, title, tags, metadata, .. } = export.clone();
     Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, ..Created::default() }
 }
 
-/// Messages and checkpoints in the order in which they happened.
+/// Converts messages and checkpoints to entries, in log order.
 fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     let mut entries = Vec::with_capacity(stored.len() + export.checkpoints.len());
     if let Some(i) = export.checkpoints.iter().position(|c| c.position > stored.len()) {
         return Err(Error::invalid(format!("checkpoints[{i}].position"), "there are fewer messages than that"));
     }
-    // Stable, so that those at one place stay in their order.
+    // The sort is stable, so that checkpoints at one position keep their order.
     let mut checkpoints: Vec<&ExportedCheckpoint> = export.checkpoints.iter().collect();
     checkpoints.sort_by_key(|c| c.position);
     let mut checkpoints = checkpoints.into_iter().peekable();
@@ -327,7 +337,7 @@ fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// The change that makes a session's info what the export says.
+/// The change that replaces the info of a session by that of an export.
 fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
     InfoChange {
         model: export.model.clone().into(),
@@ -337,7 +347,7 @@ fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
     }
 }
 
-/// Metadata as clients can write it.
+/// The metadata that clients can write.
 fn without_decisions(metadata: &Map<String, Value>) -> Map<String, Value> {
     metadata.iter().filter(|(k, _)| *k != DECISIONS).map(|(k, v)| (k.clone(), v.clone())).collect()
 }

@@ -1,4 +1,4 @@
-//! Looking at sessions: parts of them, without copying the rest.
+//! Read access to sessions and to parts of them, without copying the rest.
 
 use crate::engine::draft::Need;
 use crate::engine::list::Page;
@@ -11,13 +11,15 @@ use crate::types::id::{Principal, Seq, SessionId};
 use std::sync::Arc;
 
 impl Tenure {
-    /// Sessions that match, newest first. Those that expired or were deleted are left out unless asked for. The work is bounded
-    /// (`max_scan`): a page may be short, or empty, and still have a next one.
+    /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
+    /// sessions are omitted unless the query asks for them. The work of one page is bounded by
+    /// `max_scan`: a page may be short or empty and still have a next one.
     pub async fn list(&self, who: &Principal, query: Query) -> Result<Page> {
         self.engine.list(who, query).await
     }
 
-    /// What `look` makes of a session. Nothing is copied unless there are media to put back, or somebody writes meanwhile.
+    /// Calls `look` with the current session and returns its result. The session is copied only if
+    /// it has media that must be inserted, or if it is written to concurrently.
     pub async fn view<R>(&self, who: &Principal, id: &SessionId, look: impl FnOnce(&Session) -> R) -> Result<R> {
         let seen = self.engine.shared(who, id).await?;
         match seen.messages.iter().all(|m| m.message.cuts().is_empty()) {
@@ -26,8 +28,9 @@ impl Tenure {
         }
     }
 
-    /// The same for a text that is asked for again and again: it is kept until the session changes. `make` must make the same text each
-    /// time, of nothing but the session. With it comes the end of the log it was made of.
+    /// Renders a session to text and caches the text until the session changes (D-013). `make` must
+    /// be a pure function of the session. Returns the text with the end of the log that it was
+    /// rendered from. Sessions with media are rendered again each time.
     pub async fn text(
         &self,
         who: &Principal,
@@ -38,7 +41,7 @@ impl Tenure {
         if let Some(text) = seen.text() {
             return Ok((seen.seq, text));
         }
-        // Media are large, and seldom asked for twice.
+        // Renderings with media are large and seldom requested twice.
         if seen.messages.iter().any(|m| !m.message.cuts().is_empty()) {
             return Ok((seen.seq, make(&self.engine.attach(Session::clone(&seen)).await?).into()));
         }
@@ -47,7 +50,7 @@ impl Tenure {
         Ok((seen.seq, text))
     }
 
-    /// A session as it was at a point: what had been said, what was pending, and what was known of it then.
+    /// Loads a session as it was at a point: its messages, pending work and info at that time.
     pub async fn state_at(&self, who: &Principal, id: &SessionId, at: impl Into<Point>) -> Result<Session> {
         let at = at.into();
         let (head, seq) = self
@@ -65,7 +68,7 @@ impl Tenure {
         self.engine.attach(then).await
     }
 
-    /// A session's messages from a position on, at most so many, with the card they belong to.
+    /// Reads at most `limit` messages of a session from a position on, with the session's head.
     pub async fn messages_from(
         &self,
         who: &Principal,
@@ -86,7 +89,8 @@ impl Tenure {
         Ok((head, page))
     }
 
-    /// The last messages of a session, oldest first. Costs what it returns, however long the session is.
+    /// Reads the last messages of a session, oldest first. The cost is proportional to the number
+    /// of messages returned, however long the session is.
     pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<Said>> {
         Ok(self.last_messages(who, id, limit).await?.1)
     }

@@ -1,3 +1,5 @@
+//! Tests of the freshness of reads: which readers may share a head check or a commit.
+
 use super::*;
 use crate::engine::draft::Draft;
 use crate::engine::options::Options;
@@ -10,13 +12,13 @@ fn who() -> Principal {
     Principal::new("t", "ada").unwrap()
 }
 
-/// Says something without the cache: as another process does.
+/// Appends a message without this handle's cache, as another process does.
 async fn say_elsewhere(tenure: &Tenure, id: &SessionId) {
     let other = Tenure::on(tenure.store().clone(), Options::default());
     other.append(&who(), id, vec![Message::user("hi")]).await.unwrap();
 }
 
-/// Those who waited for a session while it was looked up share what was found; those who come later look again.
+/// Readers that waited during a head check share its result; readers that arrive later check again.
 #[tokio::test]
 async fn a_look_serves_all_who_came_before_it() {
     let tenure = Tenure::open("memory:").await.unwrap();
@@ -34,7 +36,7 @@ async fn a_look_serves_all_who_came_before_it() {
     assert_eq!(waits.await.unwrap(), 0, "what was found when it had come already");
     assert_eq!(tenure.engine.read(&who(), &id, Need::Head, length).await.unwrap(), 1);
 
-    // A look that began before is not enough.
+    // A head check that began before the reader arrived does not count.
     let mut held = hot.known.lock().await;
     tenure.engine.catch_up(&who().key(&id), &mut held).await.unwrap();
     let mut waits = pin!(tenure.engine.read(&ada, &id, Need::Head, length));
@@ -44,7 +46,7 @@ async fn a_look_serves_all_who_came_before_it() {
     assert_eq!(waits.await.unwrap(), 2);
 }
 
-/// A commit is a look too: its base was right.
+/// A commit counts as a head check: its base was current.
 #[tokio::test]
 async fn a_commit_serves_all_who_came_before_it() {
     let tenure = Tenure::open("memory:").await.unwrap();

@@ -1,4 +1,4 @@
-//! A store whose calls are scheduled: each waits until its principal may make one.
+//! A store decorator that schedules calls: each call waits until the scheduler admits it.
 
 use super::Scheduler;
 use crate::store::contract::{Commit, Concurrency, Glance, Store};
@@ -16,21 +16,24 @@ use jiff::Timestamp;
 use std::sync::Arc;
 use tokio::sync::broadcast;
 
-/// On whose behalf calls are made.
+/// The party on whose behalf calls are scheduled.
 #[derive(Clone, Debug)]
 pub(crate) enum Caller {
-    /// This principal browses: reads are scheduled, writes are not.
+    /// A principal that browses. Reads are scheduled, writes are not.
     Browsing(Principal),
-    /// Turns and the server's own work, each call on behalf of the tenant that it is about. Writes are scheduled too: they take a
-    /// connection as reads do.
+    /// Turns and the server's own work. Each call is on behalf of the tenant that it concerns.
+    /// Writes are scheduled too, because they take a connection like reads.
     Turns,
 }
 
-/// A store, and who decides when it is called.
+/// A store whose calls are admitted by a scheduler.
 #[derive(Clone, Debug)]
 pub(crate) struct ScheduledStore {
+    /// The store that serves the calls.
     pub inner: Arc<dyn Store>,
+    /// The scheduler that admits the calls.
     pub scheduler: Arc<Scheduler>,
+    /// The party on whose behalf calls are made.
     pub caller: Caller,
 }
 
@@ -49,10 +52,11 @@ impl ScheduledStore {
         }
     }
 
+    /// Admits a query over heads. `None` means that the query is not scheduled.
     async fn read_of(&self, whose: &Whose) -> Result<Option<super::Permit>> {
         match whose {
             Whose::User(tenant, _) | Whose::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
-            // The sweep and the take-over of runs.
+            // Only the sweep and the takeover of runs query all tenants. They are not scheduled.
             Whose::Everyone => Ok(None),
         }
     }
@@ -74,7 +78,7 @@ impl Store for ScheduledStore {
         self.inner.head(key).await
     }
 
-    // It never waits.
+    // Not scheduled: it never blocks.
     fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
         self.inner.glance(key, known)
     }

@@ -1,7 +1,7 @@
-//! The log part of an export: how it is written, and how it is rebuilt under another id.
+//! The log of an export: how it is serialized, and how it is rebuilt under another id.
 //!
-//! An import is input from outside: every record is validated, whatever follows from other records is computed anew, and nothing is
-//! taken over that gives a right (owners, leases).
+//! An import is untrusted input: every record is validated, derived data is computed again, and
+//! nothing is imported that grants rights (owners, leases) (D-090).
 
 use super::Export;
 use crate::rules::decision_chain::ChainCheck;
@@ -23,13 +23,14 @@ use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Clocks of two installations may differ by so much.
+/// The maximum clock difference between two installations.
 const MAX_CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_hours(24);
 
-/// The mark after every so many messages is remembered, so that a rewind costs less than the messages before it.
+/// The number of messages between stored digests, so that computing the digest of a rewind does not
+/// start at the first message.
 const MARK_EVERY: usize = 64;
 
-/// A record as it travels.
+/// A serialized record of an export.
 #[derive(Serialize, Deserialize)]
 struct Line {
     seq: Seq,
@@ -37,7 +38,7 @@ struct Line {
     entry: Box<RawValue>,
 }
 
-/// Reads the list of records, which nobody has validated yet.
+/// Parses the list of records. The records are not validated yet.
 pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
     let list: Vec<&RawValue> =
         serde_json::from_str(raw).map_err(|_| Error::invalid("log", "`log` must be a list of records"))?;
@@ -49,18 +50,20 @@ pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
     list.iter().enumerate().map(read).collect()
 }
 
+/// Decodes a record. Its message is not validated yet.
 fn record(line: Line) -> Result<Record, String> {
-    // Times are kept to the microsecond.
+    // Times are stored with microsecond precision.
     let at = Timestamp::from_microsecond(line.at.as_microsecond()).map_err(|e| e.to_string())?;
     Ok(Record { seq: line.seq, at, entry: Entry::decode_any(line.entry.get())? })
 }
 
-/// How serde writes and reads the records of an export.
+/// Serializes and deserializes the records of an export with serde.
 pub(super) mod records {
     use super::*;
     use serde::de::Error as _;
     use serde::ser::{Error as _, SerializeSeq};
 
+    /// Serializes records as a list of `seq`, `at` and `entry`.
     pub fn serialize<S: serde::Serializer>(log: &[Record], s: S) -> Result<S::Ok, S::Error> {
         let mut list = s.serialize_seq(Some(log.len()))?;
         for record in log {
@@ -70,18 +73,20 @@ pub(super) mod records {
         list.end()
     }
 
+    /// Deserializes records. Their messages are not validated yet.
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<Record>, D::Error> {
         let lines = Vec::<Line>::deserialize(d)?;
         lines.into_iter().map(|line| record(line).map_err(D::Error::custom)).collect()
     }
 }
 
-/// What stands for a medium in the text of an exported message. An offset would not survive a program that formats the JSON anew.
+/// The marker that stands for media in the text of an exported message. A byte offset would not
+/// survive a program that reformats the JSON (D-091).
 fn marker(id: &BlobId) -> String {
     format!("tenure-blob:{id}")
 }
 
-/// Removes the lease that a record grants. The record stays, so that the numbers of the others do.
+/// Removes the lease that a record grants. The record itself stays, so that sequence numbers do not change.
 fn drop_lease(record: &mut Record) {
     match &mut record.entry {
         Entry::RunStarted { claim, .. } => *claim = None,
@@ -90,7 +95,7 @@ fn drop_lease(record: &mut Record) {
     }
 }
 
-/// A record as it travels: without leases, and its media are replaced by markers.
+/// A record as it is exported: without leases, and with markers in place of media.
 pub(super) fn marked(mut record: Record) -> Record {
     drop_lease(&mut record);
     if let Entry::Message(post) = &mut record.entry
@@ -108,7 +113,7 @@ pub(super) fn marked(mut record: Record) -> Record {
     record
 }
 
-/// The media of a log that its readable messages do not contain, by their ids.
+/// The ids of media in a log that are not in its readable messages.
 pub(super) fn media_beside(log: &[Record], readable: &Session) -> Vec<BlobId> {
     let cuts = |m: &Message| m.cuts().iter().map(|c| c.id).collect::<Vec<_>>();
     let inside: HashSet<BlobId> = readable.messages.iter().flat_map(|m| cuts(&m.message)).collect();
@@ -123,7 +128,7 @@ pub(super) fn media_beside(log: &[Record], readable: &Session) -> Vec<BlobId> {
     beside
 }
 
-/// A log in the making.
+/// The state of rebuilding a log from an export.
 struct Rebuild<'a> {
     tenure: &'a Tenure,
     who: &'a Principal,
@@ -139,7 +144,7 @@ struct Rebuild<'a> {
 }
 
 impl Tenure {
-    /// The records of an export as they are stored under an id, and the media that they need.
+    /// Rebuilds the records of an export for an id. Returns the records and the media that they need.
     pub(super) fn rebuild(
         &self,
         who: &Principal,
@@ -176,7 +181,7 @@ impl Tenure {
             let mut record = record.clone();
             if let Entry::Created(created) = &mut record.entry {
                 created.origin = Some(Origin { upto: export.log.len() as Seq, ..origin.clone() });
-                // The newest beginning is the session's own; the others are those of its ancestors.
+                // The last `created` entry is the session's own; the others are those of its ancestors.
                 if Some(i) == own {
                     (created.assistant, created.thread) = (export.assistant.clone(), export.thread.clone());
                     record.at = distinct(record.at, now);
@@ -191,19 +196,21 @@ impl Tenure {
     }
 }
 
-/// A session that was purged and imported again must not be taken for the one that was purged: they are told apart by when they began,
-/// to the microsecond. To the millisecond it is as it was.
+/// Makes the creation time of an imported session unique: a session that was purged and imported
+/// again must not be mistaken for the purged one, and sessions are distinguished by their creation
+/// time in microseconds. The milliseconds are preserved (D-092).
 fn distinct(at: Timestamp, now: Timestamp) -> Timestamp {
     let micros = at.as_microsecond().div_euclid(1000) * 1000 + now.as_microsecond().rem_euclid(1000);
     Timestamp::from_microsecond(micros).unwrap_or(at)
 }
 
 impl Rebuild<'_> {
+    /// The head so far.
     fn head(&self) -> Option<&Head> {
         self.session.as_ref().map(Session::head)
     }
 
-    /// Validates a record and takes it in.
+    /// Validates a record and appends it.
     fn take(&mut self, i: usize, mut record: Record) -> Result<()> {
         let wrong = |field: &str, why: &str| Error::invalid(format!("log[{i}].{field}"), why);
         if record.seq != i as Seq + 1 {
@@ -268,7 +275,7 @@ impl Rebuild<'_> {
                     return Err(wrong("entry.info.model", why));
                 }
             }
-            // A lease elsewhere is none here.
+            // A lease of another installation is not valid here.
             Entry::RunStarted { .. } | Entry::RunClaimed { .. } => drop_lease(&mut record),
             Entry::ReviewOpened(opened) => {
                 if opened.review.seq().is_some_and(|s| s != seq) {
@@ -293,6 +300,7 @@ impl Rebuild<'_> {
         self.push(record)
     }
 
+    /// Appends a validated record, and applies it to the session.
     fn push(&mut self, record: Record) -> Result<()> {
         match &mut self.session {
             Some(session) => drop(session.apply(&record)),
@@ -313,14 +321,15 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// Reviews are named after their session, and found by that name.
+    /// Renames a review: review ids contain the session id, and reviews are found by it.
     fn rename(&self, review: &mut ReviewId) {
         if let (Some(seq), Some(_)) = (review.seq(), review.session()) {
             *review = ReviewId::of(self.id, seq);
         }
     }
 
-    /// A message as it would be stored if somebody sent it now: its media are put back, it is validated, and they are taken out again.
+    /// Converts a message to its stored form, as if a client sent it now: its media are inserted,
+    /// it is validated, and the media are replaced by blob references.
     fn message(&mut self, i: usize, message: &Message) -> Result<Message> {
         let place = format!("log[{i}].entry.message");
         let limits = self.tenure.limits();
@@ -354,7 +363,7 @@ impl Rebuild<'_> {
         Ok(message)
     }
 
-    /// What had been said in the messages up to a record.
+    /// The log digest of the messages up to a record.
     fn mark_at(&self, seq: Seq) -> Mark {
         let Some(session) = &self.session else { return Mark::default() };
         let position = session.messages.partition_point(|m| m.seq <= seq);
@@ -364,10 +373,10 @@ impl Rebuild<'_> {
         mark
     }
 
-    /// What is readable in an export must be what its log says.
+    /// Checks that the readable part of an export agrees with its log.
     fn compare(&self, export: &Export, readable: &[Message]) -> Result<()> {
         let Some(session) = &self.session else { return Err(Error::invalid("log", "there is no record in it")) };
-        // A program may have formatted the JSON anew.
+        // Another program may have reformatted the JSON.
         let same = |a: &Message, b: &Message| {
             let media = |m: &Message| m.cuts().iter().map(|c| c.id).collect::<Vec<_>>();
             a == b || (media(a) == media(b) && a.to_value() == b.to_value())
@@ -389,7 +398,8 @@ impl Rebuild<'_> {
         }
     }
 
-    /// Ends what cannot go on here, and brings title, tags, model and metadata to what the export says.
+    /// Ends what cannot continue here (runs, reviews, expiry), and changes the title, tags, model
+    /// and metadata to those of the export.
     fn finish(&mut self, export: &Export) -> Result<()> {
         let Some(head) = self.head().cloned() else { return Ok(()) };
         let reason = || Some("imported".to_owned());
@@ -417,7 +427,7 @@ impl Rebuild<'_> {
         self.head().map_or(Ok(()), |head| self.tenure.engine.check_info_of(head))
     }
 
-    /// Writes what happens now.
+    /// Appends an entry with the time of the import.
     fn append(&mut self, entry: Entry) -> Result<()> {
         let seq = self.records.len() as Seq + 1;
         self.push(Record { seq, at: self.now, entry })
