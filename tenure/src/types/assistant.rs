@@ -87,7 +87,8 @@ pub struct Lifetime {
     /// Time after which an expired or deleted session is purged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Period>,
-    /// How the messages of a request are reconciled with the stored ones.
+    /// How the messages of a request are reconciled with the stored ones, if the request does not name a
+    /// mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<HistoryMode>,
     /// Whether a run continues or is cancelled when its client disconnects.
@@ -140,7 +141,7 @@ pub struct MemorySize {
     /// Maximum number of memories; the least recently used ones are evicted first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_entries: Option<usize>,
-    /// Whether recalled memories are injected into the prompt before each model request of a turn.
+    /// Whether recalled memories are injected into the prompt before the model is called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inject: Option<bool>,
     /// Maximum number of memories injected.

@@ -48,7 +48,7 @@ pub enum Entry {
         /// The lease of the node that executes the run.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         claim: Option<Claim>,
-        /// Application-defined parameters of the run.
+        /// Parameters of the run, such as its model and options.
         #[serde(default, skip_serializing_if = "Map::is_empty")]
         detail: Map<String, Value>,
     },

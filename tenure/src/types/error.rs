@@ -55,8 +55,8 @@ pub enum Error {
         own: Option<String>,
     },
 
-    /// The message being answered was rewound, replaced or removed while the answer was generated. The answer
-    /// was not stored.
+    /// The session was rewound, replaced or ended while the answer was generated, so that the message being
+    /// answered is no longer current. The answer was not stored.
     #[error("session {session_id} was rewound, replaced or ended while this turn was on; its answer was not kept")]
     Superseded {
         /// The requested session.
@@ -112,12 +112,12 @@ pub enum Error {
         review: ReviewId,
     },
 
-    /// The review has already been decided, or no longer needs a decision.
+    /// The review no longer needs a decision: it was decided, or its run has ended.
     #[error("review {review} is decided already: {how}")]
     Decided {
         /// The requested review.
         review: ReviewId,
-        /// A description of how it was decided.
+        /// A description of how it was decided, or why it is closed.
         how: String,
     },
 

@@ -11,8 +11,7 @@ use std::collections::BTreeMap;
 /// A memory: a statement that is remembered beyond the messages of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Memory {
-    /// The id of the memory. Equal texts in the same scope have equal ids, so storing a text twice is
-    /// idempotent.
+    /// The id of the memory, derived from its text: equal texts have equal ids.
     pub id: String,
     /// The text of the memory.
     pub text: String,
@@ -43,7 +42,7 @@ pub struct Memory {
     /// When the memory expires. `None` means never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// The id of the dream (a run of memory consolidation) that moved the memory here.
+    /// The id of the dream (a run of memory consolidation) that promoted the memory to this scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dream: Option<String>,
 }

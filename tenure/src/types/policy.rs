@@ -285,8 +285,8 @@ pub struct Policy {
     pub ttl: Option<Duration>,
     /// Time after which an expired or deleted session is purged. `None` means never.
     pub retention: Option<Duration>,
-    /// How the messages of a request are reconciled with the stored ones, unless the request says otherwise.
-    /// `None` means [`HistoryMode::Auto`].
+    /// How the messages of a request are reconciled with the stored ones, if the request does not name a
+    /// mode. `None` means the default of the caller.
     pub history: Option<HistoryMode>,
     /// The part of the history that a model is shown.
     pub window: Window,
