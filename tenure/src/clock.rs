@@ -78,6 +78,7 @@ impl Clock {
     }
 }
 
+/// Truncates a timestamp to microseconds.
 fn micros(t: Timestamp) -> Timestamp {
     from_micros(t.as_microsecond())
 }

@@ -29,6 +29,7 @@ pub struct Answer {
     pub model: Option<String>,
 }
 
+/// The parsed fields of a response or chunk.
 #[derive(Deserialize)]
 struct Body<'a> {
     #[serde(borrow, default)]
@@ -175,6 +176,7 @@ fn sum(a: &Number, b: &Number) -> Number {
     }
 }
 
+/// Returns true for values without content: `null`, and empty strings and arrays.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -245,6 +247,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
+/// Computes the size of an object in JSON, approximately.
 fn object_size(fields: &Map<String, Value>) -> usize {
     fields.iter().map(|(name, value)| text_size(name) + size(value) + 2).sum::<usize>() + 2
 }

@@ -57,6 +57,7 @@ pub(crate) fn automatic(head: &Head, new: &[Message], run: Option<&RunId>) -> Op
     Some(Entry::Checkpoint(Checkpointed { label, auto: true, run: run.cloned(), step, state }))
 }
 
+/// Counts turns: user messages that do not follow another user message.
 struct Turns {
     seen: usize,
     last: Option<Role>,

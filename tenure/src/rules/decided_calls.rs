@@ -53,6 +53,7 @@ fn answering(messages: &[&Said], at: usize, call: &str) -> Option<usize> {
     until_next.into_iter().find(|i| messages[*i].message.answers().is_some_and(|id| id == call))
 }
 
+/// Returns the reviewer's arguments, if the decision is a correction.
 fn corrected_arguments(decided: &ReviewDecided) -> Option<&Map<String, Value>> {
     let corrected = decided.decision == Decision::Corrected;
     decided.arguments.as_ref().filter(|_| corrected)?.as_object()

@@ -98,6 +98,7 @@ impl ChainCheck {
         }
     }
 
+    /// Returns the end of the chain after the records processed so far.
     pub fn chain(&self) -> Option<DecisionChain> {
         self.chain
     }
@@ -119,6 +120,6 @@ pub struct AuditedDecision {
     /// Whether the decision came with an import. Then the exporting installation vouches for it, not this
     /// one.
     pub imported: bool,
-    /// What is wrong with its link in the chain. `None` means that the link is intact.
+    /// A description of the broken link in the chain. `None` means that the link is intact.
     pub broken: Option<String>,
 }

@@ -114,6 +114,7 @@ impl Needle {
     }
 }
 
+/// Returns the bit of a word; 0 beyond the maximum.
 fn bit(word: usize) -> u64 {
     // One word more than allowed is parsed, to detect that there are too many.
     1u64.checked_shl(word as u32).unwrap_or(0)

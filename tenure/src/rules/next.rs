@@ -124,6 +124,7 @@ impl<'a> Known<'a> {
         Self { started, review: decided.first().copied(), corrected, call }
     }
 
+    /// Returns the latest decided review of the call, with its decision.
     fn decision(&self) -> Option<(&'a Review, &'a ReviewDecided)> {
         self.review.and_then(|r| Some((r, &r.decided.as_ref()?.1)))
     }
@@ -134,6 +135,7 @@ impl<'a> Known<'a> {
         self.corrected.map_or_else(|| arguments(&self.call), |arguments| Doing::Call(arguments.clone()))
     }
 
+    /// Builds the review request for the call.
     fn question(self, rule: Option<usize>, lost: bool) -> Question {
         let text = || Value::from(self.call.arguments.as_str());
         let arguments = match self.corrected {
@@ -152,6 +154,7 @@ fn begun(session: &Session, since: Seq) -> impl Iterator<Item = &Started> {
     runs.flat_map(|r| r.tools_started.iter().rev()).take_while(move |s| s.seq > since)
 }
 
+/// Chooses the step for the open calls. Calls that need no review are made first.
 fn decide(open: Vec<Known<'_>>, rules: &Rules<'_>) -> Step {
     let (mut jobs, mut questions) = (Vec::new(), Vec::new());
     for known in open {
@@ -201,6 +204,7 @@ fn known_names(rules: &Rules<'_>) -> bool {
     !rules.tools.is_empty()
 }
 
+/// Appends the reviewer's notes to a result text.
 fn told(what: &str, decided: &ReviewDecided) -> String {
     match &decided.notes {
         Some(notes) => format!("{what} Note: {notes}"),

@@ -36,19 +36,23 @@ impl Overlay {
         self.start.is_some_and(|start| start > upto)
     }
 
+    /// Shows a message in place of a stored one.
     pub(crate) fn replace(&mut self, stored: &Said, message: Message) {
         self.replaced.insert(stored.seq, message);
     }
 
+    /// Shows messages before a stored one.
     pub(crate) fn insert_before(&mut self, stored: &Said, messages: Vec<Message>) {
         self.inserted.entry(stored.seq).or_default().extend(messages);
     }
 
+    /// Hides everything before a stored message and shows these messages instead.
     pub(crate) fn begin_with(&mut self, stored: &Said, messages: Vec<Message>) {
         self.start = Some(stored.seq);
         self.inserted.entry(stored.seq).or_default().splice(0..0, messages);
     }
 
+    /// Adds another overlay. Where both replace a message, `other` applies.
     pub(crate) fn merge(&mut self, other: Overlay) {
         self.replaced.extend(other.replaced);
         for (seq, messages) in other.inserted {

@@ -139,6 +139,8 @@ pub fn is_valid(messages: &[Message]) -> bool {
     open.is_empty()
 }
 
+/// Makes a history valid: moves each result to its call, drops results without a call, and replaces missing
+/// results by [`NO_RESULT`].
 fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
     /// A tool call and the position of its result.
     struct Slot<'a> {

@@ -86,6 +86,7 @@ pub enum ReplyTo {
 }
 
 impl Plan {
+    /// Creates a plan that keeps the first `keep` stored messages and appends nothing.
     fn keeping(stored: &[Said], keep: usize) -> Self {
         Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
     }
@@ -189,6 +190,7 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
+    /// Finds the row of the table that applies to the request.
     fn decide(&self) -> Plan {
         let rest = self.rest;
         if self.continues_last_answer() {
@@ -286,6 +288,7 @@ impl<'a> Rows<'a> {
         })
     }
 
+    /// Row 1 without older unanswered questions: the retried messages start at `after`.
     fn retry_from(&self, after: usize) -> Option<Plan> {
         let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
         let (new, reminders) = self.spoken(after);
@@ -519,6 +522,7 @@ impl<'a> Rows<'a> {
         plan
     }
 
+    /// Selects the messages from `after` on that are appended after all stored ones.
     fn admit(&self, after: usize, alignment: Option<&Alignment>) -> Admitted {
         self.admit_before(after, alignment, self.stored.len())
     }
@@ -545,6 +549,8 @@ impl<'a> Rows<'a> {
         admitted
     }
 
+    /// Admits one tool result: appended if its call has none, counted if it is stored already, shown in place
+    /// of the stored one if it differs, dropped if its call is unknown.
     fn admit_result(
         &self,
         result: &Message,

@@ -8,6 +8,7 @@ use crate::types::status::Status;
 /// The error code of a cancelled run.
 pub(crate) const CANCELLED: &str = "cancelled";
 
+/// Builds the entry that ends a run.
 pub(crate) fn ended(run: &RunId, outcome: Outcome, error: Option<String>, code: Option<&str>) -> Entry {
     Entry::RunEnded { run: run.clone(), outcome, error, code: code.map(str::to_owned) }
 }

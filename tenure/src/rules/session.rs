@@ -195,7 +195,7 @@ pub struct Session {
     pub uncompacted: bool,
     /// Records that were applied in memory and are not committed yet.
     pub(crate) pending: Vec<Record>,
-    /// The end of the log before the pending records. `None` means that there are none.
+    /// The end of the committed log: the base of the commit of the pending records. Set by the first of them.
     pub(crate) saved: Option<LogEnd>,
     /// The messages that the pending records discarded.
     pub(crate) cut_off: Vec<Message>,
@@ -299,6 +299,7 @@ impl Session {
         Some(session)
     }
 
+    /// Creates a session with this head and without any folded records.
     pub(crate) fn empty(head: Head) -> Self {
         let (messages, checkpoints, runs, reviews) = Default::default();
         Self {
@@ -323,6 +324,7 @@ impl Session {
         &self.head
     }
 
+    /// Replaces the head.
     pub(crate) fn set_head(&mut self, head: Head) {
         self.head = head;
     }
@@ -402,11 +404,13 @@ impl Session {
         Vec::new()
     }
 
+    /// Marks the selected undecided reviews as obsolete.
     fn void_reviews(&mut self, which: impl Fn(&Review) -> bool) {
         let open = self.reviews.iter_mut().filter(|r| r.decided.is_none());
         open.filter(|r| which(r)).for_each(|r| r.void = true);
     }
 
+    /// Discards messages, checkpoints and summaries after `to`, and voids later reviews. Returns the messages.
     fn cut(&mut self, to: Seq) -> Vec<Said> {
         self.checkpoints.retain(|c| c.seq <= to);
         self.void_reviews(|r| r.seq > to);
@@ -464,6 +468,7 @@ impl Session {
         Some(Place { seq, position, mark: self.mark_at(position) })
     }
 
+    /// Returns the log digest at a position, cached with the checkpoint that is there.
     fn mark_at(&self, position: usize) -> Mark {
         if position == self.messages.len() {
             return self.head.mark.clone();
@@ -526,6 +531,7 @@ fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
     (seen == turns).then_some(messages.len())
 }
 
+/// Creates a checkpoint from its log entry.
 pub(crate) fn checkpoint(c: &Checkpointed, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
     let Checkpointed { label, auto, run, step, state } = c.clone();
     Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: Memo::default() }
@@ -570,6 +576,8 @@ impl Head {
         Some(head)
     }
 
+    /// Resets the head to a newly created session. Used for the first record of a log, and for a fork's own
+    /// `created` entry.
     fn create(&mut self, created: &Created, at: Timestamp) {
         let c = created.clone();
         let session_id = self.info.session_id.clone();

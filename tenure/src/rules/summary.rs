@@ -131,6 +131,7 @@ pub fn is_over(session: &Session, window: &Window) -> bool {
     is_over_with(session, window, &turns(session))
 }
 
+/// Returns true if a history with these turns has reached its window.
 fn is_over_with(session: &Session, window: &Window, turns: &[Turn]) -> bool {
     let summary = session.summary().map_or(0, |s| tokens(&s.message));
     let used = || instructions(session) + summary + turns.iter().map(|t| t.tokens).sum::<usize>();
@@ -198,6 +199,7 @@ pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
     })
 }
 
+/// Builds the request for a summary: the instructions, then the previous summary and the transcript.
 fn request(before: Option<&str>, told: &str, room: usize) -> Vec<Message> {
     let words = room * 3 / 5;
     let ask = format!(
@@ -220,6 +222,7 @@ fn transcript(messages: &[Said], reviews: &[Review], max: usize) -> String {
     lines.join("\n")
 }
 
+/// Formats one message: a line for its text, and one for each of its tool calls.
 fn lines(message: &Message) -> Vec<String> {
     let who = match message.role() {
         Role::System | Role::Developer => "system",

@@ -8,6 +8,7 @@ pub(crate) fn words(text: &str) -> Vec<String> {
     split.map(|w| w.replace(is_combining, "")).filter(|w| !w.is_empty()).collect()
 }
 
+/// Returns true for combining diacritical marks (U+0300 to U+036F).
 pub(crate) fn is_combining(c: char) -> bool {
     ('\u{300}'..='\u{36f}').contains(&c)
 }

@@ -20,6 +20,7 @@ pub(crate) struct Sift {
 }
 
 impl Sift {
+    /// Creates a filter for the calls of these tools. Without tools, everything passes unchanged.
     pub fn new(tools: Arc<[Tool]>) -> Self {
         Self { tools, ours: HashSet::new(), theirs: false, usage: None }
     }
@@ -64,6 +65,7 @@ impl Sift {
         Some(if part == "message" { Piece::Whole(body.to_string()) } else { Piece::Chunk(body.to_string()) })
     }
 
+    /// Filters one choice. `None` means that nothing of it remains.
     fn choice(&mut self, mut choice: Value, part: &str) -> Option<Value> {
         // Not by indexing, which would insert a `null` for a missing field.
         let calls = choice.get_mut(part).and_then(|p| p.get_mut("tool_calls"));

@@ -166,6 +166,7 @@ impl MemorySize {
         }
     }
 
+    /// Overrides the memory policy with the fields that are set. Scope and group are always overridden.
     fn apply(&self, policy: &mut MemoryPolicy) {
         (policy.scope, policy.group) = (self.scope, self.group.clone());
         if let Some(retention) = self.retention {

@@ -248,6 +248,7 @@ impl<T> Change<T> {
         matches!(self, Change::Keep)
     }
 
+    /// Applies the update to a field.
     pub(crate) fn apply(&self, field: &mut Option<T>)
     where
         T: Clone,
@@ -413,7 +414,9 @@ pub struct Record {
     pub entry: Entry,
 }
 
+/// The beginning of every serialized message entry.
 const MESSAGE: &str = r#"{"message":{"#;
+/// The beginning of a serialized message entry without any field besides the message.
 const PLAIN_MESSAGE: &str = r#"{"message":{"body":"#;
 
 impl Entry {
@@ -504,6 +507,7 @@ fn unreadable(e: serde_json::Error) -> String {
     format!("it is not an entry that this version knows (at character {})", e.column())
 }
 
+/// The serialized form of a message entry, borrowing the text of the message.
 #[derive(Deserialize)]
 struct MessageLine<'a> {
     #[serde(borrow)]
@@ -611,6 +615,7 @@ impl Records {
         Ok(self.done)
     }
 
+    /// Completes the current chunk: deserializes its records, whose messages share the chunk.
     fn close(&mut self) -> Result<(), (Seq, String)> {
         let chunk = std::sync::Arc::new(std::mem::take(&mut self.chunk));
         let mut from = 0;

@@ -78,6 +78,7 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Creates the lease that a claim of a run grants.
     pub(crate) fn new(run: &RunId, claim: &Claim) -> Self {
         Self { run: run.clone(), node: claim.node.clone(), until: claim.until }
     }

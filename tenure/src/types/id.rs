@@ -96,6 +96,7 @@ macro_rules! name {
     };
 }
 
+/// Checks an identifier: 1 to 128 bytes of `A-Z a-z 0-9 . _ : -`, not starting with a dot (D-020).
 fn check_id(s: &str) -> Result<(), &'static str> {
     if s.is_empty() || s.len() > MAX_NAME_BYTES {
         return Err("it must have 1 to 128 characters");
@@ -109,6 +110,7 @@ fn check_id(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a name: 1 to 128 bytes without control characters.
 pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
     if s.is_empty() || s.len() > MAX_NAME_BYTES {
         return Err("it must have 1 to 128 bytes");
@@ -119,6 +121,7 @@ pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a checkpoint label: a name that does not consist of digits only.
 fn check_label(s: &str) -> Result<(), &'static str> {
     check_text(s)?;
     if s.bytes().all(|b| b.is_ascii_digit()) {
@@ -182,6 +185,7 @@ impl ReviewId {
         Self(format!("rev_{seq}_{session}").into())
     }
 
+    /// Splits `rev_SEQ_SESSION` into its sequence number and its session.
     fn parts(&self) -> Option<(&str, &str)> {
         self.as_str().strip_prefix("rev_")?.split_once('_')
     }

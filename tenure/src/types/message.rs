@@ -91,6 +91,7 @@ impl PartialEq for Speaker {
 impl Eq for Speaker {}
 
 impl Speaker {
+    /// Returns the cached role, or computes and caches it.
     fn get_or(&self, find: impl FnOnce() -> Role) -> Role {
         let known = Role::ALL.get(usize::from(self.0.load(Ordering::Relaxed)).wrapping_sub(1));
         known.copied().unwrap_or_else(|| {
@@ -271,6 +272,7 @@ impl Message {
         calls.tool_calls.unwrap_or_default().into_iter().map(|call| call.id.0).collect()
     }
 
+    /// Returns false if the message certainly contains no tool calls, without parsing it.
     fn may_call(&self) -> bool {
         self.role() == Role::Assistant && self.raw.contains("\"tool_calls\"")
     }

@@ -161,6 +161,7 @@ pub struct ReviewRule {
     pub on_timeout: Decision,
 }
 
+/// The default of [`ReviewRule::on_timeout`].
 fn rejected() -> Decision {
     Decision::Rejected
 }
@@ -252,7 +253,7 @@ impl Scope {
     }
 }
 
-/// What is remembered beyond the messages of a session, and how much of it is injected into prompts.
+/// Long-term memory beyond the messages of a session: who shares it, its limits, and how much is injected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPolicy {
     /// Which sessions share the memories.

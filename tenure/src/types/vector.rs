@@ -14,11 +14,13 @@ pub(crate) struct Vector {
 }
 
 impl Vector {
+    /// Quantizes a vector computed by the named model.
     pub fn new(model: &str, numbers: &[f32]) -> Self {
         let bytes: Vec<u8> = small(numbers).into_iter().map(|n| n as u8).collect();
         Self { model: model.to_owned(), bytes: STANDARD_NO_PAD.encode(bytes) }
     }
 
+    /// Decodes the components. `None` if the stored base64 is invalid.
     pub fn numbers(&self) -> Option<Vec<i8>> {
         let bytes = STANDARD_NO_PAD.decode(&self.bytes).ok()?;
         Some(bytes.into_iter().map(|b| b as i8).collect())

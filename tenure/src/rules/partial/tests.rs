@@ -271,7 +271,7 @@ fn a_few_records_are_enough_in_a_long_session() {
     assert_eq!(history(&tail, &window), history(&log.session, &window));
     assert_eq!(history(&tail, &window)[0].text(), replaced);
 
-    // The same holds while the run adds more messages than the window shows, with user messages in between.
+    // The current run must be loaded from its start, even if it has added more than the window shows.
     for _ in 0..5 {
         log.happen(&Event::Calls(1, 1, 1));
         log.happen(&Event::Say("user", false));

@@ -70,6 +70,7 @@ fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Messa
     matches.into_iter().filter(|(_, kind)| Some(*kind) == best).map(|(p, _)| p).collect()
 }
 
+/// Returns true if the last user message before the anchor is the same in the request and in the session.
 fn question_agrees(stored: &[Said], position: usize, rest: &[Message], end: usize) -> bool {
     let theirs = rest[..end].iter().rev().find(|m| m.role() == Role::User);
     let ours = stored[..position].iter().rev().find(|m| m.message.role() == Role::User);

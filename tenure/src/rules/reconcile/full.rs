@@ -11,6 +11,7 @@ use crate::rules::session::Said;
 use crate::types::message::{Message, Role};
 use std::ops::Range;
 
+/// Reconciles a request that is the whole history.
 pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
     let opening = opening(stored);
     let mut turn = turn_around(stored, 0);
@@ -64,6 +65,7 @@ pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
     Plan { matched: j, spliced, append, ..Plan::keeping(stored, keep) }
 }
 
+/// Builds the messages to append, each user message with the assistant message that it follows.
 fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> {
     let mut messages = Vec::with_capacity(new.len());
     for message in new {

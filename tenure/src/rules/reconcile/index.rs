@@ -51,6 +51,7 @@ impl<'a> Stored<'a> {
         left > 0 && self.index.get().is_none()
     }
 
+    /// Returns the index, building it on first use.
     fn index(&self) -> &Index {
         self.index.get_or_init(|| {
             let mut index = Index::default();
