@@ -9,7 +9,8 @@
 //!   shown before the result.
 //! * A window omits the oldest turns, whole turns only. The log retains everything.
 //!
-//! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each image, audio or file.
+//! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each image, audio or file of
+//! a message with detached media or data URLs. Other messages are counted as text.
 
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::overlay::Overlay;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A running hash over the visible messages of a session (128 bits of BLAKE3). Equal hashes mean equal
-/// conversations (D-024).
+/// conversations, except for media, which are not hashed because clients often omit them (D-024).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VisibleHash(pub [u8; 16]);

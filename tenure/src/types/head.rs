@@ -59,7 +59,7 @@ pub struct Lead {
     pub from: Seq,
     /// The last record.
     pub to: Seq,
-    /// Number of messages in the log up to and including the last of these.
+    /// Number of messages of the conversation up to and including the last of these.
     pub messages: usize,
     /// Whether these instructions replaced the initial ones.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -145,8 +145,8 @@ pub struct Head {
     /// Bytes of messages and media in the session's own log. `None` if an older version created the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
-    /// The positions of the prompt prefix. `None` means that they are unknown: in a fork, or after a rewind
-    /// that discarded a part of the prefix.
+    /// The positions of the prompt prefix. `None` means that they are unknown: in a fork, after a rewind that
+    /// discarded a part of the prefix, or if the instructions are not a contiguous range of records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<Front>,
     /// The parent and the position of the fork. `None` means that the session is not a fork.
