@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// The configuration of an assistant. Fields that are not set fall back to the server's defaults.
+/// The configuration of an assistant. Fields that are not set fall back to the server's defaults, except
+/// where noted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Assistant {
@@ -34,7 +35,8 @@ pub struct Assistant {
     /// When its runs set checkpoints. `None` means the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<Checkpoints>,
-    /// Tool calls that need a reviewer's approval.
+    /// Tool calls that need a reviewer's approval. They replace the server's rules, even if the list is
+    /// empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub review: Vec<ReviewRule>,
     /// Overrides of the limits of its runs.
@@ -184,7 +186,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Assistant {
-    /// Returns the effective policy: the server's defaults (`house`), overridden by what this assistant sets.
+    /// Returns the effective policy: the server's defaults (`house`), overridden by the fields that are set here.
+    /// History mode and review rules are always those of the assistant, even if it sets none.
     pub fn policy(&self, house: &Policy) -> Policy {
         let mut policy = house.clone();
         if let Some(ttl) = self.sessions.ttl {
