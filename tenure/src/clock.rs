@@ -1,27 +1,27 @@
-//! The time. Nothing else here reads it.
+//! The clock. This is the only module that reads the time, so that tests can replace it.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
 
 use jiff::{SignedDuration, Timestamp};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::{sync::Arc, time::Instant};
 
-/// Where the time comes from.
+/// A source of wall-clock time, and of how far it has drifted from monotonic time.
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// The machine.
+    /// The system clock.
     System(Start),
-    /// A test.
+    /// A clock for tests, advanced by hand.
     Manual(Arc<Manual>),
 }
 
-/// When the process began to watch the clock, by both its clocks.
+/// The wall-clock and monotonic times at which a system clock was created. Drift is measured against them.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     wall: Timestamp,
     steady: Instant,
 }
 
-/// A clock that stands still until it is told to move.
+/// A clock that advances only when [`Clock::advance`] or [`Clock::jump`] is called.
 #[derive(Debug)]
 pub struct Manual {
     wall: AtomicI64,
@@ -35,12 +35,13 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A clock for tests that begins at this time.
+    /// Creates a manual clock for tests, starting at `start`.
     pub fn manual(start: Timestamp) -> Self {
         Clock::Manual(Arc::new(Manual { wall: start.as_microsecond().into(), drift: 0.into() }))
     }
 
-    /// The time, to the microsecond: what every store can keep.
+    /// Returns the current wall-clock time, truncated to microseconds: the precision that every store can
+    /// persist.
     pub fn now(&self) -> Timestamp {
         match self {
             Clock::System(_) => micros(Timestamp::now()),
@@ -48,7 +49,8 @@ impl Clock {
         }
     }
 
-    /// How far the wall clock has jumped against steady time since the process began to watch.
+    /// Returns how far the wall clock has jumped relative to monotonic time since this clock was created.
+    /// Expiry and purging stop when it has jumped (D-016).
     pub fn drift(&self) -> SignedDuration {
         match self {
             Clock::System(start) => {
@@ -59,14 +61,15 @@ impl Clock {
         }
     }
 
-    /// Lets time pass on a manual clock; the machine's clock takes no orders.
+    /// Advances a manual clock. Has no effect on the system clock.
     pub fn advance(&self, by: SignedDuration) {
         if let Clock::Manual(m) = self {
             m.wall.fetch_add(by.as_micros() as i64, Ordering::SeqCst);
         }
     }
 
-    /// Makes a manual clock jump, forwards or back, while no time passes.
+    /// Makes a manual clock jump forwards or backwards while no monotonic time passes, so that
+    /// [`Clock::drift`] changes too. Has no effect on the system clock.
     pub fn jump(&self, by: SignedDuration) {
         if let Clock::Manual(m) = self {
             self.advance(by);
@@ -75,6 +78,7 @@ impl Clock {
     }
 }
 
+/// Truncates a timestamp to microseconds.
 fn micros(t: Timestamp) -> Timestamp {
     from_micros(t.as_microsecond())
 }

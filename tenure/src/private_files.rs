@@ -1,12 +1,14 @@
-//! Files and directories that only their owner may read and write: what people say to models is personal data.
+//! Creates files and directories that only their owner may read and write, because conversations with models
+//! are personal data.
 //!
-//! The modes (0600 and 0700) hold for what is created here; what exists already keeps its own. Without effect on Windows.
+//! The modes (0600 for files, 0700 for directories) apply to what is created here; existing files and
+//! directories keep their mode. Modes have no effect on Windows.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// Options that create a file with mode 0600.
+/// Returns open options that create files with mode 0600.
 pub fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     #[cfg(unix)]
@@ -14,7 +16,7 @@ pub fn options() -> OpenOptions {
     options
 }
 
-/// Creates a file, or empties the one that is there.
+/// Creates a file with mode 0600 for writing, or truncates an existing one.
 pub fn create(path: impl AsRef<Path>) -> io::Result<File> {
     options().write(true).create(true).truncate(true).open(path)
 }

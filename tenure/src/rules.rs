@@ -1,4 +1,5 @@
-//! Pure functions over the types: what a log means, what a model is sent, what a run does next. No clock, no store, no `async`.
+//! Pure functions over the types: folding a log, building a prompt, choosing the next step of a run. No
+//! clock, no store, no `async`.
 
 pub(crate) mod answer;
 pub(crate) mod checkpoint;

@@ -1,4 +1,5 @@
-//! Data types and their validation. Nothing here waits, reads a clock or knows a store.
+//! Data types and their validation. This module is pure: nothing in it awaits, reads a clock or accesses a
+//! store.
 
 pub(crate) mod assistant;
 pub(crate) mod blob;

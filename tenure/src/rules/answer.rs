@@ -1,7 +1,7 @@
-//! The pieces of an answer become a message.
+//! Assembles a message from the chunks of a model's response.
 //!
-//! Streams differ from server to server. Text is put together, what is numbered by `index` is put in its place, and fields that
-//! nobody has heard of are kept.
+//! Streams differ between servers. Text is concatenated, items with an `index` are merged by it, and unknown
+//! fields are preserved.
 
 use crate::types::message::Message;
 use crate::types::model::{ModelError, Piece};
@@ -11,24 +11,25 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value, json};
 
-/// An answer in the making. Only the first of several choices is kept.
+/// A model's response that is being received. Only the first of several choices is used.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// What the message may have at most, in bytes of JSON.
+    /// Maximum size of the message, in bytes of JSON.
     max_bytes: Option<usize>,
-    /// What it has, approximately.
+    /// Current size of the message, approximately.
     bytes: usize,
     message: Map<String, Value>,
     whole: Option<Message>,
     body: Option<String>,
-    /// Why the model stopped, once it has.
+    /// Why the model stopped. `None` while the response is incomplete.
     pub finish_reason: Option<String>,
-    /// What it cost, as the model's server says.
+    /// Token usage as reported by the model server.
     pub usage: Option<Value>,
-    /// The model that answered, by its own name.
+    /// The name of the model, as reported by the model server.
     pub model: Option<String>,
 }
 
+/// The parsed fields of a response or chunk.
 #[derive(Deserialize)]
 struct Body<'a> {
     #[serde(borrow, default)]
@@ -54,13 +55,13 @@ struct Choice<'a> {
 }
 
 impl Answer {
-    /// An empty answer whose message may have at most so many bytes.
+    /// Creates an empty response whose message may have at most `max_bytes` bytes.
     pub fn limited(max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..Self::default() }
     }
 
-    /// Takes a piece in. What is no piece of an answer is [`ModelError::Broken`]. A piece with which the message would be
-    /// over its limit is [`ModelError::TooLarge`] and not taken in: the message stays as it was.
+    /// Merges a chunk. Malformed input is [`ModelError::Broken`]. A chunk that would make the message exceed
+    /// its limit is [`ModelError::TooLarge`] and is not merged: the message stays as it was.
     pub fn take(&mut self, piece: &Piece) -> Result<(), ModelError> {
         let (Piece::Chunk(text) | Piece::Whole(text)) = piece;
         let body: Body<'_> =
@@ -97,7 +98,7 @@ impl Answer {
         Ok(())
     }
 
-    /// The message so far. `None` if nothing has been said that could be kept.
+    /// Returns the message received so far. `None` means that there is no content worth storing.
     pub fn message(&self) -> Option<Message> {
         if let Some(whole) = &self.whole {
             return Some(whole.clone());
@@ -120,7 +121,7 @@ impl Answer {
 }
 
 impl Answer {
-    /// The answer as one `chat.completion`: as it came, or put together from its pieces.
+    /// Returns the response as one `chat.completion` object: as received, or assembled from the chunks.
     pub fn body(&self, id: &str, at: Timestamp) -> String {
         if let Some(body) = &self.body {
             return body.clone();
@@ -138,7 +139,7 @@ impl Answer {
 }
 
 impl Answer {
-    /// Puts what all answers of a turn cost in place of what this one did.
+    /// Replaces the token usage of this response by the sum over all responses of the turn (D-050).
     pub(crate) fn set_usage(&mut self, usage: Value) {
         if let Some(body) = &mut self.body
             && let Ok(mut fields) = serde_json::from_str::<Fields>(body)
@@ -150,7 +151,8 @@ impl Answer {
     }
 }
 
-/// Adds what one more answer cost, field by field. What is no number keeps its last value.
+/// Adds the token usage of one more response to a total, field by field. Values that are not numbers are
+/// replaced by the latest one.
 pub(crate) fn add_usage(total: &mut Value, more: &Value) {
     match (total, more) {
         (_, Value::Null) => {}
@@ -174,6 +176,7 @@ fn sum(a: &Number, b: &Number) -> Number {
     }
 }
 
+/// Returns true for values without content: `null`, and empty strings and arrays.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -183,7 +186,8 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// Tool calls without their places in the stream. Of an answer that broke off, only those whose arguments are whole.
+/// Removes the stream indexes from tool calls. Of an incomplete response, only calls with complete arguments
+/// are returned.
 fn calls(value: &Value, finished: bool) -> Value {
     let Value::Array(calls) = value else { return value.clone() };
     let whole = |call: &&Value| {
@@ -200,7 +204,8 @@ fn calls(value: &Value, finished: bool) -> Value {
     calls.iter().filter(whole).map(bare).collect()
 }
 
-/// A message as it came; one without any content gets an empty one, so that it can be said again.
+/// Parses a received message. One without content gets an empty content, so that it is valid in later
+/// requests.
 fn complete(raw: &str) -> Result<Message, String> {
     if let Ok(message) = Message::parse(raw) {
         return Ok(message);
@@ -214,14 +219,14 @@ fn complete(raw: &str) -> Result<Message, String> {
     Message::from_value(&Value::Object(message)).map_err(|e| format!("its message is broken: {e}"))
 }
 
-/// Fields that are said once, or the same each time.
+/// Fields that are sent once or repeated unchanged: they are replaced, not concatenated.
 const NAMES: [&str; 5] = ["role", "id", "type", "name", "index"];
 
 fn broken(why: impl Into<String>) -> ModelError {
     ModelError::Broken { why: why.into() }
 }
 
-/// Bytes of a text in JSON, quotes included.
+/// Computes the size of a string in JSON, including quotes and escapes.
 fn text_size(text: &str) -> usize {
     let byte = |b: u8| match b {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 8 | 12 => 2,
@@ -231,7 +236,7 @@ fn text_size(text: &str) -> usize {
     text.bytes().map(byte).sum::<usize>() + 2
 }
 
-/// Bytes of a value in JSON.
+/// Computes the size of a value in JSON, approximately.
 fn size(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) => 5,
@@ -242,11 +247,12 @@ fn size(value: &Value) -> usize {
     }
 }
 
+/// Computes the size of an object in JSON, approximately.
 fn object_size(fields: &Map<String, Value>) -> usize {
     fields.iter().map(|(name, value)| text_size(name) + size(value) + 2).sum::<usize>() + 2
 }
 
-/// Adds a field of a piece to a message; the bytes by which the message has grown.
+/// Merges a field of a chunk into a message. Returns the number of bytes by which the message has grown.
 fn merge(target: &mut Map<String, Value>, name: String, value: Value) -> usize {
     if value.is_null() {
         return 0;
@@ -281,7 +287,8 @@ fn merge(target: &mut Map<String, Value>, name: String, value: Value) -> usize {
     new_name + grown
 }
 
-/// Items with an `index` go together; others follow each other. Returns the bytes by which the list has grown.
+/// Merges an item into a list: by `index` if it has one, else at the end. Returns the number of bytes by
+/// which the list has grown.
 fn merge_item(list: &mut Vec<Value>, item: Value) -> usize {
     let index = item.get("index").and_then(Value::as_u64);
     let place = index.and_then(|i| list.iter().position(|v| v.get("index").and_then(Value::as_u64) == Some(i)));
@@ -334,7 +341,7 @@ mod tests {
             json!({"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{"}}]}),
             call(0, json!({"arguments": ":1}"})),
         ]);
-        // Broken off here, only the first call is whole.
+        // Truncated here, only the first call is complete.
         let calls = answer.message().unwrap().tool_calls();
         assert_eq!(calls.len(), 1);
         assert_eq!(
@@ -382,7 +389,8 @@ mod tests {
         assert_eq!(total, want);
     }
 
-    /// What is over the limit is refused, and what was said before it stays; the size counted is about that of the message.
+    /// A chunk that exceeds the limit is rejected and earlier content is preserved; the counted size
+    /// approximates that of the message.
     #[test]
     fn a_message_has_a_limit() {
         let chunk = |delta: Value| Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta}]}).to_string());

@@ -1,4 +1,4 @@
-//! Checkpoints, rewinds and forks as entries.
+//! Builds the entries of checkpoints, rewinds and forks.
 
 use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
 use crate::types::entry::{Checkpointed, Created, Entry, Parent, Record, Rewound};
@@ -8,7 +8,8 @@ use crate::types::id::{Label, RunId, SessionId};
 use crate::types::message::{Message, Role};
 use jiff::Timestamp;
 
-/// The first record of a fork of `source`, whose point is in the log of `owner`.
+/// Builds the first record of a fork of `source`. The position of the fork is in the log of `owner`, which is
+/// `source` or one of its ancestors. Its sequence number continues that log (D-002).
 pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Timestamp) -> Record {
     let parent = Parent { session: owner.clone(), seq: place.seq, mark: place.mark };
     let info = source.info.clone();
@@ -28,13 +29,14 @@ pub(crate) fn fork_record(source: &Head, owner: &SessionId, place: Place, at: Ti
     Record { seq: place.seq + 1, at, entry: Entry::created(created) }
 }
 
-/// A point, found; else an error that names it.
+/// Resolves a point. A point that the session does not have is [`Error::NoSuchPoint`].
 pub(crate) fn place(session: &Session, at: &Point) -> Result<Place> {
     let session_id = session.info.session_id.clone();
     session.locate(at).ok_or_else(|| Error::NoSuchPoint { session_id, what: at.to_string() })
 }
 
-/// The entry that keeps only so many messages, and the messages that it cuts off.
+/// Builds the entry that rewinds a session to its first `keep` messages. Also returns the messages that it
+/// discards.
 pub(crate) fn rewound(session: &Session, keep: usize) -> (Entry, Vec<Message>) {
     let end = Place { seq: session.seq, position: keep, mark: session.mark.clone() };
     let place = session.locate(&Point::Position(keep)).unwrap_or(end);
@@ -42,7 +44,7 @@ pub(crate) fn rewound(session: &Session, keep: usize) -> (Entry, Vec<Message>) {
     (Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), cut)
 }
 
-/// The automatic checkpoint after new messages, if they end a turn.
+/// Builds the automatic checkpoint after new messages. `None` unless they end with a completed answer.
 pub(crate) fn automatic(head: &Head, new: &[Message], run: Option<&RunId>) -> Option<Entry> {
     let last = new.last()?;
     if last.role() != Role::Assistant || !last.is_visible() {
@@ -55,6 +57,7 @@ pub(crate) fn automatic(head: &Head, new: &[Message], run: Option<&RunId>) -> Op
     Some(Entry::Checkpoint(Checkpointed { label, auto: true, run: run.cloned(), step, state }))
 }
 
+/// Counts turns: user messages that do not follow another user message.
 struct Turns {
     seen: usize,
     last: Option<Role>,
@@ -71,8 +74,8 @@ impl Turns {
     }
 }
 
-/// The checkpoints that a runtime would have set along these messages: `turn-N` after each answer, and `turn-N.M` after the
-/// results of the turn's M-th round of tools.
+/// Computes the checkpoints that a run would have set along these messages: `turn-N` after each answer, and
+/// `turn-N.M` after the results of the turn's M-th round of tool calls.
 pub fn make_checkpoints(messages: &[Said]) -> Vec<Checkpoint> {
     let mut made = Vec::new();
     let (mut turns, mut rounds) = (Turns { seen: 0, last: None }, 0);

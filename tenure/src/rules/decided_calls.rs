@@ -1,7 +1,8 @@
-//! How tool calls that a person has reviewed are shown to a model.
+//! How reviewed tool calls are presented to a model.
 //!
-//! The log keeps the call as the model wrote it. The prompt shows the arguments that were used, and the reviewer's notes before the
-//! result, so that the model can go on from what was really done. Refusals are results of their own, which have the notes already.
+//! The log contains the call as the model wrote it. The prompt contains the arguments that were used, and the
+//! reviewer's notes before the result, so that the model continues from what was really done (D-063).
+//! Rejections are results of their own, which contain the notes already.
 
 use crate::rules::session::{Review, Said};
 use crate::types::entry::{Decision, ReviewDecided};
@@ -9,10 +10,11 @@ use crate::types::message::{Message, Role};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
-/// These messages as a model is shown them. Costs what the reviews and the messages around them have.
+/// Returns these messages with reviewers' corrections and notes applied. The cost depends on the number of
+/// reviews and of the messages around them.
 pub(crate) fn with_decisions<'a>(messages: &[&'a Said], reviews: &[Review]) -> Vec<Cow<'a, Message>> {
     let mut shown: Vec<Cow<'a, Message>> = messages.iter().map(|m| Cow::Borrowed(&m.message)).collect();
-    // The newest first: a note is put before what is there, so that the oldest comes first in the end.
+    // Newest first: each note is prepended, so that the oldest note ends up first.
     let mut corrected = Vec::new();
     for review in reviews.iter().rev() {
         let (Some(call), Some((_, decided))) = (&review.opened.call, &review.decided) else { continue };
@@ -35,8 +37,8 @@ pub(crate) fn with_decisions<'a>(messages: &[&'a Said], reviews: &[Review]) -> V
     shown
 }
 
-/// Where the call is that a review is about: the newest with this id before the review, by the same run. Models use ids again, and what a
-/// review is about may have been rewound.
+/// Finds the message with the call that a review is about: the newest call with this id before the review, by
+/// the same run. Models reuse ids, and the call may have been rewound.
 fn calling(messages: &[&Said], review: &Review, call: &str) -> Option<usize> {
     let end = messages.partition_point(|m| m.seq < review.seq);
     let answers = (0..end).rev().filter(|i| messages[*i].message.role() == Role::Assistant);
@@ -44,25 +46,26 @@ fn calling(messages: &[&Said], review: &Review, call: &str) -> Option<usize> {
     answers.take_while(same_run).find(|i| messages[*i].message.call_ids().iter().any(|id| id == call))
 }
 
-/// Where the result of a call is.
+/// Finds the result of a call, before any later call with the same id.
 fn answering(messages: &[&Said], at: usize, call: &str) -> Option<usize> {
     let calls_again = |i: &usize| messages[*i].message.call_ids().iter().any(|id| id == call);
     let until_next = (at + 1..messages.len()).take_while(|i| !calls_again(i));
     until_next.into_iter().find(|i| messages[*i].message.answers().is_some_and(|id| id == call))
 }
 
+/// Returns the reviewer's arguments, if the decision is a correction.
 fn corrected_arguments(decided: &ReviewDecided) -> Option<&Map<String, Value>> {
     let corrected = decided.decision == Decision::Corrected;
     decided.arguments.as_ref().filter(|_| corrected)?.as_object()
 }
 
-/// What a model is told of a decision besides the result.
+/// Returns the note that is shown with the result of a reviewed call. `None` means that no note is needed.
 fn note(review: &Review, decided: &ReviewDecided) -> Option<String> {
     let what = match (review.opened.lost, decided.decision) {
         (_, Decision::Corrected) => "a reviewer changed the arguments",
         (false, Decision::Approved) => "a reviewer approved this call",
         (true, Decision::Rejected) => "a reviewer found that this call had not been made",
-        // Their results tell it, with the notes.
+        // The results of these calls state the decision and the notes already.
         (true, Decision::Approved) | (false, Decision::Rejected) => return None,
     };
     match &decided.notes {
@@ -71,7 +74,7 @@ fn note(review: &Review, decided: &ReviewDecided) -> Option<String> {
     }
 }
 
-/// An answer with other arguments for one of its calls.
+/// Returns an assistant message with other arguments for one of its calls.
 fn with_arguments(message: &Message, call: &str, arguments: &Map<String, Value>) -> Option<Message> {
     let mut value = changeable(message)?;
     let place = message.call_ids().iter().position(|id| id == call)?;
@@ -81,7 +84,7 @@ fn with_arguments(message: &Message, call: &str, arguments: &Map<String, Value>)
     Message::from_value(&value).ok()
 }
 
-/// A result with a note before its content.
+/// Returns a tool result with a note prepended to its content.
 fn with_note(message: &Message, note: &str) -> Option<Message> {
     let mut value = changeable(message)?;
     let content = value.get_mut("content")?;
@@ -93,7 +96,8 @@ fn with_note(message: &Message, note: &str) -> Option<Message> {
     Message::from_value(&value).ok()
 }
 
-/// A message as JSON. Not one whose media are stored apart: they are put back by their place in its text.
+/// Parses a message for modification. `None` if its media are detached, because they are referenced by byte
+/// offsets in its text.
 fn changeable(message: &Message) -> Option<Value> {
     message.cuts().is_empty().then(|| message.to_value())
 }

@@ -1,4 +1,4 @@
-//! How the hash chain over the decisions of a session is computed.
+//! Computes and verifies the hash chain over the review decisions of a session (D-064).
 
 use crate::types::canonical_json::{Nulls, canonical};
 use crate::types::decision_chain::{DecisionChain, DecisionHash};
@@ -8,11 +8,13 @@ use crate::types::id::{Seq, SessionId};
 use jiff::Timestamp;
 use serde_json::json;
 
-/// The version of the hashed content. It is hashed too, so that a later version cannot be confused with this one.
+/// The version of the hashed content. It is hashed too, so that content of a later version cannot be confused
+/// with this one.
 const CONTENT: &str = "tenure.decision.1";
 
 impl DecisionChain {
-    /// The chain after one more record. Decisions of older versions carry no link and leave it unchanged.
+    /// Returns the chain after one more decision. Decisions of older versions carry no link and leave the
+    /// chain unchanged.
     pub(crate) fn after(chain: Option<Self>, decided: &ReviewDecided, at: Timestamp) -> Option<Self> {
         if decided.previous.is_none() {
             return chain;
@@ -20,14 +22,15 @@ impl DecisionChain {
         Some(Self { count: chain.map_or(0, |c| c.count) + 1, hash: decided.hash(at) })
     }
 
-    /// What the next decision names as the previous one.
+    /// Returns the hash that the next decision records as its previous one.
     pub(crate) fn link(chain: Option<Self>) -> DecisionHash {
         chain.map_or(DecisionHash::START, |c| c.hash)
     }
 }
 
 impl ReviewDecided {
-    /// The hash of its canonical content. It does not depend on the session's id: of the review only the record that opened it counts.
+    /// Computes the hash of the canonical content. It does not depend on the session's id, because only the
+    /// record that opened the review is included.
     pub fn hash(&self, at: Timestamp) -> DecisionHash {
         let review = match self.review.seq() {
             Some(seq) => json!(seq),
@@ -49,23 +52,24 @@ impl ReviewDecided {
     }
 }
 
-/// Follows the hash chain along a log.
+/// Verifies the hash chain along a log, one record at a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChainCheck {
     chain: Option<DecisionChain>,
-    /// Records up to this one came with an import.
+    /// The last record that came with an import.
     imported: Seq,
 }
 
 impl ChainCheck {
-    /// Takes the next record. Returns a decision, or what is wrong with a fork's link to the chain of its parent.
+    /// Processes the next record. Returns the decision that it contains, and a description of what is wrong:
+    /// with the decision's link, or with a fork's link to the chain of its parent.
     pub fn take(&mut self, session: &SessionId, record: &Record) -> (Option<AuditedDecision>, Option<String>) {
         match &record.entry {
             Entry::Created(created) => {
                 self.imported = created.origin.as_ref().map_or(self.imported, |o| o.upto);
                 let inherited = std::mem::replace(&mut self.chain, created.decisions);
                 let differs = created.parent.is_some() && inherited.is_some() && inherited != created.decisions;
-                // A fork that an older version made knows of no chain; it begins its own.
+                // A fork made by an older version does not record a chain; it starts its own.
                 let wrong = differs && created.decisions.is_some();
                 (None, wrong.then(|| "the fork does not continue the hash chain of its parent".to_owned()))
             }
@@ -94,6 +98,7 @@ impl ChainCheck {
         }
     }
 
+    /// Returns the end of the chain after the records processed so far.
     pub fn chain(&self) -> Option<DecisionChain> {
         self.chain
     }
@@ -102,18 +107,19 @@ impl ChainCheck {
 /// One decision of the audit trail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuditedDecision {
-    /// The session.
+    /// The session of the decision.
     pub session: SessionId,
-    /// Its record.
+    /// The record of the decision.
     pub seq: Seq,
-    /// When it was made.
+    /// When the decision was made.
     pub at: Timestamp,
-    /// The decision.
+    /// The decision itself.
     pub decided: ReviewDecided,
-    /// The hash of its content.
+    /// The hash of the decision's content.
     pub hash: DecisionHash,
-    /// Whether it came with an import: then the exporting installation vouches for it, not this one.
+    /// Whether the decision came with an import. Then the exporting installation vouches for it, not this
+    /// one.
     pub imported: bool,
-    /// What is wrong with its place in the chain.
+    /// A description of the broken link in the chain. `None` means that the link is intact.
     pub broken: Option<String>,
 }

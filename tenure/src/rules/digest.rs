@@ -1,15 +1,16 @@
-//! How much has been said: kept up message by message, without reading what came before.
+//! Advances a log digest message by message, without reading earlier messages.
 
 use crate::types::digest::{MAX_MARK_CALLS, Mark, VisibleHash};
 use crate::types::message::meaning::Meaning;
 use crate::types::message::{Message, Role};
 use std::borrow::Cow;
 
-/// A session is not found by longer ids: they are in its head.
+/// Maximum length of a tool call id by which a session can be looked up. The ids are stored in the head,
+/// which must stay small.
 const MAX_CALL_BYTES: usize = 256;
 
 impl Mark {
-    /// What has been said, and this too.
+    /// Advances the digest by one message.
     pub fn advance(&mut self, message: &Message) {
         let role = message.role();
         self.messages += 1;
@@ -42,12 +43,12 @@ impl Mark {
 }
 
 impl VisibleHash {
-    /// The hash of what this one stands for, and one more message.
+    /// Returns this hash extended by one more message.
     pub(crate) fn then(&self, role: Role, meaning: &Meaning) -> Self {
         let mut hash = blake3::Hasher::new();
         hash.update(&self.0).update(&[role as u8]);
         if !meaning.text.is_empty() {
-            // Its length first, so that a text can not be taken for a text and something else.
+            // The length comes first, so that a text cannot collide with a shorter text and other parts.
             hash.update(&(meaning.text.len() as u64).to_le_bytes()).update(meaning.text.as_bytes());
         }
         for part in &meaning.other {

@@ -1,36 +1,37 @@
-//! Words in a text: what is looked for, where it is, and the piece of text around it. Pure; the search that uses it is in `search.rs`.
+//! Matching a search query against a text: parsing the query, finding the matches, and cutting a snippet
+//! around them. Pure; the search that uses it is in `session/search.rs`.
 //!
-//! Words are compared without case and accents. Scripts that put no spaces between words are compared letter by letter, so that a word is
-//! found wherever it stands.
+//! Words are compared without case and accents. Scripts without spaces between words are compared letter by
+//! letter, so that a word is found at any position.
 
 use crate::rules::text::{is_combining, plain};
 use crate::types::error::{Error, Result};
 use std::ops::Range;
 
-/// Most words of one question: each has a bit of its own.
+/// Maximum number of words in a query, because each is represented by one bit.
 const MAX_WORDS: usize = 64;
-/// Most bytes of one question.
+/// Maximum length of a query, in bytes.
 const MAX_BYTES: usize = 1024;
-/// So many places of a text are noted; more would not be shown.
+/// Maximum number of matches recorded per text. More would not be displayed.
 const MAX_SPOTS: usize = 256;
-/// So much of a text is shown before and after what was found, in characters.
+/// Number of characters of context before and after the matches in a snippet.
 const AROUND: usize = 60;
-/// Places so near to each other are shown together, in bytes.
+/// Maximum span of matches that are shown in one snippet, in bytes.
 const TOGETHER: usize = 160;
-/// Most characters that are shown.
+/// Maximum number of characters of a snippet.
 const MAX_SHOWN: usize = 400;
 
-/// What is looked for: words and phrases, all of which must be there.
+/// A parsed search query: words and phrases, all of which must match.
 #[derive(Clone, Debug)]
 pub(crate) struct Needle {
-    /// The words of all phrases, one after the other, and whether more letters may follow.
+    /// The words of all phrases in order, each with whether it is a prefix pattern (`word*`).
     words: Vec<(String, bool)>,
-    /// The bits of the words that a phrase begins with, and of those that one ends with.
+    /// Bit masks of the words that start a phrase, and of those that end one.
     begins: u64,
     ends: u64,
 }
 
-/// A place in a text, and the bit of the phrase that was found there.
+/// A match: a byte range of the text, and the bit of the matched phrase.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spot {
     span: Range<usize>,
@@ -38,7 +39,7 @@ pub(crate) struct Spot {
 }
 
 impl Needle {
-    /// Reads a question: `words "and phrases" and begin*`.
+    /// Parses a query such as `words "and phrases" and begin*`.
     pub fn parse(question: &str) -> Result<Self> {
         let wrong = |message: String| Err(Error::invalid("q", message));
         if question.len() > MAX_BYTES {
@@ -58,7 +59,7 @@ impl Needle {
         }
     }
 
-    /// Words that must follow each other.
+    /// Adds a phrase: words that must follow each other.
     fn phrase(&mut self, text: &str) {
         let (first, mut tokens) = (self.words.len(), Tokens::of(text));
         while self.words.len() <= MAX_WORDS && tokens.next().is_some() {
@@ -73,10 +74,11 @@ impl Needle {
         }
     }
 
-    /// Where it is in a text, if all of it is.
+    /// Returns the matches in a text. `None` unless all phrases match.
     pub fn find(&self, text: &str) -> Option<Vec<Spot>> {
         let (mut tokens, mut recent) = (Tokens::of(text), [0; MAX_WORDS]);
-        // One bit for each word of the question: set if the words of its phrase up to it are the last ones that were read.
+        // Shift-and matching: bit `i` is set if the words of its phrase up to word `i` equal the last words
+        // that were read.
         let (mut state, mut found, mut spots) = (0, 0, Vec::new());
         let mut count = 0;
         while let Some(span) = tokens.next() {
@@ -105,23 +107,24 @@ impl Needle {
         (found == self.ends).then_some(spots)
     }
 
-    /// The first word of the phrase that a word is in.
+    /// Returns the index of the first word of the phrase that a word belongs to.
     fn first(&self, word: usize) -> usize {
         let begun = self.begins & (u64::MAX >> (MAX_WORDS - 1 - word));
         MAX_WORDS - 1 - begun.leading_zeros() as usize
     }
 }
 
+/// Returns the bit of a word; 0 beyond the maximum.
 fn bit(word: usize) -> u64 {
-    // One word more than there may be is read, to know that there are too many.
+    // One word more than allowed is parsed, to detect that there are too many.
     1u64.checked_shl(word as u32).unwrap_or(0)
 }
 
-/// The words of a text, one at a time.
+/// A tokenizer that reads the words of a text one at a time.
 struct Tokens<'t> {
     text: &'t str,
     at: usize,
-    /// The word that was read last: small letters without accents.
+    /// The last word read, in lower case and without accents.
     word: String,
 }
 
@@ -130,7 +133,7 @@ impl<'t> Tokens<'t> {
         Self { text, at: 0, word: String::new() }
     }
 
-    /// Reads the next word; where it is.
+    /// Reads the next word and returns its byte range.
     fn next(&mut self) -> Option<Range<usize>> {
         self.word.clear();
         let mut start = self.at;
@@ -157,7 +160,7 @@ impl<'t> Tokens<'t> {
     }
 }
 
-/// A letter as it is compared.
+/// Appends a character in its normalized form.
 fn fold(c: char, word: &mut String) {
     if c.is_ascii() {
         return word.push(c.to_ascii_lowercase());
@@ -179,12 +182,12 @@ fn fold(c: char, word: &mut String) {
     }
 }
 
-/// Accents and vowel points that stand after their letter: Latin, Greek and Cyrillic; Hebrew; Arabic.
+/// Returns true for combining accents and vowel points: Latin, Greek and Cyrillic; Hebrew; Arabic.
 fn is_mark(c: char) -> bool {
     is_combining(c) || matches!(c, '\u{591}'..='\u{5bd}' | '\u{5bf}'..='\u{5c7}' | '\u{64b}'..='\u{65f}' | '\u{670}')
 }
 
-/// Letters of scripts without spaces between words, or with endings that grow on to them.
+/// Returns true for letters of scripts without spaces between words, or with suffixes attached to words.
 fn stands_alone(c: char) -> bool {
     matches!(c,
         '\u{e00}'..='\u{eff}'       // Thai, Lao
@@ -196,14 +199,15 @@ fn stands_alone(c: char) -> bool {
     )
 }
 
-/// The piece of a text where most of what was found is near together, and where that is in the piece: from a character to one, exclusive.
+/// Cuts the part of a text with the most distinct phrases close together. Also returns the matches in the
+/// snippet as character ranges, end exclusive (D-083).
 pub(crate) fn snippet(text: &str, spots: &[Spot]) -> (String, Vec<(usize, usize)>) {
     let near = |i: usize| {
         let reach = spots[i].span.start + TOGETHER;
         spots[i..].iter().take_while(move |s| s.span.start == spots[i].span.start || s.span.end <= reach)
     };
     let worth = |i: usize| near(i).fold(0, |bits, s| bits | s.phrase).count_ones();
-    // Of equally good places the first.
+    // The first one among equally good positions.
     let Some(best) = (0..spots.len()).rev().max_by_key(|i| worth(*i)) else { return Default::default() };
     let (start, end) = (spots[best].span.start, near(best).map(|s| s.span.end).max().unwrap_or_default());
     let from = text[..start].char_indices().rev().nth(AROUND - 1).map_or(0, |(i, _)| i);
@@ -254,7 +258,7 @@ mod tests {
         assert_eq!(found("\"black tea\"", text).unwrap(), ["black tea"]);
         assert!(is_in("\"tea, BLACK coffee\"", text) && !is_in("\"coffee black\"", text));
         assert!(!is_in("\"green tea\" milk", text) && is_in("\"green tea\" coffee", text));
-        // A quote that is not closed goes to the end; words that are written together belong together.
+        // An unclosed quote extends to the end; words joined by punctuation form a phrase.
         assert!(is_in("\"black coffee", text) && is_in("black-coffee", text) && !is_in("tea-coffee", text));
         // Phrases that overlap themselves.
         assert_eq!(found("\"a a b\"", "a a a b").unwrap(), ["a a b"]);

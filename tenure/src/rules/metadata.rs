@@ -1,11 +1,13 @@
-//! The metadata of a session: what clients write, and the decisions that are derived from the log.
+//! The metadata of a session: fields written by clients, and the review decisions, which are derived from the
+//! log.
 
 use crate::types::entry::ReviewDecided;
 use crate::types::head::DECISIONS;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-/// Applies a client's merge patch. Older versions let clients write the decisions; what they wrote is ignored.
+/// Applies a client's merge patch. Writes to the decisions are ignored: older versions allowed them, so logs
+/// may contain some (D-065).
 pub(crate) fn apply_patch(metadata: &mut Map<String, Value>, patch: &Map<String, Value>) {
     let decisions = metadata.remove(DECISIONS);
     merge_patch(metadata, patch);
@@ -13,7 +15,7 @@ pub(crate) fn apply_patch(metadata: &mut Map<String, Value>, patch: &Map<String,
     metadata.extend(decisions.map(|d| (DECISIONS.to_owned(), d)));
 }
 
-/// Adds a decision to the metadata, in the format that clients are promised.
+/// Appends a decision to the metadata, in the documented format.
 pub(crate) fn record_decision(metadata: &mut Map<String, Value>, d: &ReviewDecided, at: Timestamp) {
     let mut decision = json!({"step": d.step, "decision": d.decision, "reviewer": d.reviewer, "timestamp": at});
     if let Some(notes) = &d.notes {
@@ -25,7 +27,7 @@ pub(crate) fn record_decision(metadata: &mut Map<String, Value>, d: &ReviewDecid
     }
 }
 
-/// A JSON merge patch (RFC 7396): objects merge, `null` removes, anything else replaces.
+/// Applies a JSON merge patch (RFC 7396): objects merge, `null` removes, anything else replaces.
 fn merge_patch(target: &mut Map<String, Value>, patch: &Map<String, Value>) {
     for (key, value) in patch {
         match value {

@@ -1,7 +1,9 @@
-//! What a run does next, from the session alone. Starting, going on after a crash, after a review, or in a fork is all the same.
+//! Determines the next step of a run from the session alone. Starting, resuming after a crash, resuming after
+//! a review and continuing in a fork are therefore the same operation.
 //!
-//! A tool call of the model's last answer has a result, or it is made, or a person is asked, or it is the client's to make. One that was
-//! begun and has no result may or may not have happened: unless doing it twice does no harm, a person is asked about that too.
+//! Each tool call of the model's last answer has a result, is made, is sent to review, or is left to the
+//! client. A call that was started and has no result may or may not have been executed: unless it can safely
+//! be retried, a person decides that too.
 
 use crate::rules::session::{Review, Session, Started};
 use crate::types::entry::{Decision, ReviewDecided};
@@ -11,64 +13,64 @@ use crate::types::policy::ReviewRule;
 use crate::types::tool::Tool;
 use serde_json::{Map, Value};
 
-/// What a run has to go by besides the session.
+/// The settings of a run that determine its next step, besides the session.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// The tools that can be called here.
     pub tools: &'a [Tool],
-    /// What a person must allow.
+    /// The tool calls that need a reviewer's approval.
     pub review: &'a [ReviewRule],
-    /// Whether the client brought tools of its own: then a call of an unknown tool is the client's to make.
+    /// Whether the client declared tools of its own. Then a call of an unknown tool is left to the client.
     pub client_tools: bool,
 }
 
-/// What a run does next.
+/// The next step of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Ask the model.
+    /// Call the model.
     Model,
-    /// Make these calls.
+    /// Make these tool calls.
     Tools(Vec<Job>),
-    /// Ask a person about these calls.
+    /// Open reviews for these calls.
     Review(Vec<Question>),
-    /// Wait until a person has decided.
+    /// Wait for a reviewer's decision.
     Wait,
-    /// Nothing: there is an answer, or calls for the client to make.
+    /// The run is complete: there is an answer, or there are calls for the client to make.
     Done,
 }
 
-/// A call to be made, or to be answered without making it.
+/// A tool call to execute, or to answer without executing it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// The call.
+    /// The tool call.
     pub call: ToolCall,
-    /// What to do about it.
+    /// The action to take.
     pub doing: Doing,
 }
 
-/// What to do about a call.
+/// The action for a tool call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Doing {
-    /// Make it, with these arguments.
+    /// Execute the tool with these arguments.
     Call(Map<String, Value>),
-    /// Its result is this; nothing is called.
+    /// Store this text as the result, without executing the tool.
     Say(String),
 }
 
-/// A question to a person.
+/// A request to review a tool call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// The call.
+    /// The tool call.
     pub call: ToolCall,
-    /// The rule that asks, by its place.
+    /// The index of the review rule that applies. `None` means that no rule does.
     pub rule: Option<usize>,
-    /// It was begun and has no result: was it done?
+    /// Whether the call was started and has no result. The reviewer then decides whether it was executed.
     pub lost: bool,
-    /// Its arguments, as they would be or were used.
+    /// The arguments that would be used or were used.
     pub arguments: Value,
 }
 
-/// What a run does next in this session.
+/// Returns the next step of a run in this session.
 pub fn next(session: &Session, rules: &Rules<'_>) -> Step {
     if session.open_reviews().next().is_some() {
         return Step::Wait;
@@ -76,7 +78,8 @@ pub fn next(session: &Session, rules: &Rules<'_>) -> Step {
     next_after(session, &[], rules)
 }
 
-/// What a run does next once these were said too. Costs what the last turn has, however long the session is.
+/// Returns the next step after these additional messages. The cost depends on the last turn only, not on the
+/// length of the session.
 pub(crate) fn next_after(session: &Session, new: &[Message], rules: &Rules<'_>) -> Step {
     let stored = session.messages.iter().rev().map(|said| (said.seq, &said.message));
     let said = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().instructs());
@@ -98,17 +101,18 @@ pub(crate) fn next_after(session: &Session, new: &[Message], rules: &Rules<'_>) 
     if results.is_empty() { Step::Done } else { Step::Model }
 }
 
-/// A call without a result, and what the log says of it.
+/// A call without a result, and what the log records about it.
 struct Known<'a> {
     call: ToolCall,
     started: Option<Seq>,
     review: Option<&'a Review>,
-    /// The arguments that a person has put in place of the model's.
+    /// The arguments by which a reviewer replaced the model's.
     corrected: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Known<'a> {
-    /// Models use the same ids again: only what came after the answer counts.
+    /// Collects what the log records about a call. Only records after the answer count, because models reuse
+    /// ids.
     fn of(session: &'a Session, since: Seq, call: ToolCall) -> Self {
         let started = begun(session, since).find(|s| s.call == call.id && !s.cached).map(|s| s.seq);
         let later = session.reviews.iter().rev().take_while(|r| r.seq > since);
@@ -120,15 +124,18 @@ impl<'a> Known<'a> {
         Self { started, review: decided.first().copied(), corrected, call }
     }
 
+    /// Returns the latest decided review of the call, with its decision.
     fn decision(&self) -> Option<(&'a Review, &'a ReviewDecided)> {
         self.review.and_then(|r| Some((r, &r.decided.as_ref()?.1)))
     }
 
-    /// Makes the call: as a person has put it, or else as the model did.
+    /// Returns the action that makes the call, with the reviewer's arguments if there are any, else with the
+    /// model's.
     fn made(&self) -> Doing {
         self.corrected.map_or_else(|| arguments(&self.call), |arguments| Doing::Call(arguments.clone()))
     }
 
+    /// Builds the review request for the call.
     fn question(self, rule: Option<usize>, lost: bool) -> Question {
         let text = || Value::from(self.call.arguments.as_str());
         let arguments = match self.corrected {
@@ -139,13 +146,15 @@ impl<'a> Known<'a> {
     }
 }
 
-/// The calls that were begun after a record, newest first. Runs follow each other, so that older ones need not be looked at.
+/// Returns the calls that were started after a record, newest first. Runs do not overlap, so older ones need
+/// not be scanned.
 fn begun(session: &Session, since: Seq) -> impl Iterator<Item = &Started> {
     let older = session.runs.iter().rev().take_while(|r| r.seq > since).count() + 1;
     let runs = session.runs.iter().rev().take(older);
     runs.flat_map(|r| r.tools_started.iter().rev()).take_while(move |s| s.seq > since)
 }
 
+/// Chooses the step for the open calls. Calls that need no review are made first.
 fn decide(open: Vec<Known<'_>>, rules: &Rules<'_>) -> Step {
     let (mut jobs, mut questions) = (Vec::new(), Vec::new());
     for known in open {
@@ -162,7 +171,8 @@ fn decide(open: Vec<Known<'_>>, rules: &Rules<'_>) -> Step {
     }
 }
 
-/// What to do about one call, or why a person must be asked; `None`: it is the client's.
+/// Decides one call: the action to take, or the reason why a review is needed (the rule, and whether the call
+/// is lost). `None` means that the call is left to the client.
 fn one(known: &Known<'_>, rules: &Rules<'_>) -> Option<Result<Doing, (Option<usize>, bool)>> {
     let call = &known.call;
     let Some(tool) = rules.tools.iter().find(|t| t.name == call.name) else {
@@ -170,7 +180,7 @@ fn one(known: &Known<'_>, rules: &Rules<'_>) -> Option<Result<Doing, (Option<usi
         return (!rules.client_tools && known_names(rules)).then(|| Ok(Doing::Say(unknown())));
     };
     let decision = known.decision();
-    // Begun since a person last looked at it, or without anybody looking.
+    // Started after the last decision about it, or without any decision.
     let lost = known.started.is_some_and(|at| decision.is_none_or(|(review, _)| review.seq < at));
     if lost && !tool.is_repeatable() {
         return Some(Err((rules.review.iter().position(|r| r.covers(&call.name)), true)));
@@ -189,11 +199,12 @@ fn one(known: &Known<'_>, rules: &Rules<'_>) -> Option<Result<Doing, (Option<usi
     Some(Ok(doing))
 }
 
-/// Without any tools here, calls are the client's business, whatever they name.
+/// Returns false if there are no tools here: then all calls are left to the client, whatever they name.
 fn known_names(rules: &Rules<'_>) -> bool {
     !rules.tools.is_empty()
 }
 
+/// Appends the reviewer's notes to a result text.
 fn told(what: &str, decided: &ReviewDecided) -> String {
     match &decided.notes {
         Some(notes) => format!("{what} Note: {notes}"),
@@ -201,7 +212,7 @@ fn told(what: &str, decided: &ReviewDecided) -> String {
     }
 }
 
-/// Makes the call as the model put it; no arguments at all are an empty object.
+/// Returns the action that makes the call with the model's arguments. Missing arguments are an empty object.
 pub(crate) fn arguments(call: &ToolCall) -> Doing {
     let text = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
     match serde_json::from_str(text) {

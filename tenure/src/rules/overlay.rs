@@ -1,4 +1,5 @@
-//! Messages that a model is shown in place of stored ones, because the client sent other wording.
+//! Messages that a model is shown in place of stored ones, because the client sent a different wording
+//! (D-022).
 
 use crate::rules::session::Said;
 use crate::types::blob::{Blob, BlobId};
@@ -7,46 +8,51 @@ use crate::types::message::Message;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// Differences between what is stored and what a model is shown. They hold for one run and are never stored.
+/// The differences between the stored messages and those that a model is shown. They apply to one run and are
+/// never stored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overlay {
-    /// Shown in place of the stored message of this record.
+    /// Messages shown in place of the stored message of this record.
     replaced: HashMap<Seq, Message>,
-    /// Shown before the stored message of this record.
+    /// Messages shown before the stored message of this record.
     inserted: HashMap<Seq, Vec<Message>>,
-    /// Nothing that is stored before this record is shown.
+    /// Nothing stored before this record is shown, except system messages. `None` means that everything is.
     start: Option<Seq>,
 }
 
 impl Overlay {
-    /// Whether the stored messages are shown as they are.
+    /// Returns true if the stored messages are shown unchanged.
     pub fn is_empty(&self) -> bool {
         self.replaced.is_empty() && self.inserted.is_empty() && self.start.is_none()
     }
 
-    /// In place of how many stored messages others are shown.
+    /// Returns the number of stored messages that are replaced.
     pub(crate) fn replaced(&self) -> usize {
         self.replaced.len()
     }
 
-    /// Whether everything up to this record is hidden.
+    /// Returns true if everything up to this record is hidden.
     pub(crate) fn hides(&self, upto: Seq) -> bool {
         self.start.is_some_and(|start| start > upto)
     }
 
+    /// Shows a message in place of a stored one.
     pub(crate) fn replace(&mut self, stored: &Said, message: Message) {
         self.replaced.insert(stored.seq, message);
     }
 
+    /// Shows messages before a stored one.
     pub(crate) fn insert_before(&mut self, stored: &Said, messages: Vec<Message>) {
         self.inserted.entry(stored.seq).or_default().extend(messages);
     }
 
+    /// Hides everything before a stored message and shows these messages instead.
     pub(crate) fn begin_with(&mut self, stored: &Said, messages: Vec<Message>) {
         self.start = Some(stored.seq);
         self.inserted.entry(stored.seq).or_default().splice(0..0, messages);
     }
 
+    /// Adds another overlay. Where both replace a message, `other` applies.
     pub(crate) fn merge(&mut self, other: Overlay) {
         self.replaced.extend(other.replaced);
         for (seq, messages) in other.inserted {
@@ -55,7 +61,8 @@ impl Overlay {
         self.start = self.start.or(other.start);
     }
 
-    /// Puts media back into the messages that are not stored: nobody else has them.
+    /// Restores detached media in the messages of the overlay. These messages are not stored, so their media
+    /// are available only here.
     pub(crate) fn attach(&mut self, blobs: &[Blob]) {
         let find = |id: &BlobId| blobs.iter().find(|blob| blob.id == *id).map(|blob| blob.bytes.clone());
         for message in self.replaced.values_mut().chain(self.inserted.values_mut().flatten()) {
@@ -65,7 +72,7 @@ impl Overlay {
         }
     }
 
-    /// The messages to show for these stored ones. System messages of the prompt are always shown.
+    /// Returns the messages to show for these stored ones. System messages are always shown.
     pub(crate) fn apply<'a>(&self, stored: impl Iterator<Item = &'a Said>) -> Vec<Cow<'a, Said>> {
         let mut shown = Vec::new();
         for said in stored {

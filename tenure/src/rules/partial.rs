@@ -1,8 +1,10 @@
-//! The newest part of a session, folded alone: what a run needs that goes on, however long the session is.
+//! The most recent part of a session, folded on its own: what a run needs in order to continue, independent
+//! of the length of the session (D-014).
 //!
-//! It holds the turns that the model is shown, the run that is on, and whatever waits for a person; before them stand the instructions and
-//! the summary that hold, which the index card knows the places of ([`Front`]). What a rule finds in it is what it finds in the whole
-//! session; where that can not be made sure, there is no tail, and the session is read from its beginning.
+//! It contains the turns that the model is shown, the current run, and all open reviews. They are preceded by
+//! the active instructions and summary, whose positions the head records ([`Front`]). Every rule gives the
+//! same result on it as on the whole session; where that cannot be guaranteed, no partial session is built
+//! and the whole log is read.
 
 #[cfg(test)]
 mod tests;
@@ -16,8 +18,8 @@ use crate::types::message::Role;
 use crate::types::policy::Window;
 
 impl Session {
-    /// The newest part of a session, from what its card names as the front and from the last records of its log. `None`: they do not tell
-    /// enough; more of them may.
+    /// Folds the most recent part of a session from the records of its prompt prefix and the last records of
+    /// its log. `None` means that these records do not suffice; more of them may.
     pub(crate) fn tail(head: Head, front: &[Record], newest: &[Record], window: &Window) -> Option<Self> {
         let (lead, messages) = (head.front.as_ref()?.lead.clone(), head.mark.messages);
         let since = newest.first()?.seq;
@@ -25,7 +27,7 @@ impl Session {
         for record in front.iter().filter(|r| r.seq < since).chain(newest) {
             session.take(record);
         }
-        // It begins with a user, so that no part of a turn is taken for the whole of it.
+        // The part starts with a user message, so that an incomplete turn is never taken for a complete one.
         let begins = session.messages.iter().position(|m| m.seq >= since && m.message.role() == Role::User)?;
         let since = session.messages[begins].seq;
         session.messages.retain(|m| m.seq >= since || lead.as_ref().is_some_and(|l| l.has(m.seq)));
@@ -41,7 +43,8 @@ impl Session {
         (session.knows_runs(newest) && session.knows_talk(window)).then_some(session)
     }
 
-    /// Whether the run that is on is in it from its beginning, and every call that may have no result, and every question.
+    /// Returns true if the part contains the current run from its start, every call that may have no result,
+    /// and every open review.
     fn knows_runs(&self, newest: &[Record]) -> bool {
         let run = self.head().run.as_ref();
         let run = run.is_none_or(|run| self.run(run).is_some_and(|r| r.seq > self.older.1));
@@ -55,13 +58,13 @@ impl Session {
         run && calls && asked
     }
 
-    /// Whether all is in it that a model is shown.
+    /// Returns true if the part contains everything that the model is shown.
     fn knows_talk(&self, window: &Window) -> bool {
         let messages: Vec<&Said> = self.messages.iter().collect();
         is_enough(&messages, self.older.1, &self.summaries, window)
     }
 
-    /// Whether a message that was said is still there.
+    /// Returns true if a message has not been rewound. Messages before the loaded part are assumed to remain.
     pub(crate) fn has(&self, message: Seq) -> bool {
         message < self.older.1 || self.messages.binary_search_by_key(&message, |m| m.seq).is_ok()
     }
@@ -74,7 +77,8 @@ impl Lead {
 }
 
 impl Front {
-    /// The front once this was said too, after so many messages. `None`: what belongs to it is not in one piece.
+    /// Returns the prefix after one more message, which follows `before` others. `None` means that the
+    /// instructions are no longer a contiguous range of records.
     pub(crate) fn after(mut self, post: &Post, seq: Seq, before: usize) -> Option<Self> {
         let (replaced, instructs) = (post.lead, post.lead || post.message.role().instructs());
         match &mut self.lead {
@@ -92,12 +96,12 @@ impl Front {
         Some(self)
     }
 
-    /// Whether a rewind to this record leaves it as it is.
+    /// Returns true if a rewind to this record leaves the prefix intact.
     pub(crate) fn is_before(&self, to: Seq) -> bool {
         self.lead.as_ref().is_none_or(|l| l.to <= to) && self.summary.is_none_or(|(_, upto)| upto <= to)
     }
 
-    /// Which of its records are before this one, as ranges of the first and the last.
+    /// Returns the inclusive record ranges of the prefix that lie before `since`, in log order.
     pub(crate) fn places(&self, since: Seq) -> impl Iterator<Item = (Seq, Seq)> {
         let lead = self.lead.as_ref().map(|l| (l.from, l.to));
         let summary = self.summary.map(|(seq, _)| (seq, seq));

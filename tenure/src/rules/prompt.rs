@@ -1,13 +1,16 @@
-//! What a model may be shown: a history that is valid for every OpenAI-style server, after any crash, edit, fork or cut.
+//! Builds the prompt: a message history that is valid for every OpenAI-compatible server, after any crash,
+//! edit, fork or rewind.
 //!
-//! * Each tool call is followed by exactly one result. A result that came late moves to its call; one that answers nothing is
-//!   left out; one that never came is stood in for by a marked message that is never stored.
-//! * The system messages come first: those the conversation began with, or those that replaced them since.
-//! * A summary stands for the oldest turns, if one was written ([`crate::Tenure::compact`]).
-//! * A call that a reviewer has corrected is shown with the arguments that were used, and notes of reviewers before the result.
-//! * A window leaves out the oldest turns, whole turns only. The log keeps everything.
+//! * Each tool call is followed by exactly one result. A late result moves to its call; one without a call is
+//!   omitted; a missing one is replaced by a marked message that is never stored.
+//! * System messages come first: the initial ones, or those that have replaced them.
+//! * A summary replaces the oldest turns, if one was written ([`crate::Tenure::compact`]).
+//! * A call that a reviewer corrected is shown with the arguments that were used, and reviewers' notes are
+//!   shown before the result.
+//! * A window omits the oldest turns, whole turns only. The log retains everything.
 //!
-//! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each picture, sound or file.
+//! Tokens are estimated: a quarter of the text's bytes, and [`MEDIA_TOKENS`] for each image, audio or file of
+//! a message with detached media or data URLs. Other messages are counted as text.
 
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::overlay::Overlay;
@@ -18,25 +21,26 @@ use crate::types::policy::Window;
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
-/// What a picture, sound or file is estimated to cost.
+/// Estimated number of tokens of an image, audio or file.
 pub const MEDIA_TOKENS: usize = 800;
 
-/// The text of a result that stands in for one that never came.
+/// The content of the message that replaces a missing tool result.
 pub const NO_RESULT: &str = "[no result: this call was interrupted before it finished]";
 
-/// The history of a session as a model may see it, within a window.
+/// Returns the history of a session as shown to a model, limited to a window.
 pub fn history(session: &Session, window: &Window) -> Vec<Message> {
     shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, &Overlay::default())
 }
 
 impl Overlay {
-    /// The history of a session as a model may see it, within a window, with what is shown in place of stored messages.
+    /// Returns the history of a session as shown to a model, limited to a window, with the messages of this
+    /// overlay in place of stored ones.
     pub fn shown(&self, session: &Session, window: &Window) -> Vec<Message> {
         shown_with(session.messages.iter(), &session.reviews, &session.summaries, window, self)
     }
 }
 
-/// The same for a list of messages, with what is shown in place of some of them.
+/// Builds the history from a list of messages, limited to a window, with an overlay applied.
 pub(crate) fn shown_with<'a>(
     messages: impl Iterator<Item = &'a Said>,
     reviews: &[Review],
@@ -49,14 +53,15 @@ pub(crate) fn shown_with<'a>(
     if overlay.is_empty() {
         return shown(&messages, reviews, summary, window);
     }
-    // A client that sends its own beginning after what is summarized does not want the summary.
+    // The client sent its own beginning in place of the summarized part, so the summary is not shown.
     let summary = summary.filter(|s| !overlay.hides(s.upto));
     let messages = overlay.apply(messages.into_iter());
     let messages: Vec<&Said> = messages.iter().map(|m| &**m).collect();
     shown(&messages, reviews, summary, window)
 }
 
-/// The same for a list of messages. Costs what the window shows, however long the list is.
+/// Builds the history from a list of messages, limited to a window. The cost depends on what the window
+/// shows, not on the length of the list.
 fn shown(messages: &[&Said], reviews: &[Review], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
     let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
     shown.extend(summary.map(|s| s.message.clone()));
@@ -65,7 +70,7 @@ fn shown(messages: &[&Said], reviews: &[Review], summary: Option<&Summary>, wind
     let said: Vec<&Said> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
     let spoken: Vec<&Message> = said.iter().map(|m| &m.message).collect();
     let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());
-    // After the window: where it begins must not depend on what reviewers wrote.
+    // Applied after the window, so that its start does not depend on the length of reviewers' notes.
     if reviews.iter().any(|r| r.decided.is_some()) {
         let spoken = with_decisions(&said[start..], reviews);
         shown.extend(repair(spoken.iter().map(|m| &**m)));
@@ -75,7 +80,8 @@ fn shown(messages: &[&Said], reviews: &[Review], summary: Option<&Summary>, wind
     shown
 }
 
-/// Whether a summary covers the first of these messages, and nothing else. What it covers may lie before all of them.
+/// Returns true if a summary covers exactly the first `position` of these messages. The messages that it
+/// covers may all precede these.
 fn holds(summary: &Summary, messages: &[&Said]) -> bool {
     let covers = |m: &&&Said| m.seq <= summary.upto;
     let before = summary.position.checked_sub(1).map(|i| messages.get(i));
@@ -83,8 +89,9 @@ fn holds(summary: &Summary, messages: &[&Said]) -> bool {
     before.is_none_or(|m| m.as_ref().is_some_and(covers)) && !after.as_ref().is_some_and(covers)
 }
 
-/// Whether what is shown is the same whatever was said before these messages, instructions and summaries apart. From `since` on they are all
-/// there, beginning with a user's; those before it are instructions.
+/// Returns true if the prompt built from these messages equals the prompt built from the full history, i.e.
+/// the window boundary lies inside them (or a summary covers all that precedes them). The messages from
+/// `since` on must be complete and start with a user message; those before it are instructions.
 pub(crate) fn is_enough(messages: &[&Said], since: Seq, summaries: &[Summary], window: &Window) -> bool {
     let summary = summaries.iter().rev().find(|s| holds(s, messages));
     if summary.is_some_and(|s| s.upto >= since) {
@@ -93,11 +100,13 @@ pub(crate) fn is_enough(messages: &[&Said], since: Seq, summaries: &[Summary], w
     let lead = messages[lead(messages)].iter().map(|m| &m.message).chain(summary.map(|s| &s.message));
     let lead: usize = lead.map(tokens).sum();
     let spoken: Vec<&Message> = messages.iter().filter(|m| m.seq >= since && !m.lead).map(|m| &m.message).collect();
-    // Turns that begin after the first of them do so whatever came before. If that one is too much, it is so with more before it.
+    // The starts of all turns after the first do not depend on earlier messages. If the first turn exceeds
+    // the window, it does so with more messages before it too.
     window_start(&spoken, window, || lead) > 0
 }
 
-/// The messages that give a model its instructions now: the newest group that replaced the opening, or the opening itself.
+/// Returns the range of the active instructions: the newest group that replaced the initial ones, or the
+/// initial ones.
 pub fn lead<S: Borrow<Said>>(messages: &[S]) -> Range<usize> {
     let is_lead = |m: &S| m.borrow().lead;
     match messages.iter().rposition(is_lead) {
@@ -109,13 +118,13 @@ pub fn lead<S: Borrow<Said>>(messages: &[S]) -> Range<usize> {
     }
 }
 
-/// How many system messages the conversation began with.
+/// Returns the number of system messages that the conversation starts with.
 pub(crate) fn opening<S: Borrow<Said>>(messages: &[S]) -> usize {
     messages.iter().map(Borrow::borrow).take_while(|m: &&Said| m.message.role().instructs()).count()
 }
 
-/// Whether a list of messages is one that every OpenAI-style server takes: every tool call is followed by exactly one result,
-/// and no result is without its call.
+/// Returns true if every OpenAI-compatible server accepts the list: every tool call is followed by exactly
+/// one result, and every result belongs to a preceding call.
 pub fn is_valid(messages: &[Message]) -> bool {
     let mut open: Vec<String> = Vec::new();
     for message in messages {
@@ -131,19 +140,21 @@ pub fn is_valid(messages: &[Message]) -> bool {
     open.is_empty()
 }
 
+/// Makes a history valid: moves each result to its call, drops results without a call, and replaces missing
+/// results by [`NO_RESULT`].
 fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
-    /// A call, and where its result belongs.
+    /// A tool call and the position of its result.
     struct Slot<'a> {
         call: Cow<'a, str>,
         group: usize,
         place: usize,
     }
-    // Nothing: a result that is not there yet.
+    // `None` is a placeholder for a result that has not been found yet.
     let mut shown: Vec<Option<&Message>> = Vec::new();
     let mut open: Vec<Slot<'_>> = Vec::new();
     for message in messages {
         if let Some(id) = message.answers() {
-            // The newest call of that id that waits; within one message, the first.
+            // The newest open call with that id; within one message, the first.
             let newest = open.iter().filter(|s| s.call == id).map(|s| s.group).max();
             if let Some(i) = newest.and_then(|g| open.iter().position(|s| s.call == id && s.group == g)) {
                 shown[open.remove(i).place] = Some(message);
@@ -157,12 +168,12 @@ fn repair<'a>(messages: impl Iterator<Item = &'a Message>) -> Vec<Message> {
             shown.push(None);
         }
     }
-    // Those that never came are open still, in the order of their places.
+    // Calls that are still open have no result; they are in the order of their positions.
     let mut missing = open.into_iter().map(|slot| Message::tool(&slot.call, NO_RESULT));
     shown.into_iter().filter_map(|message| message.cloned().or_else(|| missing.next())).collect()
 }
 
-/// Where the newest turns that fit begin.
+/// Returns the start of the newest turns that fit into the window.
 fn window_start(messages: &[&Message], window: &Window, lead: impl Fn() -> usize) -> usize {
     if window.max_turns.is_none() && window.max_tokens.is_none() {
         return 0;
@@ -183,7 +194,8 @@ fn window_start(messages: &[&Message], window: &Window, lead: impl Fn() -> usize
     start
 }
 
-/// Where the last turn begins: with a user message that does not follow another. What comes before the first turn belongs to it.
+/// Returns the start of the last turn: a user message that does not follow another. Messages before the first
+/// turn belong to it.
 fn last_turn(messages: &[&Message]) -> usize {
     let said = |i: &usize| !messages[*i].role().instructs();
     let is_user = |i: &usize| messages[*i].role() == Role::User;
@@ -198,7 +210,7 @@ fn last_turn(messages: &[&Message]) -> usize {
     0
 }
 
-/// The estimated number of tokens of a message.
+/// Estimates the number of tokens of a message.
 pub fn tokens(message: &Message) -> usize {
     let raw = message.as_str();
     let media = match message.cuts().is_empty() && !raw.contains(";base64,") {

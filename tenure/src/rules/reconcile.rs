@@ -1,10 +1,13 @@
-//! Reconciliation: what to store and what to show when a client sends messages to a session that has some already.
+//! Reconciliation: decides what to store and what to show when a client sends messages to a session that
+//! already has some.
 //!
-//! Clients send the whole history, only what is new, a sliding window, the local list of a tool loop, an edited turn, or a
-//! turn again. One rule serves all of them: **the last assistant message of a request tells what its sender has seen**. It is
-//! the *anchor*; what follows it is new. The rows of the table in `docs/clients.md` are the branches of [`Rows::decide`].
+//! Clients send the whole history, only new messages, a sliding window, the local list of a tool loop, an
+//! edited turn, or a turn again. One rule serves all of them: **the last assistant message of a request tells
+//! what its sender has seen** (D-021). It is the *anchor*; everything after it is new. The rows of the table
+//! in `docs/clients.md` are the branches of [`Rows::decide`].
 //!
-//! An inference about the client's intent costs at most the last answer, and what is rewound stays readable in the log.
+//! A wrong inference about the client's intent costs at most the last answer, and rewound messages stay
+//! readable in the log.
 
 mod align;
 mod full;
@@ -24,68 +27,71 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// The messages of a request, and what is known about it.
+/// The messages of a request and how they were sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Incoming<'a> {
-    /// The messages, system messages included.
+    /// The messages, including system messages.
     pub messages: &'a [Message],
-    /// How to read them.
+    /// How the messages are reconciled with the stored ones.
     pub history: HistoryMode,
-    /// The client's SDK says that it sends this request again.
+    /// Whether the client's SDK marked the request as a retry.
     pub is_retry: bool,
-    /// The session was busy when the request arrived: its sender has not seen the turns that ended since.
+    /// Whether the session was busy when the request arrived. Then its sender has not seen the turns that
+    /// ended since.
     pub has_waited: bool,
 }
 
-/// What to do with a request's messages.
+/// The result of reconciliation: what to rewind, append and show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// So many stored messages stay; the others are rewound.
+    /// Number of stored messages that remain; later ones are rewound.
     pub keep: usize,
-    /// The new messages, in order.
+    /// The messages to append, in order.
     pub append: Vec<NewMessage>,
-    /// So many of them, the first, are the system prompt.
+    /// How many of the appended messages, from the first, are the system prompt.
     pub prompt: usize,
-    /// How many incoming messages are stored already.
+    /// Number of incoming messages that are already stored.
     pub matched: usize,
-    /// How many stored messages the request leaves out after the first that it repeats.
+    /// Number of stored messages that the request omits after the first one that it repeats.
     pub spliced: usize,
-    /// How many stored messages are rewound, system messages apart.
+    /// Number of stored messages that are rewound, excluding the system prompt.
     pub rewound: usize,
-    /// How many incoming messages are shown to the model and not stored.
+    /// Number of incoming messages that are shown to the model but not stored, or ignored because the stored
+    /// ones stay.
     pub ephemeral: usize,
-    /// Tool results that answer no known call. They are dropped.
+    /// The call ids of tool results without a known call. These results are dropped.
     pub orphans: Vec<String>,
-    /// What the model is shown in place of stored messages.
+    /// The messages that the model is shown in place of stored ones.
     pub overlay: Overlay,
 }
 
-/// A message that a plan appends.
+/// A message to append.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewMessage {
-    /// A system message that replaces the one the conversation began with.
+    /// Whether this system message replaces the initial instructions.
     pub lead: bool,
-    /// The assistant message that a user message follows in the request.
+    /// The assistant message that this user message follows in the request.
     pub replies_to: Option<ReplyTo>,
-    /// The message.
+    /// The message itself.
     pub message: Message,
 }
 
-/// The assistant message that a user message follows.
+/// A reference to the assistant message that a user message follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyTo {
-    /// A stored one, by its record.
+    /// A stored message, by its record.
     Stored(Seq),
-    /// One that is appended with it, by its place among the new messages.
+    /// A message of the same plan, by its index in [`Plan::append`].
     New(usize),
 }
 
 impl Plan {
+    /// Creates a plan that keeps the first `keep` stored messages and appends nothing.
     fn keeping(stored: &[Said], keep: usize) -> Self {
         Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
     }
 
-    /// The new messages as they are written to the log, the first of them at record `first`.
+    /// Returns the new messages as log entries. `first` is the record of the first one.
     pub fn posts(&self, first: Seq) -> Vec<Post> {
         let seq = |reply: ReplyTo| match reply {
             ReplyTo::Stored(seq) => seq,
@@ -96,18 +102,18 @@ impl Plan {
         self.append.iter().map(post).collect()
     }
 
-    /// How many new messages there are, the system prompt apart.
+    /// Returns the number of new messages, excluding the system prompt.
     pub fn appended(&self) -> usize {
         self.append.len() - self.prompt
     }
 }
 
-/// How many messages are not part of the system prompt.
+/// Counts the messages that are not part of the system prompt.
 fn count(messages: &[Said]) -> usize {
     messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
 }
 
-/// Compares a session with the messages of a request.
+/// Reconciles the messages of a request with a session.
 pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
     let messages = with_answers_for_notices(session, incoming.messages);
     let split = messages.iter().take_while(|m| m.role().instructs()).count();
@@ -118,7 +124,7 @@ pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
     let rows = Rows { session, stored: &Stored::new(stored), rest, may_rewind: true, may_edit, is_retry };
     let plan = match incoming.history {
         _ if rest.is_empty() || !spoken => rows.append_all(0),
-        // Bare tool results are never a whole history.
+        // A list of tool results alone is never a whole history.
         HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(rows.stored, rest),
         HistoryMode::Full => rows.decide(),
         HistoryMode::Auto if !incoming.has_waited || incoming.is_retry => rows.decide(),
@@ -127,7 +133,8 @@ pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
     with_system_prompt(plan, stored, system)
 }
 
-/// Adds a system prompt that differs from the one in force. It takes effect from now on; the turns stay, and no count changes.
+/// Adds the request's system prompt if it differs from the active one. It applies from now on; the turns
+/// stay, and no counter changes.
 fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Plan {
     if system.is_empty() {
         return plan;
@@ -138,7 +145,7 @@ fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Pl
     if same {
         return plan;
     }
-    // One that nobody has spoken under yet is replaced, not followed.
+    // A system prompt that no message has followed yet is replaced instead of being superseded.
     plan.keep = kept.iter().rposition(|m| !m.lead).map_or(0, |i| i + 1);
     let lead = plan.keep > 0;
     for message in &mut plan.append {
@@ -152,8 +159,9 @@ fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Pl
     plan
 }
 
-/// A client that sends everything back also sends the notice that it was given while a person had to decide. The message that
-/// the run has said in its place stands for it; without one it is left out.
+/// Replaces review notices by the messages they stood for. A client that sends back everything also sends the
+/// notice that it received while a review was open; the message that the run has since produced stands for
+/// it, and without one the notice is dropped (D-062).
 fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> Cow<'a, [Message]> {
     if session.reviews.is_empty() || !incoming.iter().any(crate::rules::review_notice::is_notice) {
         return Cow::Borrowed(incoming);
@@ -165,22 +173,24 @@ fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> C
     Cow::Owned(answers.collect())
 }
 
-/// A question that failed more often under the same words is compared with so many of its copies.
+/// Maximum number of unanswered questions with the same normalized text that an incoming message is compared
+/// with.
 const MAX_FAILED: usize = 16;
 
-/// The rows of the reconciliation table.
+/// The branches of the reconciliation table, and their input.
 struct Rows<'a> {
     session: &'a Session,
     stored: &'a Stored<'a>,
     /// The request without its system prompt.
     rest: &'a [Message],
     may_rewind: bool,
-    /// More than the last answer to the same question may be rewound.
+    /// Whether more than the last answer to the same question may be rewound.
     may_edit: bool,
     is_retry: bool,
 }
 
 impl<'a> Rows<'a> {
+    /// Finds the row of the table that applies to the request.
     fn decide(&self) -> Plan {
         let rest = self.rest;
         if self.continues_last_answer() {
@@ -192,7 +202,7 @@ impl<'a> Rows<'a> {
         {
             return plan;
         }
-        // An assistant message at the very end is the beginning of an answer: it belongs to what is new.
+        // An assistant message at the very end is the beginning of an answer (a prefill): it is new.
         let before_last = &rest[..rest.len() - 1];
         let Some(end) = before_last.iter().rposition(|m| m.role() == Role::Assistant) else {
             return self.without_anchor();
@@ -215,7 +225,7 @@ impl<'a> Rows<'a> {
         if let Some(plan) = self.clients_version_of_last_answer(end) {
             return plan;
         }
-        // The last assistant message that is stored is the anchor, and everything after it is new.
+        // The last assistant message that is stored is the anchor; everything after it is new.
         let earlier = rest[..end].iter().enumerate().rev().filter(|(_, m)| m.role() == Role::Assistant);
         for (end, _) in earlier {
             if let Some(located) = align::locate_anywhere(self.stored, rest, end) {
@@ -226,7 +236,7 @@ impl<'a> Rows<'a> {
         self.append_all(0)
     }
 
-    /// Whether the request ends with the last answer, to have it continued.
+    /// Returns true if the request ends with the last answer, asking for its continuation.
     fn continues_last_answer(&self) -> bool {
         let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
         let ours_asked = self.stored.iter().rev().map(|m| &m.message).find(|m| m.role() == Role::User);
@@ -239,7 +249,8 @@ impl<'a> Rows<'a> {
             }
     }
 
-    /// Whether the request ends with the last answer and more text: some clients write the results of tools into it.
+    /// Returns true if the request ends with the last answer and additional text: some clients write tool
+    /// results into it.
     fn extends_last_answer(&self) -> bool {
         let (Some(theirs), Some(ours)) = (self.rest.last(), self.stored.last()) else { return false };
         if theirs.role() != Role::Assistant || !ours.message.is_visible() || ours.message.role() != Role::Assistant {
@@ -249,8 +260,8 @@ impl<'a> Rows<'a> {
         !ours.is_empty() && theirs.len() > ours.len() && theirs.starts_with(&ours)
     }
 
-    /// Some clients put the same question and answer, which no model has given, before each new question. What they have seen is
-    /// told by the answer before that, if it is in the last turn.
+    /// Handles clients that insert the same question and answer, which no model produced, before each new
+    /// question. The preceding answer is then the anchor, if it is in the last turn.
     fn after_filler(&self, end: usize, filler: align::Located) -> Option<Plan> {
         let turn = last_turn(self.stored);
         if self.stored[filler.position].run.is_some() || filler.position >= turn {
@@ -260,7 +271,7 @@ impl<'a> Rows<'a> {
         let located = align::locate(self.stored, self.rest, seen).filter(|l| l.position >= turn)?;
         let alignment = Alignment::new(self.stored, self.rest, seen, located.position);
         let between = &self.rest[seen + 1..=end];
-        // Where they say something new, they are new.
+        // If they contain anything that is not stored, they are new messages.
         if !between.iter().all(|m| !self.stored.same_as(m, self.stored.len()).is_empty()) {
             return Some(self.after_anchor(seen + 1, located, &alignment));
         }
@@ -268,8 +279,8 @@ impl<'a> Rows<'a> {
         Some(Plan { matched: plan.matched + between.len(), ..plan })
     }
 
-    /// Row 1: the new messages are, or begin with, the user messages that the session ends with, still unanswered. Older
-    /// questions without an answer may stand before them.
+    /// Row 1: the new messages are, or start with, the unanswered user messages at the end of the session (a
+    /// retry, D-023). Older unanswered questions may precede them.
     fn retry(&self, after: usize) -> Option<Plan> {
         self.retry_from(after).or_else(|| match self.failed_questions(after, self.stored.len()) {
             0 => None,
@@ -277,6 +288,7 @@ impl<'a> Rows<'a> {
         })
     }
 
+    /// Row 1 without older unanswered questions: the retried messages start at `after`.
     fn retry_from(&self, after: usize) -> Option<Plan> {
         let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
         let (new, reminders) = self.spoken(after);
@@ -294,13 +306,13 @@ impl<'a> Rows<'a> {
             let plan = self.with_alignment(plan, &alignment);
             Plan { matched: plan.matched + reminders, ..plan }
         };
-        // All of the new messages, which may end with the beginning of an answer.
+        // Exact repetition. The new messages may end with the beginning of an answer.
         let exact = new.len() <= end && new.first().is_some_and(|m| m.role() == Role::User);
         if exact && sent(end - new.len()..end) {
             let plan = Plan { matched: new.len() - 1, ..Plan::keeping(self.stored, end) };
             return Some(aligned(plan, end - new.len()));
         }
-        // The question that failed, and more user messages.
+        // The failed question, followed by more user messages.
         let is_answered = self.stored.last().is_some_and(|m| m.message.role() == Role::Assistant);
         if is_answered || new.iter().any(|m| m.role() != Role::User) {
             return None;
@@ -315,7 +327,7 @@ impl<'a> Rows<'a> {
         Some(aligned(plan, first))
     }
 
-    /// The new messages without system messages, and how many of those there are.
+    /// Returns the new messages without system messages, and the number of system messages.
     fn spoken(&self, after: usize) -> (Vec<&'a Message>, usize) {
         let new = &self.rest[after..];
         let spoken: Vec<&Message> = new.iter().filter(|m| !m.role().instructs()).collect();
@@ -323,8 +335,8 @@ impl<'a> Rows<'a> {
         (spoken, others)
     }
 
-    /// Where the messages end that have no answer, or only the beginning of one whose run failed or was cancelled; and whether
-    /// there is such a beginning. Changes of the system prompt since do not count.
+    /// Returns the end of the messages before an incomplete answer of a failed or cancelled run, and whether
+    /// there is such an answer. Later changes of the system prompt are ignored.
     fn end_of_unanswered(&self) -> (usize, bool) {
         let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != Outcome::Completed));
         let produced = |m: &Said| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
@@ -333,7 +345,8 @@ impl<'a> Rows<'a> {
         (self.stored.len() - tail, partial)
     }
 
-    /// Row 2: results of tools answer their calls, wherever those are. If all were known, the turn is repeated from there.
+    /// Row 2: tool results answer their calls, wherever these are stored. If all of them are stored already,
+    /// the turn is repeated from there.
     fn tool_results(&self, after: usize, alignment: Option<&Alignment>) -> Plan {
         let results = self.admit(after, alignment);
         let mut plan = Plan::keeping(self.stored, self.stored.len());
@@ -348,7 +361,8 @@ impl<'a> Rows<'a> {
         plan
     }
 
-    /// Row 3: the request has no assistant message. It is appended, unless it asks for the only answer, or sends a request again.
+    /// Row 3: the request has no assistant message. It is appended, unless it asks for the only answer again
+    /// or is a retry.
     fn without_anchor(&self) -> Plan {
         if let Some(plan) = self.retry(0) {
             return plan;
@@ -371,7 +385,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Whether the stored messages of a range end with these.
+    /// Returns true if the stored messages of a range end with these messages.
     fn ends_with(&self, range: &Range<usize>, messages: &[&Message]) -> bool {
         let stored = &self.stored[range.clone()];
         let first = stored.len().checked_sub(messages.len());
@@ -392,7 +406,7 @@ impl<'a> Rows<'a> {
         self.append_after(self.stored.len(), after, alignment)
     }
 
-    /// Keeps so many stored messages, and appends what is new.
+    /// Keeps the first `keep` stored messages and appends the new ones.
     fn append_after(&self, keep: usize, after: usize, alignment: &Alignment) -> Plan {
         let repeated = self.failed_questions(after, keep);
         let mut plan = Plan { matched: repeated, ..Plan::keeping(self.stored, keep) };
@@ -400,8 +414,8 @@ impl<'a> Rows<'a> {
         self.with_alignment(plan, alignment)
     }
 
-    /// How many of the new messages, the first, are stored questions that were never answered: a client that keeps a failed
-    /// question in its list sends it again with the next one.
+    /// Counts how many new messages, from the first, repeat stored questions that were never answered. A
+    /// client that keeps a failed question in its list sends it again with the next one.
     fn failed_questions(&self, after: usize, keep: usize) -> usize {
         let new = &self.rest[after..];
         let is_user = |m: &Said| m.message.role() == Role::User;
@@ -425,7 +439,7 @@ impl<'a> Rows<'a> {
         more.iter().take_while(|m| has_failed(m)).count()
     }
 
-    /// Row 5: the last question again, as an answer to the anchor.
+    /// Row 5: regeneration. The last question is sent again, in reply to the anchor.
     fn regenerate(&self, after: usize, anchor: usize) -> Option<Plan> {
         let question = last_question(self.stored)?;
         let (new, reminders) = self.spoken(after);
@@ -435,8 +449,9 @@ impl<'a> Rows<'a> {
         same.then(|| Plan { matched: new.len() + reminders, ..Plan::keeping(self.stored, question.end) })
     }
 
-    /// Row 6: where the user message is that the new ones replace. Another one was sent in reply to the same answer, by a client
-    /// that sends lists; whatever followed it was said in reply to it.
+    /// Row 6: an edited question. Returns the position of the user message that the new ones replace: it was
+    /// sent in reply to the same answer, by a client that sends lists, and everything after it descends from
+    /// it.
     fn edited_question(&self, anchor: align::Located) -> Option<usize> {
         let answer = &self.stored[anchor.position];
         if anchor.is_tie || !anchor.question_agrees || answer.run.is_none() {
@@ -453,7 +468,8 @@ impl<'a> Rows<'a> {
         rest.clone().all(descends).then_some(start)
     }
 
-    /// Row 7: the anchor is not stored, but its question is the last one. It is the client's version of the last answer.
+    /// Row 7: the anchor is not stored, but its question is the last one. It is the client's version of the
+    /// last answer.
     fn clients_version_of_last_answer(&self, end: usize) -> Option<Plan> {
         let asked = self.rest[..end].iter().rposition(|m| m.role() == Role::User)?;
         let question = last_question(self.stored)?.end - 1;
@@ -461,7 +477,7 @@ impl<'a> Rows<'a> {
             return None;
         }
         let mut alignment = Alignment::new(self.stored, self.rest, asked, question);
-        // What the client has of the last turn too.
+        // The messages of the last turn that the client has too.
         let mut position = question + 1;
         let mut new = asked + 1;
         while new < end {
@@ -473,7 +489,7 @@ impl<'a> Rows<'a> {
         let ours = self.stored.last().filter(|m| m.message.role() == Role::Assistant);
         let keep = self.stored.len() - usize::from(ours.is_some() && position < self.stored.len());
         if !self.may_edit {
-            // Ours stays; the model is shown theirs.
+            // The stored answer remains; the model is shown the client's version.
             let mut plan = Plan::keeping(self.stored, self.stored.len());
             self.admit(end + 1, Some(&alignment)).add_to(&mut plan);
             alignment.leave_out(end - new);
@@ -488,14 +504,14 @@ impl<'a> Rows<'a> {
         Some(self.with_alignment(plan, &alignment))
     }
 
-    /// Rows 3 and 9: everything from here on is new.
+    /// Rows 3 and 9: everything from `after` on is new.
     fn append_all(&self, after: usize) -> Plan {
         let mut plan = Plan::keeping(self.stored, self.stored.len());
         self.admit(after, None).add_to(&mut plan);
         plan
     }
 
-    /// Adds what the comparison of the older messages tells.
+    /// Adds the overlay and the counters that result from aligning the older messages.
     fn with_alignment(&self, mut plan: Plan, alignment: &Alignment) -> Plan {
         let shown = alignment.overlay(self.stored, self.rest, plan.keep);
         plan.matched += shown.matched;
@@ -506,12 +522,13 @@ impl<'a> Rows<'a> {
         plan
     }
 
+    /// Selects the messages from `after` on that are appended after all stored ones.
     fn admit(&self, after: usize, alignment: Option<&Alignment>) -> Admitted {
         self.admit_before(after, alignment, self.stored.len())
     }
 
-    /// The messages from a place on that are to be appended after so many stored ones. A tool result needs a call: one that
-    /// is known already is not stored again, and one without a call is dropped.
+    /// Selects the messages from `after` on that are appended after `keep` stored ones. A tool result needs a
+    /// call: one that is stored already is not stored again, and one without a call is dropped.
     fn admit_before(&self, after: usize, alignment: Option<&Alignment>, keep: usize) -> Admitted {
         let mut admitted = Admitted::default();
         let mut reply = alignment.and_then(|a| a.anchor(self.stored, keep)).map(ReplyTo::Stored);
@@ -532,6 +549,8 @@ impl<'a> Rows<'a> {
         admitted
     }
 
+    /// Admits one tool result: appended if its call has none, counted if it is stored already, shown in place
+    /// of the stored one if it differs, dropped if its call is unknown.
     fn admit_result(
         &self,
         result: &Message,
@@ -572,17 +591,17 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// What of the new messages is appended, and what is not.
+/// The outcome of admitting new messages: what is appended, and what is not.
 #[derive(Default)]
 struct Admitted {
     new: Vec<NewMessage>,
-    /// The ids of the tool calls among them.
+    /// The ids of the tool calls in `new`.
     calls: HashSet<String>,
-    /// Tool results that are stored already.
+    /// Number of tool results that are already stored.
     known: usize,
-    /// The last of them.
+    /// The position of the last stored one.
     last_known: Option<usize>,
-    /// Tool results that are stored in other words, and what is shown instead.
+    /// Number of tool results that are stored with different content; the overlay shows the client's version.
     changed: usize,
     overlay: Overlay,
     orphans: Vec<String>,
@@ -598,14 +617,14 @@ impl Admitted {
     }
 }
 
-/// Where the user messages of the last turn are.
+/// Returns the range of the user messages of the last turn.
 fn last_question(stored: &[Said]) -> Option<Range<usize>> {
     let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
     let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
     Some(start..end)
 }
 
-/// Where the last turn begins.
+/// Returns the start of the last turn.
 fn last_turn(stored: &[Said]) -> usize {
     last_question(stored).map_or(0, |question| question.start)
 }

@@ -1,6 +1,7 @@
-//! Redaction: what must not leave the log. Rules are regular expressions; where one matches, a mark stands in place of the text.
+//! Redaction of text that leaves the log. Rules are regular expressions; each match is replaced by a mark.
 //!
-//! The log keeps what it was given. Transcripts, memories, vectors and what a search shows are redacted before they are written.
+//! The log stays unredacted (D-084). Transcripts, memories, vectors and search results are redacted before
+//! they are written.
 
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
@@ -17,19 +18,19 @@ use std::collections::{BTreeSet, BinaryHeap};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most rules of one redaction (`max_rules`).
+/// Maximum number of rules (`max_rules`).
 pub const MAX_REDACTION_RULES: usize = 256;
-/// Most bytes that one compiled pattern takes (`max_pattern_bytes`).
+/// Maximum size of one compiled pattern, in bytes (`max_pattern_bytes`).
 pub const MAX_PATTERN_BYTES: usize = 1 << 20;
 
-/// JSON in a text in JSON in a text: so deep it is looked into. Below that it is a text.
+/// Maximum nesting of JSON inside JSON strings that is parsed. JSON nested deeper is redacted as plain text.
 const MAX_WITHIN: usize = 4;
 
-/// JSON is looked into so many levels deep. Each level is parsed once more, and recursion needs stack: this bounds both. What is nested
-/// deeper is redacted as a text.
+/// Maximum depth of JSON that is parsed. Each level is parsed once more and uses stack, and this bounds both.
+/// Values nested deeper are redacted as plain text.
 const MAX_DEPTH: usize = 32;
 
-/// One rule, compiled.
+/// A compiled redaction rule.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "RuleText", into = "RuleText")]
 pub struct RedactionRule {
@@ -38,7 +39,7 @@ pub struct RedactionRule {
     regex: Regex,
 }
 
-/// A rule as it is written.
+/// The serialized form of a rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleText {
@@ -49,13 +50,14 @@ struct RuleText {
 }
 
 impl RedactionRule {
-    /// A rule by its name and pattern. `replace` is put in place of what matches, as it is; without it, `[redacted: NAME]`.
+    /// Compiles a rule. `replace` is inserted literally in place of each match; `None` means `[redacted:
+    /// NAME]`.
     pub fn new(name: &str, pattern: &str, replace: Option<&str>) -> Result<Self> {
         let (name, pattern, replace) = (name.to_owned(), pattern.to_owned(), replace.map(str::to_owned));
         RuleText { name, pattern, replace }.try_into()
     }
 
-    /// Its name.
+    /// Returns the name of the rule.
     pub fn name(&self) -> &str {
         &self.text.name
     }
@@ -77,7 +79,7 @@ impl TryFrom<RuleText> for RedactionRule {
             regex::Error::CompiledTooBig(max) => {
                 wrong(format!("is over the limit `max_pattern_bytes` of {max}, compiled; make it shorter"))
             }
-            // The last line says what is wrong; those before it draw where.
+            // The last line is the error message; the lines before it draw its position.
             e => {
                 let told = e.to_string();
                 let last = told.lines().last().unwrap_or_default();
@@ -104,7 +106,7 @@ impl PartialEq for RedactionRule {
     }
 }
 
-/// What must not leave the log: rules, compiled once. Cheap to clone.
+/// A set of redaction rules, compiled once. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<RedactionRule>", into = "Vec<RedactionRule>")]
 pub struct Redaction(Arc<[RedactionRule]>);
@@ -134,22 +136,25 @@ impl From<Redaction> for Vec<RedactionRule> {
 }
 
 impl Redaction {
-    /// Whether there are no rules: everything stays as it is.
+    /// Returns true if there are no rules, so that nothing is redacted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A text with marks where rules matched, and the names of those rules. All rules look at the text as it came; matches that overlap become
-    /// one, marked by the rule of the first. Marks that are there already stay.
+    /// Replaces matches by marks. Also returns the names of the rules that matched. All rules apply to the
+    /// original text (D-085); overlapping matches are merged and get the mark of the first. Marks that the
+    /// text already contains are preserved.
     ///
-    /// The work is linear in the length of the text and in the number of matches, and the memory does not grow with the number of matches.
+    /// The work is linear in the length of the text and in the number of matches, and besides the output, the
+    /// memory does not grow with the number of matches.
     pub fn apply<'t>(&self, text: &'t str) -> (Cow<'t, str>, Vec<&str>) {
         self.apply_counted(text, &mut 0)
     }
 
-    /// Redacts a text, and adds the number of matches and marks looked at to `steps`, so that a test can measure the work without a clock.
+    /// Redacts a text and adds the number of matches and marks examined to `steps`, so that a test can
+    /// measure the work without a clock.
     fn apply_counted<'t>(&self, text: &'t str, steps: &mut usize) -> (Cow<'t, str>, Vec<&str>) {
-        // The matches of all rules in the order of their positions: a merge of one ordered iterator for each rule.
+        // The matches of all rules by position: a k-way merge of one ordered iterator per rule.
         let mut rules: Vec<_> = self.0.iter().map(|r| r.regex.find_iter(text).filter(|m| !m.is_empty())).collect();
         let first = rules.iter_mut().enumerate().filter_map(|(i, found)| found.next().map(|m| (m.start(), i, m.end())));
         let mut next: BinaryHeap<_> = first.map(Reverse).collect();
@@ -165,7 +170,8 @@ impl Redaction {
             if let Some(following) = rules[rule].next() {
                 next.push(Reverse((following.start(), rule, following.end())));
             }
-            // The furthest end of the marks that begin at or before this match: the match is inside of a mark if it ends before that.
+            // The furthest end of the marks that start at or before this match. A match that ends before it
+            // is inside a mark.
             while let Some(mark) = marks.get(seen).filter(|mark| mark.start <= start) {
                 marked_upto = marked_upto.max(mark.end);
                 seen += 1;
@@ -174,7 +180,7 @@ impl Redaction {
             if end <= marked_upto {
                 continue;
             }
-            // What begins inside of another match, or right where none of the text is left, is under that one's mark.
+            // A match that starts inside another match is covered by the mark of that one.
             if start >= done {
                 out.push_str(&text[done..start]);
                 out.push_str(&self.0[rule].mark);
@@ -189,7 +195,7 @@ impl Redaction {
         (Cow::Owned(out), applied.into_iter().map(|rule| self.0[rule].name()).collect())
     }
 
-    /// Where marks of ours are, by their beginning.
+    /// Finds the default marks that the text already contains, by their start.
     fn marks(&self, text: &str) -> Vec<Range<usize>> {
         let marks = self.0.iter().filter(|r| r.text.replace.is_none()).map(|r| &*r.mark);
         let mut found: Vec<_> =
@@ -198,9 +204,9 @@ impl Redaction {
         found
     }
 
-    /// A message with marks where rules matched, and the names of those rules: its texts, the arguments of its calls, and fields that we
-    /// do not know. It stays a message: its fields, roles, ids and media stay as they are. A text that is JSON is looked into, and stays JSON;
-    /// of a message whose media were taken out ([`Message::cuts`]) they stay out.
+    /// Redacts a message: its texts, the arguments of its calls, and unknown fields. Also returns the names
+    /// of the rules that matched. The result is a valid message: known field names, roles, ids and media are
+    /// unchanged, and text that is JSON stays JSON. Detached media ([`Message::cuts`]) stay detached.
     pub fn message(&self, message: &Message) -> (Message, Vec<&str>) {
         let mut names = BTreeSet::new();
         let text = match self.is_empty() {
@@ -214,11 +220,11 @@ impl Redaction {
         (message, names.into_iter().collect())
     }
 
-    /// A JSON value as text, if anything in it is redacted.
+    /// Redacts a JSON value. `None` means that nothing matched.
     fn value<'a>(&'a self, raw: &str, part: Part, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<String> {
         let below = Depth { levels: at.levels + 1, ..at };
         match raw.as_bytes().first()? {
-            // In a text, the rules look at the whole text afterwards.
+            // Inside a string, the rules are applied to the whole string afterwards.
             b'{' | b'[' if at.levels >= MAX_DEPTH && part == Part::Within => None,
             b'{' | b'[' if at.levels >= MAX_DEPTH => self.plain(raw, names),
             b'{' => {
@@ -226,7 +232,7 @@ impl Redaction {
                 let mut changed = false;
                 let mut out = String::with_capacity(raw.len());
                 for (name, value) in fields.iter() {
-                    // The names of a message's fields stay; in other people's JSON they may be anything.
+                    // The field names of a message are fixed; those of embedded JSON may contain anything.
                     let name = match part {
                         Part::Within => self.text(name, at, names).unwrap_or(Cow::Borrowed(name)),
                         _ => Cow::Borrowed(name),
@@ -252,19 +258,21 @@ impl Redaction {
                 self.text(&text, at, names).map(|new| Value::from(new).to_string())
             }
             b't' | b'f' | b'n' => None,
-            // A number that must not be seen becomes a text that says so.
+            // A redacted number becomes a string that contains the mark.
             _ => self.plain(raw, names),
         }
     }
 
-    /// JSON that is not looked into, as a JSON string, if anything in it is redacted.
+    /// Redacts JSON as plain text, without parsing it, and returns a JSON string. `None` means that nothing
+    /// matched.
     fn plain<'a>(&'a self, raw: &str, names: &mut BTreeSet<&'a str>) -> Option<String> {
         let (new, applied) = self.apply(raw);
         names.extend(&applied);
         (!applied.is_empty()).then(|| Value::from(new).to_string())
     }
 
-    /// A text, if anything in it is redacted: first within the JSON that it may be, where words can be written in other ways.
+    /// Redacts a text: first inside the JSON that it may contain, where characters can be escaped, then as a
+    /// whole. `None` means that nothing matched.
     fn text<'a, 't>(&'a self, text: &'t str, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
         let json = text.trim();
         let inside = match at.texts < MAX_WITHIN && json.starts_with(['{', '[']) {
@@ -280,16 +288,16 @@ impl Redaction {
     }
 }
 
-/// How deep a value is in a message.
+/// The depth of a value in a message.
 #[derive(Clone, Copy, Debug, Default)]
 struct Depth {
-    /// Objects and lists around it, in all texts together ([`MAX_DEPTH`]).
+    /// Number of enclosing objects and arrays, over all nested strings ([`MAX_DEPTH`]).
     levels: usize,
-    /// JSON texts around it ([`MAX_WITHIN`]).
+    /// Number of enclosing JSON strings ([`MAX_WITHIN`]).
     texts: usize,
 }
 
-/// Which part of a message it is.
+/// The part of a message that a value belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Message,
@@ -297,14 +305,14 @@ enum Part {
     Media,
     Calls,
     Function,
-    /// A field that we do not know.
+    /// An unknown field.
     Other,
-    /// JSON in a text.
+    /// JSON inside a string.
     Within,
 }
 
 impl Part {
-    /// Which part a field is; `None`: it stays as it is.
+    /// Returns the part that a field belongs to. `None` means that the field is not redacted.
     fn below(self, name: &str, value: &str) -> Option<Part> {
         match (self, name) {
             (Part::Message, "role" | "tool_call_id")
@@ -324,7 +332,7 @@ impl Part {
     }
 }
 
-/// Whether a JSON text holds media, and no words: base64, with or without the beginning of a data URL.
+/// Returns true if a JSON string holds base64 media and no text, with or without the prefix of a data URL.
 fn is_media(raw: &str) -> bool {
     let Some(text) = raw.strip_prefix('"').and_then(|t| t.strip_suffix('"')) else { return false };
     match text.strip_prefix("data:") {
@@ -366,7 +374,7 @@ mod tests {
         let both = rules(&[("b", "cdef", None), ("a", "abcd", None), ("tail", "f+", None)]);
         let (text, names) = both.apply("xabcdefffx");
         assert_eq!((text.as_ref(), names), ("x[redacted: a]x", vec!["b", "a", "tail"]));
-        // A rule that matches its own mark finds nothing new in it.
+        // A rule that matches its own mark does not match it again.
         let own = rules(&[("email", "email", None)]);
         let once = own.apply("my email").0.into_owned();
         assert_eq!((own.apply(&once).0.as_ref(), once.as_str()), ("my [redacted: email]", "my [redacted: email]"));

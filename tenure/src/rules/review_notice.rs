@@ -1,11 +1,13 @@
-//! The text that is shown in place of an answer while a review is open, and how it is recognised when a client sends it back.
+//! The notice that is shown in place of an answer while a review is open, and how it is recognized when a
+//! client sends it back (D-062).
 
 use crate::rules::session::{Review, Session};
 use crate::types::id::{ReviewId, SessionId};
 use crate::types::message::{Message, Role};
 
 impl Session {
-    /// What is said instead of an answer while a review is open. It is not part of the session.
+    /// Returns the notice to show instead of an answer. `None` if no review is open. The notice is not part
+    /// of the session.
     pub fn notice(&self) -> Option<String> {
         let what = |r: &Review| {
             let ask = if r.opened.lost { "Was this done" } else { "May it be done" };
@@ -18,16 +20,17 @@ impl Session {
     }
 }
 
-/// How a notice begins. Clients that send everything back send it too; it is not taken for something that was said.
+/// The beginning of a notice. Clients that send back everything send it too, and it must not be stored as a
+/// message.
 const NOTICE: &str = "A person has to decide before this can go on:";
 
-/// Whether a message is a notice that comes back.
+/// Returns true if a message is a notice that a client sent back.
 pub(crate) fn is_notice(message: &Message) -> bool {
     let may_be = message.role() == Role::Assistant && message.as_str().contains(NOTICE);
     may_be && message.text().starts_with(NOTICE)
 }
 
-/// The message of a session that a notice stood in for: the last one that its run has said.
+/// Returns the stored message that a notice stood for: the last assistant message of the run under review.
 pub(crate) fn notice_answer<'a>(session: &'a Session, notice: &Message) -> Option<&'a Message> {
     let text = notice.text();
     let named = |r: &&Review| text.contains(&format!("(review {}", r.opened.review));
@@ -36,7 +39,7 @@ pub(crate) fn notice_answer<'a>(session: &'a Session, notice: &Message) -> Optio
     said.map(|m| &m.message).find(|m| m.role() == Role::Assistant)
 }
 
-/// The session that a notice is about.
+/// Returns the session whose review a notice names.
 pub(crate) fn noticed(message: &Message) -> Option<SessionId> {
     let text = is_notice(message).then(|| message.text())?;
     let id = text.split_once("(review ")?.1.split([',', ')']).next()?;

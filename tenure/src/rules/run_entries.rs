@@ -1,18 +1,20 @@
-//! Entries that end a run or what it waits for.
+//! Builds the entries that end a run and the pause that it caused.
 
 use crate::rules::session::Session;
 use crate::types::entry::{Entry, Outcome};
 use crate::types::id::RunId;
 use crate::types::status::Status;
 
-/// The code of a run that somebody cancelled.
+/// The error code of a cancelled run.
 pub(crate) const CANCELLED: &str = "cancelled";
 
+/// Builds the entry that ends a run.
 pub(crate) fn ended(run: &RunId, outcome: Outcome, error: Option<String>, code: Option<&str>) -> Entry {
     Entry::RunEnded { run: run.clone(), outcome, error, code: code.map(str::to_owned) }
 }
 
-/// A session that waits for a person only because of a run that is over need not wait any more.
+/// Returns the entry that reactivates a session that is paused for open reviews, after its run was stopped.
+/// `None` if the session does not wait for a review.
 pub(crate) fn unpaused(session: &Session) -> Option<Entry> {
     let waits = session.status == Status::Paused && session.open_reviews().next().is_some();
     waits.then(|| Entry::Status { to: Status::Active, reason: Some("its run was stopped".to_owned()) })

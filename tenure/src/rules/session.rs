@@ -1,4 +1,4 @@
-//! The fold: a log becomes a session. The one place that says what an entry means.
+//! The fold: builds a session from its log. This is the only module that defines what an entry means.
 
 use crate::rules::metadata;
 use crate::types::decision_chain::DecisionChain;
@@ -15,65 +15,67 @@ use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::sync::OnceLock;
 
-/// A message with its place in the log, its time, and the run that produced it.
+/// A stored message, with its position in the log, its timestamp, and the run that produced it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Said {
-    /// Its record.
+    /// The record of the message.
     pub seq: Seq,
-    /// When.
+    /// When the message was stored.
     pub at: Timestamp,
-    /// The run that produced it.
+    /// The run that produced the message. `None` means that no run did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<RunId>,
-    /// A system message that replaced the one the conversation began with.
+    /// Whether this system message replaced the initial instructions.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lead: bool,
-    /// An answer that was cut off before its end.
+    /// Whether this is an incomplete answer (D-048).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// The record of the assistant message that this user message followed in its own request.
+    /// The record of the assistant message that this user message followed in its request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replies_to: Option<Seq>,
-    /// What was said.
+    /// The message itself.
     pub message: Message,
 }
 
 impl Said {
-    /// A message of the log, at its place.
+    /// Creates a stored message from a log entry.
     pub(crate) fn new(seq: Seq, at: Timestamp, post: Post) -> Self {
         let Post { run, lead, partial, replies_to, message } = post;
         Self { seq, at, run, lead, partial, replies_to, message }
     }
 }
 
-/// A point to come back to. It points into the log and copies nothing.
+/// A checkpoint: a named position to which a session can be rewound. It is a pointer into the log and copies
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checkpoint {
-    /// Its name.
+    /// The name of the checkpoint.
     pub label: Label,
-    /// The number of messages before it: an index into the session's messages.
+    /// The number of messages before the checkpoint: an index into the session's messages.
     pub position: usize,
-    /// When it was made.
+    /// When the checkpoint was set.
     pub created_at: Timestamp,
-    /// Whether the runtime made it.
+    /// Whether the checkpoint was set automatically.
     pub auto: bool,
-    /// Its record.
+    /// The record of the checkpoint.
     pub seq: Seq,
-    /// The run it was taken in.
+    /// The run during which the checkpoint was set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<RunId>,
     /// The step of that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// What its maker put there.
+    /// Application-defined state.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub state: Map<String, Value>,
-    /// How much had been said, once somebody has asked.
+    /// The log digest at this position, computed on first use.
     #[serde(skip)]
     pub(crate) mark: Memo,
 }
 
-/// A mark that was worked out before. It follows from the messages, so it makes no difference to anything but speed.
+/// A lazily computed log digest. It is derived from the messages, so it is only a cache and does not affect
+/// equality.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memo(OnceLock<Mark>);
 
@@ -83,119 +85,123 @@ impl PartialEq for Memo {
     }
 }
 
-/// In the detail of a `tool_started`: nothing was called.
+/// Key in the detail of a `tool_started` entry: the result came from the cache and no tool was called.
 pub(crate) const CACHED: &str = "cached";
-/// In the detail of a `tool_started` and in the state of a run's checkpoint: how many tokens it has used.
+/// Key in the detail of a `tool_started` entry and in the state of a run's checkpoint: the tokens that the
+/// run has used.
 pub(crate) const TOKENS: &str = "tokens";
 
-/// How many tokens a run had used when this was written.
+/// Returns the number of tokens that the run had used when this was written.
 pub(crate) fn spent(state: &Map<String, Value>) -> u64 {
     state.get(TOKENS).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// One turn of work.
+/// A run: the execution of one turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Its id.
+    /// The id of the run.
     pub id: RunId,
-    /// When it began.
+    /// When the run started.
     pub started_at: Timestamp,
-    /// When and how it ended.
+    /// When and how the run ended. `None` means that it has not ended.
     pub ended: Option<(Timestamp, Outcome)>,
-    /// What went wrong.
+    /// A human-readable error, if the run failed.
     pub error: Option<String>,
-    /// The same as one stable word.
+    /// A stable, machine-readable code for the error.
     pub code: Option<String>,
-    /// Its first record.
+    /// The record that started the run.
     pub seq: Seq,
-    /// What it was started with.
+    /// Parameters of the run, such as its model and options.
     pub detail: Map<String, Value>,
-    /// Tool calls that were begun: the ledger.
+    /// The tool calls that were started, in order. They show which calls may have been executed when a result
+    /// is missing.
     pub tools_started: Vec<Started>,
 }
 
-/// A tool call that was begun.
+/// A tool call that was started.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Started {
-    /// Its record.
+    /// The record that started the call.
     pub seq: Seq,
     /// The id of the call.
     pub call: String,
-    /// The tool's name.
+    /// The name of the tool.
     pub tool: String,
-    /// Whether its result was in the cache, so that nothing was called.
+    /// Whether the result came from the cache, so that no tool was called.
     pub cached: bool,
-    /// How many tokens the run had used by then.
+    /// The number of tokens that the run had used by then.
     pub tokens: u64,
 }
 
-/// A question to a person, and the answer.
+/// A review: a request for a decision, and the decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Review {
-    /// When it was asked.
+    /// When the review was opened.
     pub opened_at: Timestamp,
-    /// Its record.
+    /// The record that opened the review.
     pub seq: Seq,
-    /// What was asked.
+    /// The content of the request.
     pub opened: ReviewOpened,
-    /// Who looks at it, and until when others leave it alone.
+    /// The reviewer who claimed the review, and when the claim expires.
     pub claimed: Option<(String, Option<Timestamp>)>,
-    /// What was decided.
+    /// The decision and when it was made. `None` means that the review is not decided.
     pub decided: Option<(Timestamp, ReviewDecided)>,
-    /// Whether the run went on or ended without it.
+    /// Whether the review became obsolete without a decision: its run ended, its record was rewound, or it
+    /// belongs to the parent of a fork.
     pub void: bool,
 }
 
-/// A summary that stands for the oldest messages when a model is shown the history.
+/// A summary that replaces the oldest messages in the prompt (D-066).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// Its record.
+    /// The record of the summary.
     pub seq: Seq,
-    /// When it was written.
+    /// When the summary was written.
     pub at: Timestamp,
-    /// The last record it covers.
+    /// The last record that the summary covers.
     pub upto: Seq,
-    /// The number of messages it covers.
+    /// The number of messages that the summary covers.
     pub position: usize,
-    /// The summary.
+    /// The message that models are shown.
     pub message: Message,
 }
 
 impl Summary {
-    /// What it says, without the mark that models are shown.
+    /// Returns the text of the summary, without the marker that models are shown.
     pub fn text(&self) -> String {
         let text = self.message.text();
         text.strip_prefix(crate::rules::summary::MARK).map_or(&*text, str::trim_start).to_owned()
     }
 }
 
-/// A session: its log, folded. What its [`Head`] knows can be read from it directly (`session.info`, `session.status` …).
+/// A session: the folded log. Dereferences to its [`Head`] (`session.info`, `session.status` …).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
     head: Head,
-    /// What has been said, oldest first; what was rewound is not in it.
+    /// The messages of the conversation, oldest first, without rewound ones.
     pub messages: Vec<Said>,
-    /// The points to come back to, oldest first.
+    /// The checkpoints, oldest first.
     pub checkpoints: Vec<Checkpoint>,
     /// The runs, oldest first.
     pub runs: Vec<Run>,
     /// The reviews, oldest first.
     pub reviews: Vec<Review>,
-    /// The summaries that hold, oldest first: the newest is in force, the others hold again when what came after them is cut off.
+    /// The valid summaries, oldest first. The newest is active; an older one becomes active again when a
+    /// rewind discards those after it.
     pub(crate) summaries: Vec<Summary>,
     /// The records of all decisions, each with the end of the hash chain after it.
     pub(crate) decided: Vec<(Seq, Option<DecisionChain>)>,
-    /// Somebody wanted to see the messages themselves again: no summary is written unless somebody asks for one.
+    /// Whether summaries were switched off: none is written until one is requested (D-069).
     pub uncompacted: bool,
-    /// Records that were applied here and are not saved yet.
+    /// Records that were applied in memory and are not committed yet.
     pub(crate) pending: Vec<Record>,
-    /// Where its log ended before them.
+    /// The end of the committed log: the base of the commit of the pending records. Set by the first of them.
     pub(crate) saved: Option<LogEnd>,
-    /// What those records cut off.
+    /// The messages that the pending records discarded.
     pub(crate) cut_off: Vec<Message>,
-    /// So many messages are not here, because nobody needs them: those before this record.
+    /// The number of older messages that are not loaded, and the record before which they lie.
     pub(crate) older: (usize, Seq),
-    /// Bytes of all messages, roughly: media may have been put back.
+    /// Size of all messages in bytes, approximately: media may have been attached again.
     bytes: usize,
 }
 
@@ -206,14 +212,14 @@ impl Deref for Session {
     }
 }
 
-/// A place in a session, as people name it.
+/// A position in a session, as a user specifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Point {
     /// After the newest checkpoint with this label.
     Label(String),
-    /// After so many messages.
+    /// After this number of messages.
     Position(usize),
-    /// After so many turns.
+    /// After this number of turns.
     Turn(usize),
     /// After this record, which must be a checkpoint or a message.
     Seq(Seq),
@@ -251,19 +257,19 @@ impl std::fmt::Display for Point {
     }
 }
 
-/// A place in a session, found.
+/// A resolved position in a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
-    /// The last record that belongs to it.
+    /// The last record before the position.
     pub seq: Seq,
-    /// The number of messages before it.
+    /// The number of messages before the position.
     pub position: usize,
-    /// How much had been said.
+    /// The log digest at the position.
     pub mark: Mark,
 }
 
 impl Session {
-    /// A session from its index card and its whole log, its parent's part included.
+    /// Folds a session from its head and its whole log, including the records of its parent.
     pub fn fold(head: Head, records: impl IntoIterator<Item = Record>) -> Self {
         let mut session = Self::empty(head);
         session.messages.reserve(session.head.mark.messages);
@@ -271,7 +277,8 @@ impl Session {
         session
     }
 
-    /// Takes a record into the lists, and keeps what it can of it.
+    /// Folds a record into the lists without changing the head. Moves the message out of the record instead
+    /// of cloning it.
     pub(crate) fn take_in(&mut self, record: Record) {
         match record.entry {
             Entry::Message(post) => {
@@ -282,7 +289,7 @@ impl Session {
         }
     }
 
-    /// A session from its log alone. `None` if the log does not begin with `created`.
+    /// Folds a session from its log alone. `None` if the log does not start with `created`.
     pub fn replay(key: &Key, records: impl IntoIterator<Item = Record>) -> Option<Self> {
         let mut records = records.into_iter();
         let mut session = Self::empty(Head::begin(key, &records.next()?)?);
@@ -292,6 +299,7 @@ impl Session {
         Some(session)
     }
 
+    /// Creates a session with this head and without any folded records.
     pub(crate) fn empty(head: Head) -> Self {
         let (messages, checkpoints, runs, reviews) = Default::default();
         Self {
@@ -311,22 +319,23 @@ impl Session {
         }
     }
 
-    /// Its index card.
+    /// Returns the head.
     pub fn head(&self) -> &Head {
         &self.head
     }
 
+    /// Replaces the head.
     pub(crate) fn set_head(&mut self, head: Head) {
         self.head = head;
     }
 
-    /// Takes the next record in: the head and the lists. What a rewind cuts off is given back.
+    /// Applies the next record to the head and the lists. Returns the messages that a rewind discards.
     pub fn apply(&mut self, record: &Record) -> Vec<Said> {
         self.head.apply(record);
         self.take(record)
     }
 
-    /// Takes the next record into the lists only.
+    /// Applies the next record to the lists only. Returns the messages that a rewind discards.
     pub(crate) fn take(&mut self, record: &Record) -> Vec<Said> {
         let (seq, at) = (record.seq, record.at);
         match &record.entry {
@@ -384,7 +393,7 @@ impl Session {
                 if let Some(last) = self.decided.last_mut() {
                     last.1 = created.decisions;
                 }
-                // A fork: what its parent was doing is not for it to finish, and its questions are not asked here.
+                // A fork does not continue its parent's runs, and the parent's reviews are not open here.
                 self.void_reviews(|_| true);
                 for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
                     run.ended = Some((at, Outcome::Cancelled));
@@ -395,11 +404,13 @@ impl Session {
         Vec::new()
     }
 
+    /// Marks the selected undecided reviews as obsolete.
     fn void_reviews(&mut self, which: impl Fn(&Review) -> bool) {
         let open = self.reviews.iter_mut().filter(|r| r.decided.is_none());
         open.filter(|r| which(r)).for_each(|r| r.void = true);
     }
 
+    /// Discards messages, checkpoints and summaries after `to`, and voids later reviews. Returns the messages.
     fn cut(&mut self, to: Seq) -> Vec<Said> {
         self.checkpoints.retain(|c| c.seq <= to);
         self.void_reviews(|r| r.seq > to);
@@ -414,22 +425,22 @@ impl Session {
         self.runs.iter_mut().rev().find(|r| r.id == *id)
     }
 
-    /// The reviews that nobody has decided yet.
+    /// Returns the reviews that still need a decision.
     pub fn open_reviews(&self) -> impl Iterator<Item = &Review> {
         self.reviews.iter().filter(|r| r.decided.is_none() && !r.void)
     }
 
-    /// The summary that is shown in place of the oldest messages.
+    /// Returns the active summary.
     pub fn summary(&self) -> Option<&Summary> {
         self.summaries.last()
     }
 
-    /// A run by its id.
+    /// Returns a run by its id.
     pub fn run(&self, id: &RunId) -> Option<&Run> {
         self.runs.iter().rev().find(|r| r.id == *id)
     }
 
-    /// Finds a place. `None` if the session has no such checkpoint, position or turn.
+    /// Resolves a point. `None` if the session has no such checkpoint, position or turn.
     pub fn locate(&self, point: &Point) -> Option<Place> {
         let before = |position: usize| match self.messages.get(position) {
             Some(next) => next.seq - 1,
@@ -457,6 +468,7 @@ impl Session {
         Some(Place { seq, position, mark: self.mark_at(position) })
     }
 
+    /// Returns the log digest at a position, cached with the checkpoint that is there.
     fn mark_at(&self, position: usize) -> Mark {
         if position == self.messages.len() {
             return self.head.mark.clone();
@@ -467,7 +479,7 @@ impl Session {
         }
     }
 
-    /// Goes on from the last mark that is known.
+    /// Computes the digest at a position, starting from the nearest earlier one that is known.
     fn work_out_mark(&self, position: usize) -> Mark {
         let known = self.checkpoints.iter().rev().filter(|c| c.position < position);
         let known = known.filter_map(|c| Some((c.position, c.mark.0.get()?.clone()))).next();
@@ -476,7 +488,7 @@ impl Session {
         mark
     }
 
-    /// The messages as one JSON list, each exactly as it was given.
+    /// Returns the messages as one JSON array, each exactly as received.
     pub fn messages_json(&self) -> String {
         let mut json = String::with_capacity(self.bytes + self.messages.len() + 2);
         json.push('[');
@@ -490,9 +502,9 @@ impl Session {
         json
     }
 
-    /// Roughly the memory it takes, for the cache's budget.
+    /// Estimates the memory that the session occupies, for the budget of the cache.
     pub(crate) fn weight(&self) -> usize {
-        // What each has on the heap beside its text: names, times, and the allocator's own share.
+        // Heap memory of each element besides its text: names, timestamps and allocator overhead.
         const BESIDE: usize = 128;
         let lists = self.messages.capacity() * (size_of::<Said>() + BESIDE)
             + self.checkpoints.capacity() * (size_of::<Checkpoint>() + BESIDE)
@@ -501,7 +513,7 @@ impl Session {
     }
 }
 
-/// The position after so many turns.
+/// Returns the position after `turns` turns.
 fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
     let (mut seen, mut last) = (0, None);
     for (i, said) in messages.iter().enumerate() {
@@ -519,13 +531,14 @@ fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
     (seen == turns).then_some(messages.len())
 }
 
+/// Creates a checkpoint from its log entry.
 pub(crate) fn checkpoint(c: &Checkpointed, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
     let Checkpointed { label, auto, run, step, state } = c.clone();
     Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: Memo::default() }
 }
 
 impl Head {
-    /// The card of a log whose own first record is this one. `None` unless that is `created`.
+    /// Creates the head of a log from its own first record. `None` unless that is `created`.
     pub fn begin(key: &Key, record: &Record) -> Option<Head> {
         let Entry::Created(created) = &record.entry else { return None };
         let mut head = Head {
@@ -563,11 +576,13 @@ impl Head {
         Some(head)
     }
 
+    /// Resets the head to a newly created session. Used for the first record of a log, and for a fork's own
+    /// `created` entry.
     fn create(&mut self, created: &Created, at: Timestamp) {
         let c = created.clone();
         let session_id = self.info.session_id.clone();
         let (model, title, tags, mut metadata) = (c.model, c.title, c.tags, c.metadata);
-        // A fork begins with the decisions of its parent's part. Otherwise nobody has decided anything yet.
+        // A fork starts with the decisions of its parent. Any other session starts without decisions.
         if c.parent.is_none() {
             metadata.remove(DECISIONS);
         }
@@ -583,7 +598,7 @@ impl Head {
         self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
     }
 
-    /// Takes the next record in. Needs nothing but the card, however long the log is.
+    /// Applies the next record. Needs only the head, however long the log is (D-005).
     pub fn apply(&mut self, record: &Record) {
         let at = record.at;
         self.seq = record.seq;
@@ -594,7 +609,8 @@ impl Head {
         self.info.updated_at = self.info.updated_at.max(at);
         let mut active = false;
         match &record.entry {
-            // A fork that inherited its parent's records has two beginnings; its own is the later one.
+            // A fork that inherited its parent's records contains two `created` entries; its own is the later
+            // one.
             Entry::Created(created) => self.create(created, at),
             Entry::Message(post) => {
                 self.front = self.front.take().and_then(|front| front.after(post, record.seq, self.mark.messages));
@@ -616,7 +632,7 @@ impl Head {
                 metadata::apply_patch(&mut self.info.metadata, &change.metadata);
             }
             Entry::Status { to, .. } => {
-                // Restored, or done waiting: its time to live begins anew.
+                // The session was restored or stopped waiting: its time to live starts again.
                 active = *to == Status::Active && self.status != Status::Active;
                 (self.status, self.status_at) = (*to, at);
             }
@@ -634,7 +650,7 @@ impl Head {
             Entry::ReviewOpened(opened) => {
                 let timeout = opened.timeout.as_ref().map(|t| t.at);
                 self.reviews.push(OpenReview { seq: record.seq, queue: opened.queue.clone(), timeout });
-                // A run that waits for a person is nobody's.
+                // A run that waits for a review holds no lease.
                 self.lease = None;
             }
             Entry::ReviewDecided(d) => {

@@ -1,10 +1,13 @@
-//! Summaries: which turns one is to cover, what a model is asked for it, and what is shown of its answer.
+//! Summaries: chooses the turns that a summary covers, builds the request to the model, and the message from
+//! its answer.
 //!
-//! * A summary covers whole turns only, the oldest. A call and its result are never on two sides of its end; a turn that has no answer
-//!   yet stays.
-//! * It is written when the history has reached its window, and then covers so much that half of the window is free again: until that is
-//!   used up, what a model is shown begins the same each time, and what its server has cached of it is good.
-//! * The next summary is made from the last one and the turns after it, so that its cost does not grow with the session.
+//! * A summary covers only whole turns, the oldest ones. A tool call and its result are never separated by
+//!   its end; an unanswered turn is not covered.
+//! * It is written when the history reaches its window, and then frees half of the window (D-067). Until that
+//!   is filled again, the prompt prefix stays the same, so that the model server's prompt cache remains
+//!   valid.
+//! * The next summary is made from the previous one and the turns after it, so that its cost does not grow
+//!   with the session (D-070).
 
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::prompt::{lead, opening, tokens};
@@ -14,51 +17,52 @@ use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
 use std::collections::HashMap;
 
-/// How many turns stay if somebody asks for a summary and does not say.
+/// Number of turns that are not summarized, if a summary is requested without a number.
 pub const KEEP_TURNS: usize = 2;
 
-/// What a summary begins with, so that it is not taken for something that was said.
+/// The marker at the beginning of a summary, which distinguishes it from a message of the conversation.
 pub const MARK: &str = "[Summary of the earlier conversation; its messages are not shown]";
 
-/// What a request for a summary begins with.
+/// The beginning of a request for a summary.
 pub const REQUEST: &str = "Summarize the conversation below, so that it can go on without being read again.";
 
-/// What stands before the summary that there is already, in a request for the next one.
+/// The heading of the previous summary in a request for the next one.
 pub const BEFORE: &str = "Summary of what came before:";
 
-/// What stands before the turns in a request.
+/// The heading of the turns in a request.
 pub const TURNS: &str = "The conversation:";
 
-/// A summary has at most so many tokens, and at most a quarter of the window.
+/// Bounds of the size of a summary, in tokens. It also has at most a quarter of the window.
 const MAX_TOKENS: usize = 2_000;
 const MIN_TOKENS: usize = 64;
 
-/// If the window has no limit of tokens, a model reads so many at once.
+/// Maximum number of tokens summarized by one request, if the window has no token limit.
 const READ_TOKENS: usize = 16_000;
 
-/// A text that has to be shortened keeps at least so many bytes.
+/// Minimum number of bytes to which a long line is truncated.
 const MIN_TEXT: usize = 200;
 
-/// Turns that a summary is to cover.
+/// A range of turns that one request summarizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// The last record that it is to cover.
+    /// The last record that the summary will cover.
     pub upto: Seq,
-    /// The number of messages that it is to cover.
+    /// The number of messages that the summary will cover.
     pub position: usize,
-    /// How many of them no summary covers yet.
+    /// How many of these messages no summary covers yet.
     pub messages: usize,
-    /// What the model is asked.
+    /// The messages of the request to the model.
     pub prompt: Vec<Message>,
-    /// The summary has at most so many tokens.
+    /// Maximum size of the summary, in tokens.
     pub room: usize,
-    /// The summary before it, by its record.
+    /// The record of the previous summary.
     before: Option<Seq>,
     uncompacted: bool,
 }
 
 impl Piece {
-    /// Whether a summary of it may be shown in this session: what it covers is still there, and nobody has written another one.
+    /// Returns true if the summary still applies to this session: the covered messages are still there, and
+    /// no other summary was written meanwhile.
     pub fn fits(&self, session: &Session) -> bool {
         let end = session.messages.partition_point(|m| m.seq <= self.upto);
         let last = end.checked_sub(1).map(|i| session.messages[i].seq);
@@ -69,15 +73,15 @@ impl Piece {
 
 /// A turn that no summary covers.
 struct Turn {
-    /// Where it begins and ends.
+    /// The range of its messages, end exclusive.
     start: usize,
     end: usize,
     tokens: usize,
-    /// Whether a summary may end with it.
+    /// Whether a summary may end with this turn.
     closed: bool,
 }
 
-/// The turns that are shown in full, if the window does not cut them.
+/// Returns the turns that no summary covers, regardless of the window.
 fn turns(session: &Session) -> Vec<Turn> {
     let from = session.summary().map_or(0, |s| s.position).max(opening(&session.messages));
     let mut turns: Vec<Turn> = Vec::new();
@@ -111,29 +115,32 @@ fn turns(session: &Session) -> Vec<Turn> {
     turns
 }
 
-/// The tokens of a model's instructions, the assistant's own apart.
+/// Returns the tokens of the session's instructions, excluding those of the assistant.
 fn instructions(session: &Session) -> usize {
     session.messages[lead(&session.messages)].iter().map(|m| tokens(&m.message)).sum()
 }
 
-/// The tokens that a summary may have.
+/// Returns the maximum size of a summary, in tokens.
 fn room(window: &Window) -> usize {
     window.max_tokens.map_or(MAX_TOKENS, |max| (max / 4).clamp(MIN_TOKENS, MAX_TOKENS))
 }
 
-/// Whether a history has reached its window: it has more tokens, or with one more turn it would have more turns.
+/// Returns true if a history has reached its window: it exceeds the tokens, or one more turn would exceed the
+/// turns.
 pub fn is_over(session: &Session, window: &Window) -> bool {
     is_over_with(session, window, &turns(session))
 }
 
+/// Returns true if a history with these turns has reached its window.
 fn is_over_with(session: &Session, window: &Window, turns: &[Turn]) -> bool {
     let summary = session.summary().map_or(0, |s| tokens(&s.message));
     let used = || instructions(session) + summary + turns.iter().map(|t| t.tokens).sum::<usize>();
     window.max_turns.is_some_and(|max| turns.len() >= max) || window.max_tokens.is_some_and(|max| used() > max)
 }
 
-/// The last record that the next summary should cover; `None`: there is nothing to do. `keep`: so many turns stay, whatever their size;
-/// without it, none is written unless the history has reached its window, and as many stay as fit in half of it.
+/// Returns the last record that the next summary should cover. `None` means that no summary is needed. With
+/// `keep`, this number of turns is not covered, whatever their size. Without it, a summary is needed only if
+/// the history has reached its window, and the turns that fit into half of it are not covered.
 pub fn goal(session: &Session, window: &Window, keep: Option<usize>) -> Option<Seq> {
     let turns = turns(session);
     let keep = match keep {
@@ -146,7 +153,8 @@ pub fn goal(session: &Session, window: &Window, keep: Option<usize>) -> Option<S
     Some(session.messages[last.end - 1].seq)
 }
 
-/// How many of the newest turns fit in half of what instructions and summary leave of the window; `None` if they leave nothing.
+/// Returns the number of newest turns that fit into half of the window, excluding instructions and summary.
+/// `None` if these fill the window.
 fn fitting(session: &Session, window: &Window, turns: &[Turn]) -> Option<usize> {
     let most = window.max_turns.map_or(usize::MAX, |max| max / 2);
     let half = match window.max_tokens {
@@ -161,7 +169,8 @@ fn fitting(session: &Session, window: &Window, turns: &[Turn]) -> Option<usize> 
     Some(fits.count())
 }
 
-/// The oldest turns that no summary covers, up to `goal`, as many as a model should read at once, and what it is asked of them.
+/// Returns the oldest turns that no summary covers, up to `goal`, limited to what a model should read at
+/// once, with the request for their summary.
 pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
     session.messages.binary_search_by_key(&goal, |m| m.seq).ok()?;
     let most = window.max_tokens.map_or(READ_TOKENS, |max| max / 4 * 3);
@@ -190,6 +199,7 @@ pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
     })
 }
 
+/// Builds the request for a summary: the instructions, then the previous summary and the transcript.
 fn request(before: Option<&str>, told: &str, room: usize) -> Vec<Message> {
     let words = room * 3 / 5;
     let ask = format!(
@@ -202,7 +212,7 @@ fn request(before: Option<&str>, told: &str, room: usize) -> Vec<Message> {
     vec![Message::system(&ask), Message::user(&format!("{before}{TURNS}\n{told}"))]
 }
 
-/// Who said what, a line for each. If it is longer than `max` bytes, long texts are shortened.
+/// Formats messages as lines of `role: text`. If the result exceeds `max` bytes, long lines are truncated.
 fn transcript(messages: &[Said], reviews: &[Review], max: usize) -> String {
     let said: Vec<&Said> = messages.iter().filter(|m| !m.lead).collect();
     let lines: Vec<String> = with_decisions(&said, reviews).iter().flat_map(|m| lines(m)).collect();
@@ -212,6 +222,7 @@ fn transcript(messages: &[Said], reviews: &[Review], max: usize) -> String {
     lines.join("\n")
 }
 
+/// Formats one message: a line for its text, and one for each of its tool calls.
 fn lines(message: &Message) -> Vec<String> {
     let who = match message.role() {
         Role::System | Role::Developer => "system",
@@ -226,14 +237,15 @@ fn lines(message: &Message) -> Vec<String> {
     said.into_iter().chain(calls).collect()
 }
 
-/// The beginning of a text, at most so many bytes.
+/// Truncates a text to at most `max` bytes, at a character boundary.
 fn clipped(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max.min(text.len()))]
 }
 
-/// The message that is shown in place of what a piece covers; `None` if the model has not said anything. Too much is cut off.
+/// Builds the message that replaces the covered turns, truncated to `room` tokens. `None` if the answer is
+/// empty.
 pub fn message(answer: &str, room: usize) -> Option<Message> {
-    // Some servers send what a model thinks as a part of what it says.
+    // Some servers send the model's reasoning as part of its answer.
     let thought = answer.trim_start().strip_prefix("<think>").and_then(|rest| rest.split_once("</think>"));
     let mut text = thought.map_or(answer, |(_, said)| said).trim();
     loop {

@@ -1,18 +1,19 @@
-//! Full-text search in the process itself, for stores without a database: words, and BM25 over them.
+//! Tokenization for full-text search in stores without a database.
 
-/// The words of a text: runs of letters and digits, in lower case, without the common diacritics.
+/// Splits a text into words: runs of letters and digits, in lower case, without common diacritics.
 pub(crate) fn words(text: &str) -> Vec<String> {
     let folded: String = text.chars().filter(|c| !is_combining(*c)).flat_map(char::to_lowercase).map(plain).collect();
-    // Lower-casing some letters leaves a combining mark behind (`İ`), so they are looked for again.
+    // Lower-casing some letters leaves a combining mark behind (`İ`), so these are removed again.
     let split = folded.split(|c: char| !c.is_alphanumeric() && !is_combining(c));
     split.map(|w| w.replace(is_combining, "")).filter(|w| !w.is_empty()).collect()
 }
 
+/// Returns true for combining diacritical marks (U+0300 to U+036F).
 pub(crate) fn is_combining(c: char) -> bool {
     ('\u{300}'..='\u{36f}').contains(&c)
 }
 
-/// A Latin letter without its accent; anything else as it is. Only lower case comes here.
+/// Returns a Latin letter without its accent; any other character unchanged. Expects lower case.
 pub(crate) fn plain(c: char) -> char {
     match c {
         'à'..='å' | 'ā' | 'ă' | 'ą' | 'ǎ' => 'a',

@@ -1,4 +1,5 @@
-//! What a client hears of a model's answer when tools are called here: all but the calls that are not its business.
+//! Filters a model's response for the client when tools are called here: removes the calls that the server
+//! makes itself.
 
 use crate::types::model::Piece;
 use crate::types::tool::Tool;
@@ -6,28 +7,30 @@ use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Leaves calls of our own tools out of an answer's pieces.
+/// Removes calls of the server's own tools from the chunks of a response.
 pub(crate) struct Sift {
     tools: Arc<[Tool]>,
-    /// The places of our calls in the stream.
+    /// The stream indexes of the server's calls.
     ours: HashSet<u64>,
-    /// Whether there were calls of others.
+    /// Whether there were calls of other tools.
     theirs: bool,
-    /// A chunk for what the answer cost, if the model's server has told it: it is passed on once, at the end of the turn.
+    /// A chunk with the token usage, if the model server reported it. It is sent once, at the end of the turn
+    /// (D-050).
     usage: Option<Value>,
 }
 
 impl Sift {
+    /// Creates a filter for the calls of these tools. Without tools, everything passes unchanged.
     pub fn new(tools: Arc<[Tool]>) -> Self {
         Self { tools, ours: HashSet::new(), theirs: false, usage: None }
     }
 
-    /// The chunk for what the answer cost, if that was left out.
+    /// Returns the chunk with the token usage, if it was removed from the response.
     pub fn usage(self) -> Option<Value> {
         self.usage
     }
 
-    /// A piece as the client may hear it; `None`: there is nothing left of it. What the answer cost is left out.
+    /// Filters a chunk. `None` means that nothing of it remains. Token usage is removed.
     pub fn pass(&mut self, piece: Piece) -> Option<Piece> {
         if self.tools.is_empty() {
             return Some(piece);
@@ -62,8 +65,9 @@ impl Sift {
         Some(if part == "message" { Piece::Whole(body.to_string()) } else { Piece::Chunk(body.to_string()) })
     }
 
+    /// Filters one choice. `None` means that nothing of it remains.
     fn choice(&mut self, mut choice: Value, part: &str) -> Option<Value> {
-        // Not by index, which would put a `null` where there is nothing.
+        // Not by indexing, which would insert a `null` for a missing field.
         let calls = choice.get_mut(part).and_then(|p| p.get_mut("tool_calls"));
         if let Some(calls) = calls.and_then(Value::as_array_mut) {
             for (i, call) in calls.iter().enumerate() {
@@ -85,7 +89,7 @@ impl Sift {
                 part.remove("tool_calls");
             }
         }
-        // It is not the end: the tools are called, and the model is asked again.
+        // The turn continues: the tools are called, and the model is called again.
         let ours_only = !self.ours.is_empty() && !self.theirs;
         let finish = choice["finish_reason"].as_str().map(str::to_owned);
         if ours_only && finish.is_some() {

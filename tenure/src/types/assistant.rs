@@ -1,4 +1,4 @@
-//! An assistant: the configuration that its sessions share.
+//! An assistant: configuration shared by its sessions, and how it overrides the default [`Policy`].
 
 use crate::types::error::{Error, Result};
 use crate::types::human_duration::Period;
@@ -10,145 +10,152 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// An assistant. What it does not say is as the house has it.
+/// The configuration of an assistant. Fields that are not set fall back to the server's defaults, except
+/// where noted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Assistant {
-    /// Its name, which is its id too.
+    /// The name of the assistant, which is also its id.
     pub name: String,
-    /// The model it talks to.
+    /// The model that its runs use. `None` means that each session or request names its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What the model is told before anything else. It is not part of a session.
+    /// Instructions that precede everything else in the prompt. They are not part of any session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
-    /// How long its sessions last.
+    /// Overrides of the lifetime of its sessions, and of how requests to them are handled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sessions: Lifetime,
-    /// What the model is shown of them.
+    /// Overrides of how much of the history a model is shown.
     #[serde(default, skip_serializing_if = "is_default")]
     pub short_term: ShortTerm,
-    /// Their tool results.
+    /// Overrides of the cache of tool results.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cache: CacheSize,
-    /// When its runs set checkpoints.
+    /// When its runs set checkpoints. `None` means the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<Checkpoints>,
-    /// What a person must allow.
+    /// Tool calls that need a reviewer's approval. They replace the server's rules, even if the list is
+    /// empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub review: Vec<ReviewRule>,
-    /// How much its runs may do.
+    /// Overrides of the limits of its runs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: RunLimits,
-    /// What it remembers beyond the messages; nothing is said: nothing is remembered.
+    /// Its long-term memory. `None` means that nothing is remembered (D-077).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySize>,
-    /// Where its tools come from. Only a declared assistant has any: they start programs and reach addresses.
+    /// The sources of its tools. Only an assistant that is declared in the configuration file has any,
+    /// because tools start programs and connect to addresses (D-059).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolSource>,
-    /// Anything else the application wants to know of it.
+    /// Application-defined metadata.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
 }
 
-/// How much an assistant's runs may do.
+/// Overrides of the limits of an assistant's runs. `None` in a field means the server's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunLimits {
-    /// So many times the model is asked.
+    /// Maximum number of model requests per run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rounds: Option<usize>,
-    /// So long a run may take.
+    /// Maximum duration of a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Period>,
-    /// So many tokens its model may use; 0: any number.
+    /// Maximum number of tokens that a run may use. 0 means unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
-    /// So long one tool call may take.
+    /// Maximum duration of one tool call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_timeout: Option<Period>,
-    /// So many bytes one tool may answer.
+    /// Maximum size of one tool result, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_result_bytes: Option<usize>,
-    /// So many tool calls are made at once.
+    /// Maximum number of concurrent tool calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<usize>,
 }
 
-/// How an assistant's sessions are kept.
+/// Overrides of the lifetime of an assistant's sessions, and of how requests to them are handled. `None` in a
+/// field means the server's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lifetime {
-    /// Idle for longer, a session expires.
+    /// Idle time after which a session expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Period>,
-    /// Expired or deleted for longer, it is purged.
+    /// Time after which an expired or deleted session is purged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Period>,
-    /// How the messages of requests are read.
+    /// How the messages of a request are reconciled with the stored ones, if the request does not name a
+    /// mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<HistoryMode>,
-    /// What becomes of a run when its client goes away.
+    /// Whether a run continues or is cancelled when its client disconnects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_disconnect: Option<OnDisconnect>,
 }
 
-/// What an assistant's model is shown.
+/// Overrides of how much of the history an assistant's model is shown. `None` in a field means the server's
+/// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShortTerm {
-    /// At most so many turns; 0: all.
+    /// Maximum number of turns, the newest ones. 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_history_turns: Option<usize>,
-    /// At most so many tokens, estimated; 0: all.
+    /// Maximum number of tokens (estimated). 0 means unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
-    /// Who writes a summary of what would be left out.
+    /// Whether turns beyond the window are summarized, and by which model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compact: Option<Compact>,
 }
 
-/// How much an assistant's sessions keep of tool results.
+/// Overrides of the cache of tool results of an assistant's sessions. `None` in a field means the server's
+/// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSize {
-    /// How long a result is good for.
+    /// Time after which a cached result expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Period>,
-    /// How many a session keeps.
+    /// Maximum number of cached results per session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_entries: Option<usize>,
 }
 
-/// What an assistant remembers beyond the messages. Its sessions can not change that.
+/// The long-term memory of an assistant, beyond the messages of its sessions. Sessions cannot change it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySize {
-    /// Who shares it.
+    /// Which sessions share the memories.
     #[serde(default)]
     pub scope: Scope,
-    /// The group that shares it, for the scope `group`.
+    /// The group that shares the memories. Required with the scope `group`, rejected with any other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// A memory goes after so long.
+    /// Time after which a memory expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<Period>,
-    /// So many are kept; the one that was not used for the longest time goes first.
+    /// Maximum number of memories; the least recently used ones are evicted first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_entries: Option<usize>,
-    /// Whether the model is told what is recalled before it is asked.
+    /// Whether recalled memories are injected into the prompt before the model is called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inject: Option<bool>,
-    /// At most so many memories.
+    /// Maximum number of memories injected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// At most so many tokens of them, estimated.
+    /// Maximum number of tokens of injected memories (estimated).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
 }
 
 impl MemorySize {
-    /// What is wrong with it.
+    /// Checks that `group` is set exactly when the scope is `group`, and that it is a valid name.
     pub fn check(&self) -> Result<()> {
         match (self.scope, &self.group) {
             (Scope::Group, None) => {
@@ -161,6 +168,7 @@ impl MemorySize {
         }
     }
 
+    /// Overrides the memory policy with the fields that are set. Scope and group are always overridden.
     fn apply(&self, policy: &mut MemoryPolicy) {
         (policy.scope, policy.group) = (self.scope, self.group.clone());
         if let Some(retention) = self.retention {
@@ -178,7 +186,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl Assistant {
-    /// Its policy: the house's, and what it says itself.
+    /// Returns the effective policy: the server's defaults (`house`), overridden by the fields that are set here.
+    /// History mode and review rules are always those of the assistant, even if it sets none.
     pub fn policy(&self, house: &Policy) -> Policy {
         let mut policy = house.clone();
         if let Some(ttl) = self.sessions.ttl {

@@ -1,4 +1,4 @@
-//! Content-addressed binary data (media) and references to it.
+//! Blobs: content-addressed binary data (media), and references to them from messages.
 
 use crate::types::error::{Error, Result};
 use base64::Engine;
@@ -9,13 +9,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The BLAKE3 hash of a blob's bytes: its name.
+/// The id of a blob: the BLAKE3 hash of its bytes. Equal bytes have equal ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Cow<'_, str>", into = "String")]
 pub struct BlobId(pub [u8; 32]);
 
 impl BlobId {
-    /// The id of some bytes.
+    /// Computes the id of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
@@ -49,23 +49,24 @@ impl TryFrom<Cow<'_, str>> for BlobId {
     }
 }
 
-/// Media in their original bytes.
+/// A blob: the original, decoded bytes of a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
-    /// The hash of the bytes.
+    /// The BLAKE3 hash of the bytes.
     pub id: BlobId,
-    /// The bytes.
+    /// The content.
     pub bytes: Arc<[u8]>,
 }
 
-/// A place in a message's text where the base64 of a blob belongs.
+/// A reference from a message to a blob: the position in the message's text where the base64 of the blob is
+/// inserted again (D-004).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
     /// Byte offset in the text without any media.
     pub at: usize,
-    /// Which blob.
+    /// The id of the blob.
     pub id: BlobId,
-    /// The number of its bytes; 0 if an older version wrote this.
+    /// The size of the blob in bytes. 0 in references written by older versions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub len: u64,
 }
@@ -74,7 +75,7 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// The base64 part of a data URL, or the whole of anything else.
+/// Returns the base64 part of a data URL, or the whole input if it is not a data URL.
 pub(crate) fn payload(data: &str) -> &str {
     match data.strip_prefix("data:") {
         Some(rest) => rest.split_once(";base64,").map_or("", |(_, b)| b),
@@ -82,8 +83,9 @@ pub(crate) fn payload(data: &str) -> &str {
     }
 }
 
-/// The identity of media as they stand in a message: the hash of their bytes if they are inside, else of their address.
-/// `cut` gives the id of media that were taken out.
+/// Returns the identity of a medium in a message: the hash of its bytes if they are embedded, else the hash
+/// of its address. `cut` returns the id of the next detached medium and is called only if the data is missing
+/// in the text.
 pub(crate) fn content_id(data: &str, mut cut: impl FnMut() -> Option<BlobId>) -> BlobId {
     let inside = payload(data);
     if (data.is_empty() || data.ends_with(";base64,"))

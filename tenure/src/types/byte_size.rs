@@ -1,11 +1,12 @@
-//! Sizes as people write them: `64MB`.
+//! Human-readable byte sizes, such as `64MB`.
 
 use crate::types::error::Error;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes, written `512MB`; `KB`, `MB` and `GB` go up by 1024.
+/// A number of bytes, written like `512MB`. `KB`, `MB` and `GB` are powers of 1024. A plain number is parsed
+/// as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "String")]
 pub struct Size(pub u64);

@@ -1,8 +1,9 @@
-//! JSON in a canonical spelling: equal values have equal text.
+//! Canonical JSON: equal values have equal text, whatever the original formatting.
 
 use crate::types::blob::BlobId;
 
-/// A hash of some JSON that does not depend on spelling: keys sorted, nulls left out.
+/// Hashes a JSON text independently of its formatting: keys are sorted and `null` fields are dropped. A text
+/// that is not JSON is hashed as it is.
 pub(crate) fn canonical_hash(json: &str) -> BlobId {
     match serde_json::from_str::<serde_json::Value>(json) {
         Ok(value) => BlobId::of(canonical(&value, Nulls::Drop).as_bytes()),
@@ -10,14 +11,14 @@ pub(crate) fn canonical_hash(json: &str) -> BlobId {
     }
 }
 
-/// Whether a field that is `null` is the same as none.
+/// Whether canonicalization keeps fields that are `null`, or drops them as if they were absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nulls {
     Keep,
     Drop,
 }
 
-/// JSON with sorted keys and no spaces: equal values, equal text.
+/// Serializes a value as JSON with sorted keys and no white space, so that equal values yield equal text.
 pub(crate) fn canonical(value: &serde_json::Value, nulls: Nulls) -> String {
     use serde_json::Value::{Array, Object};
     match value {

@@ -1,4 +1,4 @@
-//! The hash chain over the decisions of a session: its links and its end.
+//! The hash chain over the review decisions of a session: the hash of a link, and the end of the chain.
 
 use crate::types::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use std::fmt;
 pub struct DecisionHash(pub [u8; 32]);
 
 impl DecisionHash {
-    /// What the first decision of a chain names as the previous one.
+    /// The previous hash named by the first decision of a chain: all zeros.
     pub const START: Self = Self([0; 32]);
 }
 
@@ -36,11 +36,12 @@ impl TryFrom<Cow<'_, str>> for DecisionHash {
     }
 }
 
-/// The end of a session's hash chain: how many decisions are linked, and the hash of the last one.
+/// The end of a session's hash chain. Comparing it reveals decisions that were changed, removed or reordered
+/// (D-064).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionChain {
     /// Number of linked decisions.
     pub count: u64,
-    /// The hash of the last one.
+    /// The hash of the last decision.
     pub hash: DecisionHash,
 }

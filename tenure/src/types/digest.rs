@@ -1,10 +1,12 @@
-//! A digest of the messages up to a point of a log: counters and hashes from which they can be continued.
+//! The log digest: counters and hashes over the messages up to a position of a log, which can be advanced
+//! without reading earlier messages.
 
 use crate::types::message::Role;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A running hash over the visible messages of a session (128 bits of BLAKE3): equal hashes, equal conversations.
+/// A running hash over the visible messages of a session (128 bits of BLAKE3). Equal hashes mean equal
+/// conversations, except for media, which are not hashed because clients often omit them (D-024).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VisibleHash(pub [u8; 16]);
@@ -28,7 +30,8 @@ impl TryFrom<String> for VisibleHash {
     }
 }
 
-/// How much has been said: enough to go on from here without reading what came before.
+/// A log digest. It holds everything that is needed to continue from its position without reading earlier
+/// messages (D-005).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// Number of messages.
@@ -37,31 +40,33 @@ pub struct Mark {
     pub turns: usize,
     /// Number of visible messages.
     pub visible: usize,
-    /// Who spoke last, system messages apart.
+    /// The role of the last message, ignoring system messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<Role>,
-    /// The hash over the visible messages.
+    /// The hash over all visible messages.
     pub hash: VisibleHash,
     /// The hash of the last user message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub question: Option<VisibleHash>,
-    /// The hash of the last answer together with its question: what a client that sends the newest turns only is found by.
+    /// The hash of the last answer together with its question. Finds the session of a client that sends only
+    /// the newest turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchange: Option<VisibleHash>,
-    /// The ids of the tool calls of the last turn, at most [`MAX_MARK_CALLS`], the newest last.
+    /// The ids of the tool calls of the last turn, newest last: at most [`MAX_MARK_CALLS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<String>,
 }
 
 impl Mark {
-    /// What a session is looked up by besides its whole conversation: its last exchange, and the tool calls of its last turn.
+    /// Returns the keys by which a session is looked up, besides the hash of its whole conversation: its last
+    /// exchange and the tool calls of its last turn (D-025).
     pub fn match_keys(&self) -> Vec<VisibleHash> {
         self.exchange.into_iter().chain(self.calls.iter().map(|id| VisibleHash::of_call(id))).collect()
     }
 }
 
 impl VisibleHash {
-    /// What a tool call is looked up by.
+    /// Computes the lookup key of a tool call.
     pub(crate) fn of_call(id: &str) -> Self {
         let mut hash = blake3::Hasher::new();
         hash.update(b"tool call\0").update(id.as_bytes());
@@ -71,5 +76,5 @@ impl VisibleHash {
     }
 }
 
-/// A session can be found by so many tool calls of its last turn.
+/// Maximum number of tool calls of the last turn by which a session can be looked up.
 pub const MAX_MARK_CALLS: usize = 32;

@@ -1,7 +1,8 @@
-//! What happened: the entries of a session's log, and how they are written down.
+//! Log entries and records, and their serialized form.
 //!
-//! An entry is one JSON object with one key, its kind: `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and
-//! fields may come; what is here stays readable for ever.
+//! An entry is one JSON object with a single key, its kind:
+//! `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and fields may be added; the existing
+//! ones stay readable forever.
 
 use crate::types::blob::Cut;
 use crate::types::decision_chain::DecisionChain;
@@ -16,170 +17,174 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// One thing that happened in a session.
+/// One event in a session's log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
-    /// The session began, from nothing or as a fork.
+    /// The session was created, either empty or as a fork.
     Created(Box<Created>),
-    /// Somebody said something. Written and read by hand, so that the message's text stays as it is.
+    /// A message was appended. Serialized and deserialized by hand, so that the text of the message is
+    /// preserved byte for byte.
     #[serde(skip)]
     Message(Post),
-    /// A point to come back to.
+    /// A checkpoint was set.
     Checkpoint(Checkpointed),
-    /// Everything said after `to` was cut off; it stays in the log.
+    /// All messages after `to` were discarded from the conversation. They stay in the log.
     Rewound(Rewound),
-    /// Title, tags, metadata and the like changed.
+    /// Model, title, tags or metadata changed.
     Info(Box<InfoChange>),
-    /// The session's status changed.
+    /// The status of the session changed.
     Status {
         /// The new status.
         to: Status,
-        /// Why, for people.
+        /// A human-readable reason.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// A run began.
+    /// A run started.
     RunStarted {
-        /// The run.
+        /// The id of the run.
         run: RunId,
-        /// Who works on it.
+        /// The lease of the node that executes the run.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         claim: Option<Claim>,
-        /// What it was started with.
+        /// Parameters of the run, such as its model and options.
         #[serde(default, skip_serializing_if = "Map::is_empty")]
         detail: Map<String, Value>,
     },
-    /// A node took a run over; it may work on it until its lease ends.
+    /// A node claimed a run, for example to take it over. It may execute the run until its lease expires.
     RunClaimed {
-        /// The run.
+        /// The id of the run.
         run: RunId,
-        /// Who works on it.
+        /// The lease of the node that executes the run.
         #[serde(flatten)]
         claim: Claim,
     },
-    /// A tool call is about to be made: if no result follows, it may or may not have happened.
+    /// A tool call is about to be made. If no result follows, the call may or may not have been executed.
     ToolStarted {
-        /// The run.
+        /// The id of the run.
         run: RunId,
         /// The id of the tool call.
         call: String,
-        /// The tool's name.
+        /// The name of the tool.
         tool: String,
-        /// More about it.
+        /// Additional details, such as token usage.
         #[serde(default, skip_serializing_if = "Map::is_empty")]
         detail: Map<String, Value>,
     },
     /// A run ended.
     RunEnded {
-        /// The run.
+        /// The id of the run.
         run: RunId,
-        /// How.
+        /// How the run ended.
         outcome: Outcome,
-        /// What went wrong, if it failed.
+        /// A human-readable error, if the run failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
-        /// The same as one stable word.
+        /// A stable, machine-readable code for the error.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         code: Option<String>,
     },
-    /// A person must decide something.
+    /// A review was opened: a person must decide.
     ReviewOpened(Box<ReviewOpened>),
-    /// Somebody looks at a review, so that nobody else need; or does so no more.
+    /// A reviewer claimed a review, so that others leave it alone, or released it.
     ReviewClaimed {
-        /// The review.
+        /// The id of the review.
         review: ReviewId,
-        /// Who; nobody: it is free again.
+        /// The name of the reviewer. `None` means that the claim was released.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
-        /// Until when others leave it alone.
+        /// When the claim expires.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         until: Option<Timestamp>,
     },
-    /// A person has decided.
+    /// A review was decided.
     ReviewDecided(Box<ReviewDecided>),
-    /// The oldest messages are shown to models as a summary; they stay in the log. Or they are shown themselves again.
+    /// The oldest messages were summarized: models are shown the summary instead of them, and the messages
+    /// stay in the log (D-066). Without a summary, the messages themselves are shown again.
     Compacted {
         /// The last record that the summary covers.
         upto: Seq,
-        /// The summary, shown in their place; nothing: no summary is shown any more.
+        /// The summary that is shown instead of the covered messages. `None` means that no summary is shown
+        /// any more.
         #[serde(default, with = "stored", skip_serializing_if = "Option::is_none")]
         summary: Option<Message>,
     },
 }
 
-/// How a session began.
+/// The first entry of a session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Created {
-    /// Whose session it is.
+    /// The owner of the session.
     pub user: User,
-    /// The assistant it belongs to.
+    /// The assistant that the session belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
-    /// The chat thread that shows it.
+    /// The chat thread that displays the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<String>,
-    /// The model it talks to.
+    /// The model that the session uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// A title for people.
+    /// A human-readable title.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// Words to find it by.
+    /// Tags for filtering.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// Anything else the application wants to know of it.
+    /// Application-defined metadata.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-    /// What it was forked from.
+    /// The parent and the position at which this session was forked. `None` means that the session is not a
+    /// fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
-    /// When it really began, if it is an ended session that was moved to another id.
+    /// The original creation time, if this is an ended session that was moved to another id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_at: Option<Timestamp>,
-    /// Of a fork: the end of its parent's hash chain of decisions at the point where it left.
+    /// For a fork: the end of the parent's hash chain of decisions at the position of the fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<DecisionChain>,
-    /// The export that it was imported from.
+    /// The export that the session was imported from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
 
-/// The import that a session began with.
+/// The import that a session was created by.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The BLAKE3 hash of the export: an export that is imported twice is found by it.
+    /// The BLAKE3 hash of the export. It identifies an export that is imported a second time.
     pub export: String,
-    /// When it was imported.
+    /// When the export was imported.
     pub at: Timestamp,
-    /// The last record that came with the export; later ones were written here.
+    /// The last record that came with the export. Later records were written here.
     pub upto: Seq,
 }
 
-/// Where a fork left its parent. The fork's first record is `seq + 1`.
+/// The position at which a fork left its parent. The fork's first own record is `seq + 1` (D-002).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Parent {
-    /// The parent.
+    /// The id of the parent.
     pub session: SessionId,
-    /// The last record of the parent's log that belongs to the fork too.
+    /// The last record of the parent's log that the fork includes.
     pub seq: Seq,
-    /// What had been said up to there.
+    /// The log digest at that position (D-005).
     pub mark: Mark,
 }
 
-/// A message in the log.
+/// A message entry: a message and how it came into the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Post {
-    /// The run that produced it.
+    /// The run that produced the message. `None` means that no run did.
     pub run: Option<RunId>,
-    /// A system message that replaces the one the conversation began with, from now on.
+    /// Whether this system message replaces the initial instructions, from this position on.
     pub lead: bool,
-    /// An answer that was cut off before its end: its run was cancelled or failed.
+    /// Whether this is an incomplete answer, because its run was cancelled or failed (D-048).
     pub partial: bool,
-    /// The record of the assistant message that this user message followed in its own request. `None` if it was sent without
-    /// one: then nothing tells how much of the session its sender had seen.
+    /// The record of the assistant message that this user message followed in its request. `None` means that
+    /// the request contained none, so it is unknown how much of the session its sender had seen.
     pub replies_to: Option<Seq>,
-    /// The message.
+    /// The message itself.
     pub message: Message,
 }
 
@@ -190,59 +195,60 @@ impl From<Message> for Post {
 }
 
 impl Post {
-    /// A message that a run produced.
+    /// Creates an entry for a message that a run produced.
     pub fn by(run: &RunId, message: Message) -> Self {
         Self { run: Some(run.clone()), ..Self::from(message) }
     }
 }
 
-/// A checkpoint in the log.
+/// A checkpoint entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Checkpointed {
-    /// Its name.
+    /// The name of the checkpoint.
     pub label: Label,
-    /// Whether the runtime made it.
+    /// Whether the checkpoint was set automatically.
     #[serde(default, skip_serializing_if = "is_false")]
     pub auto: bool,
-    /// The run it was taken in.
+    /// The run during which the checkpoint was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunId>,
     /// The step of that run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// Whatever else its maker wants to find again.
+    /// Application-defined state.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub state: Map<String, Value>,
 }
 
-/// A cut: what was said in records after `to` is discarded. The mark says what is left, so that a head can be kept up without
-/// reading the log.
+/// A rewind: the messages in records after `to` are discarded from the conversation. The log digest describes
+/// what remains, so that a head is updated without reading the log (D-005).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rewound {
-    /// The last record that stays.
+    /// The last record that remains in effect.
     pub to: Seq,
-    /// What had been said up to there.
+    /// The log digest at that record.
     pub mark: Mark,
 }
 
-/// A change of one field.
+/// An update of one optional field, with the semantics of a JSON merge patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Change<T> {
-    /// Leave it.
+    /// Leaves the field unchanged.
     #[default]
     Keep,
-    /// Remove it (`null`).
+    /// Removes the value (`null`).
     Clear,
-    /// Replace it.
+    /// Replaces the value.
     Set(T),
 }
 
 impl<T> Change<T> {
-    /// Whether nothing changes.
+    /// Returns true if the field stays unchanged.
     pub fn is_keep(&self) -> bool {
         matches!(self, Change::Keep)
     }
 
+    /// Applies the update to a field.
     pub(crate) fn apply(&self, field: &mut Option<T>)
     where
         T: Clone,
@@ -276,16 +282,16 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Change<T> {
     }
 }
 
-/// A change of what is known about a session.
+/// An update of a session's descriptive fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InfoChange {
-    /// The model.
+    /// The update of the model.
     #[serde(default, skip_serializing_if = "Change::is_keep")]
     pub model: Change<String>,
-    /// The title.
+    /// The update of the title.
     #[serde(default, skip_serializing_if = "Change::is_keep")]
     pub title: Change<String>,
-    /// All tags.
+    /// The update of the tags. Tags are replaced as a whole.
     #[serde(default, skip_serializing_if = "Change::is_keep")]
     pub tags: Change<Vec<String>>,
     /// A JSON merge patch (RFC 7396): `null` removes a key.
@@ -293,12 +299,12 @@ pub struct InfoChange {
     pub metadata: Map<String, Value>,
 }
 
-/// A node's right to work on a run.
+/// A lease on a run: one node's exclusive right to execute it until a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The node.
+    /// The id of the node.
     pub node: String,
-    /// The end of the lease.
+    /// When the lease expires.
     pub until: Timestamp,
 }
 
@@ -306,86 +312,88 @@ pub struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is done.
+    /// The run finished normally.
     Completed,
-    /// It failed; what happened until then is kept.
+    /// The run failed. Everything committed until then is preserved.
     Failed,
-    /// Somebody stopped it; what happened until then is kept.
+    /// The run was cancelled on request. Everything committed until then is preserved.
     Cancelled,
 }
 
-/// What a person is asked.
+/// The content of a review request: what a person must decide.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReviewOpened {
-    /// The review.
+    /// The id of the review.
     pub review: ReviewId,
     /// The step under review, such as a tool's name.
     pub step: String,
-    /// The run that waits.
+    /// The run that waits for the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunId>,
-    /// The tool call that waits.
+    /// The id of the tool call that waits for the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<String>,
-    /// Who is asked.
+    /// The queue of reviewers to which the request is addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// The call may have been made already, and its result was lost: was it done?
+    /// Whether the call may have been executed already and its result was lost. The reviewer then decides
+    /// whether it was done.
     #[serde(default, skip_serializing_if = "is_false")]
     pub lost: bool,
-    /// When it is decided without a person, and how.
+    /// When and how the review is decided without a person. `None` means that it has no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Timeout>,
-    /// More about it: the arguments of the call.
+    /// Additional details, such as the arguments of the call.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub detail: Map<String, Value>,
 }
 
-/// What happens to a review that nobody decides.
+/// The decision that applies to a review if no person decides it in time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timeout {
-    /// When.
+    /// When the timeout expires.
     pub at: Timestamp,
-    /// The decision.
+    /// The decision that then applies.
     pub decision: Decision,
 }
 
-/// What a person decided.
+/// The content of a review decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReviewDecided {
-    /// The review.
+    /// The id of the review.
     pub review: ReviewId,
     /// The step that was under review.
     pub step: String,
     /// The decision.
     pub decision: Decision,
-    /// Who decided.
+    /// The name of the reviewer.
     pub reviewer: String,
-    /// Why.
+    /// The reviewer's explanation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notes: Option<String>,
-    /// The arguments to use instead, if corrected.
+    /// The arguments to use instead of the model's, if the decision is `Corrected`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<Value>,
-    /// The hash of the session's previous decision ([`ReviewDecided::hash`]). Absent in entries of older versions.
+    /// The hash of the session's previous decision ([`ReviewDecided::hash`]), which links the decisions to a
+    /// hash chain (D-064). `None` in entries of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<DecisionHash>,
 }
 
-/// A person's decision.
+/// A reviewer's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// Go on.
+    /// The call may be made as it is.
     Approved,
-    /// Do not do it.
+    /// The call must not be made.
     Rejected,
-    /// Do it with other arguments.
+    /// The call is made with other arguments.
     Corrected,
 }
 
 impl Decision {
-    /// One word.
+    /// Returns the serialized name of the decision.
     pub fn as_str(self) -> &'static str {
         match self {
             Decision::Approved => "approved",
@@ -395,47 +403,50 @@ impl Decision {
     }
 }
 
-/// An entry with its place in the log and its time.
+/// An entry with its position in the log and its timestamp.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Its place.
+    /// The position in the log.
     pub seq: Seq,
-    /// When, to the microsecond.
+    /// When the entry was written, to the microsecond.
     pub at: Timestamp,
-    /// What.
+    /// The event.
     pub entry: Entry,
 }
 
+/// The beginning of every serialized message entry.
 const MESSAGE: &str = r#"{"message":{"#;
+/// The beginning of a serialized message entry without any field besides the message.
 const PLAIN_MESSAGE: &str = r#"{"message":{"body":"#;
 
 impl Entry {
-    /// A message, as anybody may add one.
+    /// Creates a message entry that belongs to no run.
     pub fn message(message: Message) -> Self {
         Entry::Message(message.into())
     }
 
-    /// The beginning of a session. Boxed, like all large kinds: logs are mostly messages, and those are small.
+    /// Creates the first entry of a session. Boxed, like all large variants, because most entries of a log
+    /// are messages, which are small.
     pub fn created(created: Created) -> Self {
         Entry::Created(Box::new(created))
     }
 
-    /// A change of what is known about a session.
+    /// Creates an entry that updates descriptive fields.
     pub fn info(change: InfoChange) -> Self {
         Entry::Info(Box::new(change))
     }
 
-    /// A question to a person.
+    /// Creates an entry that opens a review.
     pub fn review_opened(opened: ReviewOpened) -> Self {
         Entry::ReviewOpened(Box::new(opened))
     }
 
-    /// A person's answer.
+    /// Creates an entry that decides a review.
     pub fn review_decided(decided: ReviewDecided) -> Self {
         Entry::ReviewDecided(Box::new(decided))
     }
 
-    /// The entry as the JSON text that stores keep.
+    /// Serializes the entry to the JSON text that stores persist.
     pub fn encode(&self) -> String {
         let Entry::Message(post) = self else {
             return serde_json::to_string(self).expect("entries have string keys and finite numbers only");
@@ -464,12 +475,13 @@ impl Entry {
         text
     }
 
-    /// Reads what [`Entry::encode`] wrote. The text is trusted: its checksum has been verified.
+    /// Deserializes the output of [`Entry::encode`]. The text is trusted and not validated again, because its
+    /// checksum has been verified.
     pub fn decode(text: &str) -> Result<Self, String> {
         Self::decode_with(text, |text| text.into())
     }
 
-    /// The same, with a say in where the text of a message is kept.
+    /// Deserializes an entry; `keep` chooses how the text of a message is held in memory.
     fn decode_with(text: &str, keep: impl Fn(&str) -> Text) -> Result<Self, String> {
         if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
             return Ok(Entry::message(Message::trusted(keep(body), Vec::new())));
@@ -481,7 +493,7 @@ impl Entry {
         serde_json::from_str(text).map_err(unreadable)
     }
 
-    /// Reads an entry that another program may have formatted anew. A message in it is not validated yet.
+    /// Deserializes an entry that another program may have reformatted. A message in it is not validated yet.
     pub(crate) fn decode_any(text: &str) -> Result<Self, String> {
         match serde_json::from_str::<MessageLine<'_>>(text) {
             Ok(line) => Ok(Entry::Message(line.message.post(|text| text.into()))),
@@ -490,11 +502,12 @@ impl Entry {
     }
 }
 
-/// Where an entry can not be read; never what stands there.
+/// Formats a parse error with its position but never the content, which may be private.
 fn unreadable(e: serde_json::Error) -> String {
     format!("it is not an entry that this version knows (at character {})", e.column())
 }
 
+/// The serialized form of a message entry, borrowing the text of the message.
 #[derive(Deserialize)]
 struct MessageLine<'a> {
     #[serde(borrow)]
@@ -525,7 +538,8 @@ impl PostLine<'_> {
 }
 
 impl Record {
-    /// The checksum that stores keep beside a record, over its place, its time and its text.
+    /// Computes the CRC-32 that stores persist with a record, over its sequence number, timestamp and text.
+    /// Covering the sequence number reveals missing records (D-008, D-009).
     pub fn checksum(seq: Seq, at: Timestamp, text: &str) -> u32 {
         let mut place = [0; 16];
         place[..8].copy_from_slice(&seq.to_le_bytes());
@@ -536,14 +550,15 @@ impl Record {
         crc.finalize()
     }
 
-    /// A record as a store found it; damage is an error that names `place`.
+    /// Verifies and deserializes a record as a store returned it. Damage is an error that names `place`, the
+    /// location of the record.
     pub fn read(seq: Seq, at: i64, sum: u32, text: &str, place: impl FnOnce() -> String) -> Result<Self> {
         let checked = Self::check(seq, at, sum, text);
         let read = checked.and_then(|at| Ok(Record { seq, at, entry: Entry::decode(text)? }));
         read.map_err(|why| Error::corrupt(place(), why))
     }
 
-    /// Whether the checksum is right; the time.
+    /// Verifies the checksum and returns the timestamp.
     fn check(seq: Seq, at: i64, sum: u32, text: &str) -> Result<Timestamp, String> {
         let at = Timestamp::from_microsecond(at).map_err(|_| "its time is out of range")?;
         if Self::checksum(seq, at, text) != sum {
@@ -553,34 +568,36 @@ impl Record {
     }
 }
 
-/// Records that are read one after the other. Their texts are gathered in chunks that the messages then share: one piece of memory
-/// for many, and a message that is kept longer than the others keeps no more than its chunk.
+/// Deserializes a sequence of records. Their texts are gathered in chunks that the messages share: one
+/// allocation serves many messages, and a message that outlives the others retains no more than its chunk
+/// (D-010).
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     done: Vec<Record>,
     chunk: String,
-    /// Those in the chunk, and where their texts end.
+    /// The records in the current chunk, each with the offset where its text ends.
     waiting: Vec<(Seq, Timestamp, usize)>,
 }
 
-/// A chunk is done when it has so many bytes.
+/// Size at which a chunk is completed, in bytes.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 const CHUNK_BYTES: usize = 64 << 10;
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 impl Records {
-    /// With room for so many.
+    /// Creates an empty batch with capacity for `records` records.
     pub fn with_capacity(records: usize) -> Self {
         Self { done: Vec::with_capacity(records), ..Self::default() }
     }
 
-    /// How many there are.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.done.len() + self.waiting.len()
     }
 
-    /// Takes the next one as a store found it. Damage is an error: which record, and what is wrong with it.
+    /// Adds the next record as a store returned it, after verifying its checksum. An error names the damaged
+    /// record and what is wrong with it.
     pub fn push(&mut self, seq: Seq, at: i64, sum: u32, text: &str) -> Result<(), (Seq, String)> {
         let at = Record::check(seq, at, sum, text).map_err(|why| (seq, why))?;
         if self.chunk.len() + text.len() > CHUNK_BYTES {
@@ -592,12 +609,13 @@ impl Records {
         Ok(())
     }
 
-    /// All of them.
+    /// Completes the last chunk and returns all records.
     pub fn finish(mut self) -> Result<Vec<Record>, (Seq, String)> {
         self.close()?;
         Ok(self.done)
     }
 
+    /// Completes the current chunk: deserializes its records, whose messages share the chunk.
     fn close(&mut self) -> Result<(), (Seq, String)> {
         let chunk = std::sync::Arc::new(std::mem::take(&mut self.chunk));
         let mut from = 0;
@@ -614,7 +632,8 @@ fn is_false(b: &bool) -> bool {
     !b
 }
 
-/// Messages inside other entries: written as they are, read without checking them again.
+/// Serde support for messages inside other entries: serialized unchanged, deserialized without being
+/// validated again.
 mod stored {
     use super::*;
 

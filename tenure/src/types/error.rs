@@ -1,41 +1,42 @@
-//! What can go wrong, and what to do about it.
+//! The error type of the library. Each error says what was wrong and what to do about it.
 
 use crate::types::id::{InvalidName, ReviewId, RunId, Seq, SessionId};
 
-/// The result of everything that can fail here.
+/// The result of a fallible operation of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. [`Error::code`] gives one stable word for programs; the text is for people.
+/// An error of the library. [`Error::code`] returns a stable code for programs; the message is for humans.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No such session for this principal; somebody else's session answers the same.
+    /// The session does not exist for this principal. A session of another user yields the same error, so
+    /// that its existence is not disclosed.
     #[error("session {session_id} was not found; create it, or check the id and whose it is")]
     NotFound {
-        /// The id that was asked for.
+        /// The requested session.
         session_id: SessionId,
     },
 
-    /// The session has expired or was deleted, and can still be restored.
+    /// The session has expired or was deleted, and can still be restored (D-019).
     #[error("session {session_id} is {status}; restore it to go on, or use another id")]
     Gone {
-        /// The id that was asked for.
+        /// The requested session.
         session_id: SessionId,
         /// `expired` or `deleted`.
         status: &'static str,
     },
 
-    /// The session is paused and takes no new messages.
+    /// The session is paused and accepts no new messages.
     #[error("session {session_id} is paused; activate it (or decide its open review) first")]
     Paused {
-        /// The id that was asked for.
+        /// The requested session.
         session_id: SessionId,
     },
 
-    /// Another turn is on in the session, and this request does not want to wait.
+    /// Another turn is in progress in the session, and this request does not wait.
     #[error("session {session_id} is busy with another turn; wait for it, or use on_busy queue, interrupt or branch")]
     Busy {
-        /// The id that was asked for.
+        /// The requested session.
         session_id: SessionId,
     },
 
@@ -46,18 +47,19 @@ pub enum Error {
         own.as_ref().map_or_else(|| "no assistant".to_owned(), |name| format!("assistant {name:?}"))
     )]
     OtherAssistant {
-        /// The session.
+        /// The requested session.
         session_id: SessionId,
-        /// The assistant that was asked for.
+        /// The assistant that the request named.
         asked: String,
-        /// The session's own.
+        /// The assistant that the session belongs to. `None` means that it belongs to none.
         own: Option<String>,
     },
 
-    /// While an answer was made, what it answers was taken back.
+    /// The session was rewound, replaced or ended while the answer was generated, so that the message being
+    /// answered is no longer current. The answer was not stored.
     #[error("session {session_id} was rewound, replaced or ended while this turn was on; its answer was not kept")]
     Superseded {
-        /// The session.
+        /// The requested session.
         session_id: SessionId,
     },
 
@@ -68,141 +70,142 @@ pub enum Error {
         session_id: SessionId,
     },
 
-    /// Somebody else wrote to the session first. Load it again and repeat the step.
+    /// Another writer committed to the session first (optimistic concurrency). Load the session again and
+    /// retry.
     #[error("session {session_id} has moved on (expected it to end at {expected}); load it again and retry")]
     Conflict {
-        /// The session that moved.
+        /// The session that changed.
         session_id: SessionId,
-        /// Where the writer believed the log ended.
+        /// The position at which the writer expected the log to end.
         expected: Seq,
     },
 
-    /// The same idempotency key came with another body.
+    /// The idempotency key was used before with a different request body.
     #[error("idempotency key {key:?} was used before with another body; use a new key for a new request")]
     KeyReused {
-        /// The key.
+        /// The idempotency key.
         key: String,
     },
 
-    /// A checkpoint, position or turn that the session does not have.
+    /// The session has no such checkpoint, position or turn.
     #[error("{what} was not found in session {session_id}; list its checkpoints and messages to see what is there")]
     NoSuchPoint {
-        /// The session.
+        /// The requested session.
         session_id: SessionId,
-        /// What was asked for, in words.
+        /// A description of the requested point.
         what: String,
     },
 
-    /// A run that the session does not have.
+    /// The session has no such run.
     #[error("there is no run {run} in session {session_id}; list its runs to see what is there")]
     NoSuchRun {
-        /// The session.
+        /// The requested session.
         session_id: SessionId,
-        /// The run.
+        /// The requested run.
         run: RunId,
     },
 
-    /// A review that is not there, or not for whoever asks.
+    /// The review does not exist, or the principal has no access to it.
     #[error("there is no review {review}; list the reviews to see what is there")]
     NoSuchReview {
-        /// The review.
+        /// The requested review.
         review: ReviewId,
     },
 
-    /// The review needs no decision any more.
+    /// The review no longer needs a decision: it was decided, or its run has ended.
     #[error("review {review} is decided already: {how}")]
     Decided {
-        /// The review.
+        /// The requested review.
         review: ReviewId,
-        /// How, in words.
+        /// A description of how it was decided, or why it is closed.
         how: String,
     },
 
-    /// Somebody else looks at the review.
+    /// Another reviewer has claimed the review.
     #[error("review {review} is claimed by {by}; wait until it is released, or its time is over")]
     Claimed {
-        /// The review.
+        /// The requested review.
         review: ReviewId,
-        /// Who.
+        /// The reviewer who holds the claim.
         by: String,
     },
 
-    /// The input is wrong; nothing was changed.
+    /// The input is invalid; nothing was changed.
     #[error("{message}")]
     Invalid {
-        /// Which field, as a path.
+        /// The path of the invalid field.
         param: String,
-        /// What is wrong and what would be right.
+        /// A description of what is wrong and what would be valid.
         message: String,
     },
 
-    /// A caller has stored as much as it may; nothing was changed.
+    /// A storage quota is exhausted; nothing was changed.
     #[error(
         "{whose} has {used} {what} stored, and the limit `{limit}` is {max}; delete and purge some, or raise the limit"
     )]
     QuotaExceeded {
-        /// Whose sessions count.
+        /// A description of whose sessions count towards the quota.
         whose: &'static str,
-        /// What is counted.
+        /// A description of what is counted.
         what: &'static str,
         /// The name of the limit.
         limit: &'static str,
-        /// Its value.
+        /// The value of the limit.
         max: u64,
-        /// What is stored already.
+        /// The amount in use.
         used: u64,
     },
 
-    /// A named limit was passed; nothing was changed.
+    /// A named limit was exceeded; nothing was changed.
     #[error("{what} is over the limit `{limit}` of {max}; send less, or raise the limit")]
     TooLarge {
-        /// What was too large, in words.
+        /// A description of what was too large.
         what: String,
         /// The name of the limit.
         limit: &'static str,
-        /// Its value.
+        /// The value of the limit.
         max: u64,
     },
 
-    /// Stored data is damaged. The text names its place.
+    /// Stored data is damaged. The message names its location.
     #[error("damaged data at {place}: {why}")]
     Corrupt {
-        /// Store, session, record, file and line as far as they are known.
+        /// The location: store, session, record, file and line, as far as they are known.
         place: String,
-        /// What is wrong with it.
+        /// A description of the damage.
         why: String,
     },
 
     /// The store was written by a newer version of this software.
     #[error("{place} has format {found}, and this version reads up to {known}; use a newer version")]
     NewerFormat {
-        /// Which store.
+        /// The location of the store.
         place: String,
-        /// The format that was found.
+        /// The format version of the store.
         found: u32,
-        /// The newest format this version knows.
+        /// The newest format version that this version of the software supports.
         known: u32,
     },
 
-    /// Another process holds the store.
+    /// Another process holds the lock of the store.
     #[error("{place} is in use by another process; stop it, or use a store that several may share")]
     Locked {
-        /// Which store.
+        /// The location of the store.
         place: String,
     },
 
-    /// The disk is full. What was acknowledged is safe; this step was not done.
+    /// The disk is full. Everything acknowledged is durable; this operation was not performed.
     #[error("no space left at {place}; free some and retry")]
     Full {
-        /// Which store.
+        /// The location of the store.
         place: String,
     },
 
-    /// The store can not be reached or did not answer. The step may or may not have happened; an idempotency key makes a
-    /// retry safe.
+    /// The store cannot be reached or did not respond. The outcome of the operation is unknown; an
+    /// idempotency key makes a retry safe.
     #[error("the store is not available: {why}")]
     Unavailable {
-        /// What the store or the system said.
+        /// The error reported by the store or the operating system.
         why: String,
     },
 }
@@ -214,7 +217,7 @@ impl From<InvalidName> for Error {
 }
 
 impl Error {
-    /// One stable word for each kind of failure.
+    /// Returns a stable code for the kind of error.
     pub fn code(&self) -> &'static str {
         match self {
             Error::NotFound { .. } => "not_found",
@@ -242,22 +245,23 @@ impl Error {
         }
     }
 
-    /// Bad input: `param` is the path of what is wrong.
+    /// Creates an error for invalid input; `param` is the path of the invalid field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Error::Invalid { param: param.into(), message: message.into() }
     }
 
-    /// The store failed in a way that only its operator can mend.
+    /// Creates an error for a store failure that only its operator can resolve.
     pub fn unavailable(why: impl std::fmt::Display) -> Self {
         Error::Unavailable { why: why.to_string() }
     }
 
-    /// Damaged data at a place.
+    /// Creates an error for damaged data at a location.
     pub fn corrupt(place: impl std::fmt::Display, why: impl std::fmt::Display) -> Self {
         Error::Corrupt { place: place.to_string(), why: why.to_string() }
     }
 
-    /// Puts `prefix` before the path of bad input, so that the whole path is named.
+    /// Prepends `prefix` to the path of the invalid field, so that the error names the full path. Other
+    /// errors are returned unchanged.
     pub fn within(self, prefix: &str) -> Self {
         match self {
             Error::Invalid { param, message } if param.is_empty() => {

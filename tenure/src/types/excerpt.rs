@@ -1,9 +1,9 @@
 //! Bounded quotations of untrusted input in error messages.
 
-/// So many characters of a text that came from outside are repeated in an error.
+/// Maximum number of characters of untrusted input that an error message quotes.
 const MAX_EXCERPT: usize = 60;
 
-/// A text that came from outside as an error repeats it: in quotes, escaped, and cut off if it is long.
+/// Quotes untrusted input for an error message: in quotation marks, escaped, and truncated if it is long.
 pub fn excerpt(text: impl AsRef<str>) -> String {
     let text = text.as_ref();
     match text.char_indices().nth(MAX_EXCERPT) {

@@ -1,4 +1,5 @@
-//! The index card of a session: all that listing, matching, sweeping and taking over need, without reading the log.
+//! The head: the per-session index row. It holds everything that listing, matching, sweeping and taking over
+//! need, so that none of them reads the log.
 
 use crate::types::decision_chain::DecisionChain;
 use crate::types::digest::{Mark, VisibleHash};
@@ -10,25 +11,25 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What is known about a session besides its messages.
+/// The descriptive fields of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionInfo {
-    /// Its id.
+    /// The id of the session.
     pub session_id: SessionId,
-    /// When it began.
+    /// When the session was created.
     pub created_at: Timestamp,
-    /// When anything last happened in it.
+    /// When the session last changed.
     pub updated_at: Timestamp,
-    /// The model it talks to.
+    /// The model that the session uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// A title for people.
+    /// A human-readable title.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// Words to find it by.
+    /// Tags for filtering.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// Anything else the application wants to know of it.
+    /// Application-defined metadata.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
 }
@@ -39,62 +40,65 @@ impl From<VisibleHash> for String {
     }
 }
 
-/// Where that is in the log which a model is shown before the newest turns: with it, those can be shown without reading what lies between.
+/// Log positions of the prompt prefix (active instructions and summary). Lets a run load only the prefix and
+/// the most recent turns instead of the whole log (D-014).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
-    /// The instructions that hold.
+    /// The active instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lead: Option<Lead>,
-    /// The summary that holds: its record, and the last record that it covers.
+    /// The active summary: its record, and the last record that it covers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<(Seq, Seq)>,
 }
 
-/// Instructions, one after the other.
+/// A contiguous range of records that hold instructions (system messages).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lead {
     /// The first record.
     pub from: Seq,
-    /// The last one.
+    /// The last record.
     pub to: Seq,
-    /// How many messages there were with the last one.
+    /// Number of messages of the conversation up to and including the last of these.
     pub messages: usize,
-    /// Whether they replaced those that the conversation began with.
+    /// Whether these instructions replaced the initial ones.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replaced: bool,
 }
 
-/// A node's right to work on a run, until a moment.
+/// A lease on a run: one node's exclusive right to execute it until a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// The run.
+    /// The id of the run.
     pub run: RunId,
-    /// Who works on it.
+    /// The node that executes the run.
     pub node: String,
-    /// Until when.
+    /// When the lease expires.
     pub until: Timestamp,
 }
 
 impl Lease {
+    /// Creates the lease that a claim of a run grants.
     pub(crate) fn new(run: &RunId, claim: &Claim) -> Self {
         Self { run: run.clone(), node: claim.node.clone(), until: claim.until }
     }
 }
 
-/// A question that a person has not answered yet.
+/// The index entry of an open review: one that is not decided yet (D-061).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenReview {
-    /// Its record.
+    /// The record that opened the review.
     pub seq: Seq,
-    /// Who is asked.
+    /// The queue of reviewers to which the request is addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// When it is decided without a person.
+    /// When the review is decided without a person. `None` means that it has no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Timestamp>,
 }
 
-/// The end of a log: how long it is, and what is in it.
+/// The end of a log: its length and a hash of its content. The two are what a commit is conditional on
+/// (D-007).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     /// The last record.
@@ -103,87 +107,91 @@ pub struct LogEnd {
     pub hash: Option<LogHash>,
 }
 
-/// The index card. All but `due_at` and the lease's end follows from the log.
+/// The index row of a session. Everything but `due_at` and the end of the lease is derived from the log and
+/// can be rebuilt from it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Head {
-    /// Whose data.
+    /// The tenant that the session belongs to.
     pub tenant: Tenant,
-    /// Who owns it.
+    /// The owner of the session.
     pub user: User,
-    /// What is known about it.
+    /// The descriptive fields.
     pub info: SessionInfo,
-    /// The assistant it belongs to.
+    /// The assistant that the session belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
-    /// The chat thread that shows it.
+    /// The chat thread that displays the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<String>,
-    /// Where it stands.
+    /// The current status.
     pub status: Status,
-    /// Since when.
+    /// When the status last changed.
     pub status_at: Timestamp,
-    /// The last message or run; idle time counts from here.
+    /// The time of the last message or run. Idle time is measured from here.
     pub active_at: Timestamp,
-    /// When the sweep should look at it, at the latest. It may have become active since.
+    /// The latest time at which the sweep should examine the session. The session may have become active
+    /// since this was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_at: Option<Timestamp>,
-    /// The first record of its own; earlier ones are its parent's.
+    /// The first record of the session's own log. Earlier records belong to its parent.
     pub first: Seq,
     /// The last record.
     pub seq: Seq,
-    /// The hash over its log. Sessions that were created before format 3 have none.
+    /// The hash over the log. `None` for sessions that were created before format 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogHash>,
-    /// How much has been said.
+    /// The log digest at the end of the log.
     pub mark: Mark,
-    /// Bytes of the messages and media in its own log; absent if an older version created it.
+    /// Bytes of messages and media in the session's own log. `None` if an older version created the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
-    /// What comes before the newest turns, if that is known: not in forks, and not where a rewind has cut it off.
+    /// The positions of the prompt prefix. `None` means that they are unknown: in a fork, after a rewind that
+    /// discarded a part of the prefix, or if the instructions are not a contiguous range of records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<Front>,
-    /// What it was forked from.
+    /// The parent and the position of the fork. `None` means that the session is not a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
-    /// The run that has not ended.
+    /// The run that has not ended yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunId>,
-    /// Who works on it.
+    /// The lease of the node that executes the run. `None` means that no node does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
-    /// What waits for a person.
+    /// The open reviews.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reviews: Vec<OpenReview>,
     /// The end of the hash chain of decisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<DecisionChain>,
-    /// The export that it was imported from.
+    /// The export that the session was imported from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
 
 impl Head {
-    /// The principal whose session it is, without a quota: for work on their behalf.
+    /// Returns the owner as a principal without a quota, for background work on their behalf.
     pub(crate) fn owner(&self) -> Principal {
         Principal { tenant: self.tenant.clone(), user: self.user.clone(), reach: Reach::Own, quota: None }
     }
 
-    /// As it is stored.
+    /// Serializes the head to the JSON text that stores persist.
     pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(self).expect("cards have string keys and finite numbers only")
     }
 
-    /// Where the session is.
+    /// Returns the key of the session.
     pub fn key(&self) -> Key {
         Key { tenant: self.tenant.clone(), session: self.info.session_id.clone() }
     }
 
-    /// Where its log ends: what the next commit builds on.
+    /// Returns the end of the log, on which the next commit is conditional.
     pub fn end(&self) -> LogEnd {
         LogEnd { seq: self.seq, hash: self.log }
     }
 
-    /// What stores index for filters: each tag, each metadata field with a plain value, and what waits for a person.
+    /// Returns the labels that stores index for filters: tags, metadata fields with a scalar value, open
+    /// reviews and their queues, past decisions, and the origin of an import (D-030).
     pub fn labels(&self) -> Vec<String> {
         let tags = self.info.tags.iter().map(|t| tag_label(t));
         let plain = self.info.metadata.iter().filter(|(_, v)| !v.is_object() && !v.is_array());
@@ -192,7 +200,8 @@ impl Head {
             labels.push(Reviewing::Open.label());
         }
         labels.extend(self.reviews.iter().filter_map(|r| Some(Reviewing::Queue(r.queue.clone()?).label())));
-        // Sessions whose decisions were all made by older versions have no chain. Clients cannot write the field.
+        // Sessions whose decisions were all made by older versions have no chain. Clients cannot write the
+        // field.
         if self.decisions.is_some() || self.info.metadata.contains_key(DECISIONS) {
             labels.push(Reviewing::Decided.label());
         }
@@ -202,28 +211,30 @@ impl Head {
         labels
     }
 
-    /// The title as stores search it.
+    /// Returns the case-folded title that stores search.
     pub fn folded_title(&self) -> String {
         self.info.title.as_deref().map(fold_case).unwrap_or_default()
     }
 }
 
-/// The metadata field with the decisions of people. It is derived from the log; clients cannot write it.
+/// The metadata field that lists review decisions. It is derived from the log; clients cannot write it
+/// (D-065).
 pub(crate) const DECISIONS: &str = "hitl_decisions";
 
-/// How a session has to do with people.
+/// A label for the review state of a session, used by filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reviewing {
-    /// Something waits for a person.
+    /// The session has an open review.
     Open,
-    /// Something waits in this queue.
+    /// The session has an open review in this queue.
     Queue(String),
-    /// A person has decided something.
+    /// The session has at least one review decision.
     Decided,
 }
 
 impl Reviewing {
-    /// Tags and fields begin with a quotation mark, so that this is none of them.
+    /// Returns the index label. Labels of tags and metadata fields start with a quotation mark and this one
+    /// does not, so they cannot collide.
     pub(crate) fn label(&self) -> String {
         match self {
             Reviewing::Open => "review".to_owned(),
@@ -233,27 +244,28 @@ impl Reviewing {
     }
 }
 
-/// The label of an import: it has no quotation mark at its beginning either.
+/// Returns the label of an import. It does not start with a quotation mark, so it cannot collide with the
+/// label of a tag or a metadata field.
 pub(crate) fn origin_label(export: &str) -> String {
     bounded(format!("origin:{export}"))
 }
 
-/// The label of a tag.
+/// Returns the label of a tag.
 pub(crate) fn tag_label(tag: &str) -> String {
     bounded(Value::from(tag).to_string())
 }
 
-/// The label of a metadata field with a plain value.
+/// Returns the label of a metadata field with a scalar value.
 pub(crate) fn field_label(key: &str, value: &Value) -> String {
     bounded(format!("{}:{value}", Value::from(key)))
 }
 
-/// Text in lower case and without what PostgreSQL can not store.
+/// Converts text to lower case and removes NUL characters, which PostgreSQL cannot store.
 pub(crate) fn fold_case(s: &str) -> String {
     s.to_lowercase().replace('\0', "")
 }
 
-/// Long labels are indexed by their hash; an index entry must stay small.
+/// Replaces labels of more than 512 bytes by their hash, to keep index entries small.
 fn bounded(label: String) -> String {
     if label.len() <= 512 { label } else { format!("#{}", blake3::hash(label.as_bytes()).to_hex()) }
 }

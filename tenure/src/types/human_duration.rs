@@ -1,4 +1,4 @@
-//! Durations as people write them: `30s`, `24h`, `never`.
+//! Human-readable durations, such as `30s`, `24h` or `never`.
 
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
@@ -7,7 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A span of time as people write it: `250ms`, `90s`, `30m`, `2h`, `7d`, `2w`, or `never`, which has no end.
+/// A duration in human-readable form: `250ms`, `90s`, `30m`, `2h`, `7d`, `2w`, or `never`, which is
+/// unbounded.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Period(Option<Duration>);
@@ -16,15 +17,15 @@ const UNITS: [(&str, u64); 6] =
     [("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 impl Period {
-    /// Without an end.
+    /// The unbounded duration.
     pub const NEVER: Self = Self(None);
 
-    /// A span of so long.
+    /// Creates a bounded duration.
     pub const fn of(duration: Duration) -> Self {
         Self(Some(duration))
     }
 
-    /// How long; `None`: without an end.
+    /// Returns the duration. `None` means unbounded.
     pub fn duration(self) -> Option<Duration> {
         self.0
     }

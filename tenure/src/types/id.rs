@@ -1,23 +1,25 @@
-//! Names: who is asking, and which session is meant. Parsed once at the edge, valid ever after.
+//! Identifiers and principals. Names are validated once, when they are parsed; a value of these types is
+//! always valid.
 
 use crate::types::excerpt::excerpt;
 use crate::types::quota::Quota;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, sync::Arc};
 
-/// The place of a record in its log: 1, 2, 3 … without holes. A fork goes on counting where it left its parent.
+/// The sequence number of a record in its log: 1, 2, 3 … without gaps. A fork continues the numbering of its
+/// parent (D-002).
 pub type Seq = u64;
 
-/// Longest session id, tenant, user, label and other name, in bytes.
+/// Maximum length of a session id, tenant, user, label or other name, in bytes (D-020).
 pub const MAX_NAME_BYTES: usize = 128;
 
-/// An id, user, tenant or label that is not valid. Converts into [`Error::Invalid`](crate::Error::Invalid).
+/// An invalid id, user, tenant or label. Converts into [`Error::Invalid`](crate::Error::Invalid).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidName {
-    /// The parameter that is wrong.
+    /// The name of the invalid parameter.
     pub param: &'static str,
-    /// What is wrong with it.
+    /// A description of what is wrong.
     pub message: String,
 }
 
@@ -29,7 +31,7 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Checks and takes a name.
+            /// Validates a name.
             pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidName> {
                 let name = name.as_ref();
                 match $check(name) {
@@ -41,7 +43,7 @@ macro_rules! name {
                 }
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -94,6 +96,7 @@ macro_rules! name {
     };
 }
 
+/// Checks an identifier: 1 to 128 bytes of `A-Z a-z 0-9 . _ : -`, not starting with a dot (D-020).
 fn check_id(s: &str) -> Result<(), &'static str> {
     if s.is_empty() || s.len() > MAX_NAME_BYTES {
         return Err("it must have 1 to 128 characters");
@@ -107,6 +110,7 @@ fn check_id(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a name: 1 to 128 bytes without control characters.
 pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
     if s.is_empty() || s.len() > MAX_NAME_BYTES {
         return Err("it must have 1 to 128 bytes");
@@ -117,6 +121,7 @@ pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks a checkpoint label: a name that does not consist of digits only.
 fn check_label(s: &str) -> Result<(), &'static str> {
     check_text(s)?;
     if s.bytes().all(|b| b.is_ascii_digit()) {
@@ -125,7 +130,8 @@ fn check_label(s: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// `rev_12_SESSION`, whatever the length of that; in old logs any id.
+/// Accepts `rev_12_SESSION` regardless of its length, because the session id alone may have the maximum
+/// length; or any valid id, because older logs contain such review ids.
 fn check_review(s: &str) -> Result<(), &'static str> {
     let parts = s.strip_prefix("rev_").and_then(|s| s.split_once('_'));
     match parts {
@@ -135,19 +141,19 @@ fn check_review(s: &str) -> Result<(), &'static str> {
 }
 
 name! {
-    /// A session's id, chosen by the client or generated. Never a credential.
+    /// The id of a session, chosen by the client or generated. It is never a credential.
     SessionId, "session_id", check_id
 }
 name! {
-    /// Whose data it is. Every key in every store starts with it.
+    /// A tenant: the unit of isolation. Every key in every store starts with it.
     Tenant, "tenant", check_id
 }
 name! {
-    /// A person or program within a tenant; any text without control characters.
+    /// A person or program within a tenant. Any text without control characters.
     User, "user", check_text
 }
 name! {
-    /// The name of a checkpoint. Digits alone are a position, not a label.
+    /// The name of a checkpoint. It must not consist of digits only, because digits denote a position.
     Label, "label", check_label
 }
 name! {
@@ -155,40 +161,41 @@ name! {
     RunId, "run_id", check_id
 }
 name! {
-    /// The id of a human review: the record that opened it, and its session.
+    /// The id of a human review. It contains the record that opened the review, and the session.
     ReviewId, "review_id", check_review
 }
 
 impl SessionId {
-    /// A fresh, unique id that sorts by its time (UUIDv7).
+    /// Generates a unique id that sorts by creation time (UUIDv7).
     pub fn generate() -> Self {
         Self(uuid::Uuid::now_v7().to_string().into())
     }
 }
 
 impl RunId {
-    /// A fresh, unique id that sorts by its time.
+    /// Generates a unique id that sorts by creation time (`run_` and a UUIDv7).
     pub fn generate() -> Self {
         Self(format!("run_{}", uuid::Uuid::now_v7().simple()).into())
     }
 }
 
 impl ReviewId {
-    /// The review that a record opens.
+    /// Returns the id of the review that record `seq` of a session opens.
     pub fn of(session: &SessionId, seq: Seq) -> Self {
         Self(format!("rev_{seq}_{session}").into())
     }
 
+    /// Splits `rev_SEQ_SESSION` into its sequence number and its session.
     fn parts(&self) -> Option<(&str, &str)> {
         self.as_str().strip_prefix("rev_")?.split_once('_')
     }
 
-    /// The record that opened it.
+    /// Returns the record that opened the review. `None` for ids of older versions.
     pub fn seq(&self) -> Option<Seq> {
         self.parts()?.0.parse().ok()
     }
 
-    /// Its session.
+    /// Returns the session of the review. `None` for ids of older versions.
     pub fn session(&self) -> Option<SessionId> {
         SessionId::new(self.parts()?.1).ok()
     }
@@ -206,52 +213,53 @@ impl Default for User {
     }
 }
 
-/// How far a principal sees.
+/// The sessions that a principal has access to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
-    /// Only the sessions of its own user; those of others do not exist for it.
+    /// Only the sessions of its own user. Those of other users are reported as not found.
     #[default]
     Own,
     /// All sessions of its tenant.
     Tenant,
 }
 
-/// Who is asking: a tenant and a user in it, and how far it sees.
+/// The caller of an operation: a tenant, a user in it, and the scope of its access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Principal {
-    /// Whose data.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Who acts; the owner of what it creates (a fork belongs to its source's owner).
+    /// The acting user, who becomes the owner of new sessions. A fork belongs to the owner of its source.
     pub user: User,
-    /// Whether it sees other users' sessions too.
+    /// Whether the principal has access to other users' sessions too.
     pub reach: Reach,
-    /// How much it may have stored; `None`: unlimited.
+    /// The storage quota. `None` means unlimited.
     pub quota: Option<Quota>,
 }
 
 impl Principal {
-    /// A user who sees only what is their own.
+    /// Creates a principal with access to its own sessions only.
     pub fn new(tenant: &str, user: &str) -> Result<Self, InvalidName> {
         Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: Reach::Own, quota: None })
     }
 
-    /// An administrator of a tenant: sees every session in it, and acts as the user `default`.
+    /// Creates an administrator of a tenant, who has access to every session in it and acts as the user
+    /// `default`.
     pub fn tenant_wide(tenant: &str) -> Result<Self, InvalidName> {
         Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: Reach::Tenant, quota: None })
     }
 
-    /// The key of a session in this principal's tenant.
+    /// Returns the key of a session in this principal's tenant.
     pub fn key(&self, session: &SessionId) -> Key {
         Key { tenant: self.tenant.clone(), session: session.clone() }
     }
 }
 
-/// Where a session is: its tenant and its id.
+/// The key of a session in a store: its tenant and its id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
-    /// Whose data.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Which session.
+    /// The id of the session.
     pub session: SessionId,
 }
 

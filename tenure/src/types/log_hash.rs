@@ -4,22 +4,24 @@ use crate::types::entry::Record;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A running hash over every record of a session since it was created: its number, time and text (64 bits of BLAKE3).
+/// A running hash over every record of a session since it was created: sequence number, timestamp and text
+/// (64 bits of BLAKE3).
 ///
-/// A sequence number only says how long a log is. Two logs that agree in this hash as well hold the same records, so a writer that
-/// commits against both never continues from records that the store does not have: a database that was restored from a backup, or that
-/// lost its last commits in a failover, and then grew to the same length again, has another hash.
+/// A sequence number only tells the length of a log. Two logs with equal hashes hold the same records, so a
+/// writer whose commit is conditional on both never continues from records that the store does not have: a
+/// database that was restored from a backup, or that lost its last commits in a failover, and then grew to
+/// the same length again, has a different hash (D-007).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LogHash(pub u64);
 
 impl LogHash {
-    /// The hash of a log that consists of this record.
+    /// Returns the hash of a log that consists of this record only.
     pub fn of(first: &Record) -> Self {
         Self::default().then(first)
     }
 
-    /// The hash of this log with one more record.
+    /// Returns the hash of this log with one more record appended.
     #[must_use]
     pub fn then(self, record: &Record) -> Self {
         let mut hash = blake3::Hasher::new();

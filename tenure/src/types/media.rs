@@ -1,5 +1,6 @@
-//! Media: pictures, sound and files inside messages. Their bytes are kept once per tenant as blobs, addressed by content;
-//! the message keeps its text, with the place where the base64 belongs.
+//! Media (images, audio and files) inside messages. Their bytes are stored once per tenant as
+//! content-addressed blobs; the message keeps its text, with a reference at the position where the base64
+//! belongs (D-004).
 
 use crate::types::blob::{Blob, BlobId, Cut};
 use crate::types::error::{Error, Result};
@@ -9,7 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use std::sync::Arc;
 
-/// Media of fewer base64 characters stay in their message: a blob would cost more than it saves.
+/// Minimum length of base64 text that is stored as a blob. Shorter media stay in their message, because a
+/// blob would cost more than it saves.
 pub const MIN_BLOB_TEXT: usize = 1024;
 
 impl From<BlobId> for String {
@@ -19,7 +21,8 @@ impl From<BlobId> for String {
 }
 
 impl Message {
-    /// Takes the media out of the text: what is stored. [`Message::attach`] gives back the same bytes.
+    /// Detaches the media from the text, yielding what is stored. [`Message::attach`] restores the same
+    /// bytes.
     pub fn detach(&self) -> (Message, Vec<Blob>) {
         let raw = self.as_str();
         if raw.len() < MIN_BLOB_TEXT || !self.cuts().is_empty() {
@@ -27,7 +30,7 @@ impl Message {
         }
         let (mut text, mut cuts, mut blobs, mut done) = (String::new(), Vec::new(), Vec::new(), 0);
         for base64 in self.embedded_media() {
-            // Only what encodes to the same characters again can be given back as it came.
+            // Only base64 that re-encodes to the same characters can be restored byte for byte.
             let bytes = match STANDARD.decode(base64) {
                 Ok(bytes) if base64.len() >= MIN_BLOB_TEXT && STANDARD.encode(&bytes) == base64 => bytes,
                 _ => continue,
@@ -46,7 +49,8 @@ impl Message {
         (Message::trusted(text, cuts), blobs)
     }
 
-    /// Puts the media back where they were. `blob` gives the bytes of an id.
+    /// Inserts the media again at their positions. `blob` returns the bytes of an id; a missing blob is an
+    /// error.
     pub fn attach(&self, mut blob: impl FnMut(&BlobId) -> Option<Arc<[u8]>>) -> Result<Message> {
         if self.cuts().is_empty() {
             return Ok(self.clone());

@@ -1,4 +1,4 @@
-//! Memories as they are stored and shown.
+//! Long-term memories: their API representation, and the value that is stored for each.
 
 use crate::types::id::{Seq, SessionId, User};
 use crate::types::policy::Scope;
@@ -8,65 +8,65 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Something that is remembered.
+/// A memory: a statement that is remembered beyond the messages of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Memory {
-    /// Its id: the same words have the same one.
+    /// The id of the memory, derived from its text: equal texts have equal ids.
     pub id: String,
-    /// The words.
+    /// The text of the memory.
     pub text: String,
-    /// Who shares it.
+    /// Which sessions share the memory.
     pub scope: Scope,
-    /// The session whose it is.
+    /// The session that the memory belongs to, with the scope `session`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The user whose it is.
+    /// The user that the memory belongs to, with the scope `user`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
-    /// The group whose it is.
+    /// The group that the memory belongs to, with the scope `group`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The assistant that it was told to first.
+    /// The assistant for which the memory was first stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
-    /// Where it came from.
+    /// The sources that the memory came from.
     pub sources: Vec<Source>,
-    /// Anything else.
+    /// Application-defined metadata.
     pub metadata: Map<String, Value>,
-    /// When it was said last.
+    /// When the memory was last stored.
     pub created_at: Timestamp,
-    /// When it was recalled last.
+    /// When the memory was last recalled.
     pub used_at: Timestamp,
-    /// How often it was.
+    /// How often the memory was recalled.
     pub uses: u64,
-    /// When its time is over.
+    /// When the memory expires. `None` means never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// The dream that brought it here.
+    /// The id of the dream (a run of memory consolidation) that promoted the memory to this scope.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dream: Option<String>,
 }
 
-/// Where a memory came from.
+/// The origin of a memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Source {
-    /// The session.
+    /// The session that the memory came from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Its messages, by their records; none: it was not said which.
+    /// The messages of that session, by their records. Empty means that they were not named.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Seq>,
-    /// Who said it outside of any session.
+    /// The user who stored the memory outside of any session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
 }
 
-/// What an item holds besides its text.
+/// The stored value of a memory, besides the text by which it is searched (D-071).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Kept {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
-    /// By session, or by `@` and a user.
+    /// Records of messages, by session id, or by `@` and the name of a user.
     #[serde(default)]
     pub sources: BTreeMap<String, Vec<Seq>>,
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -75,7 +75,7 @@ pub(crate) struct Kept {
     pub vector: Option<Vector>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dream: Option<String>,
-    /// The words, if they are not what it can be found by.
+    /// The text of the memory, if it differs from the text by which it is searched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }

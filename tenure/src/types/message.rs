@@ -1,5 +1,5 @@
-//! A message in OpenAI's shape. The text we were given is the text we keep: unknown fields, key order and number spelling
-//! included. Only what somebody asks for is ever parsed.
+//! A message in OpenAI's format. The received JSON text is stored unchanged, including unknown fields, key
+//! order and number formatting; fields are parsed only on access.
 
 pub(crate) mod meaning;
 
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::{borrow::Cow, fmt, ops::Deref};
 
-/// Deepest nesting of a message. Every database and model server can read that much.
+/// Maximum nesting depth of a message. Every database and model server can parse this depth.
 pub const MAX_DEPTH: usize = 100;
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Instructions.
     System,
-    /// Instructions, by their newer name; treated like `system`.
+    /// Instructions, by their newer name. Treated like `system`.
     Developer,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -32,7 +32,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// In their order.
+    /// All roles in the order of their discriminants.
     const ALL: [Role; 5] = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool];
 
     fn parse(s: &str) -> Option<Role> {
@@ -46,24 +46,24 @@ impl Role {
         })
     }
 
-    /// Whether it gives instructions (`system` or `developer`).
+    /// Returns true for instructions (`system` or `developer`).
     pub fn instructs(self) -> bool {
         matches!(self, Role::System | Role::Developer)
     }
 }
 
-/// A tool call that an assistant message makes.
+/// A tool call made by an assistant message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The id that its result will name.
+    /// The id that the result refers to.
     pub id: String,
-    /// The tool's name.
+    /// The name of the tool.
     pub name: String,
-    /// The arguments, as the model wrote them.
+    /// The arguments as the model wrote them.
     pub arguments: String,
 }
 
-/// One message: JSON text, checked once. Cloning shares the text.
+/// A message: JSON text that was validated once. Cloning shares the text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     raw: Text,
@@ -71,8 +71,8 @@ pub struct Message {
     role: Speaker,
 }
 
-/// Who speaks, once somebody has asked: one more than the role's place among all of them. It follows from the text, so it makes no
-/// difference to anything but speed.
+/// A lazily computed role: 0, or one more than the discriminant of the role. It is derived from the text, so
+/// it is only a cache and does not affect equality.
 #[derive(Default)]
 struct Speaker(AtomicU8);
 
@@ -91,6 +91,7 @@ impl PartialEq for Speaker {
 impl Eq for Speaker {}
 
 impl Speaker {
+    /// Returns the cached role, or computes and caches it.
     fn get_or(&self, find: impl FnOnce() -> Role) -> Role {
         let known = Role::ALL.get(usize::from(self.0.load(Ordering::Relaxed)).wrapping_sub(1));
         known.copied().unwrap_or_else(|| {
@@ -101,7 +102,8 @@ impl Speaker {
     }
 }
 
-/// A text, or a part of one that it keeps in memory: messages that were read together lie together.
+/// A shared, immutable string slice. It keeps the whole buffer alive, so that messages that were read
+/// together share one allocation (D-010).
 #[derive(Clone)]
 pub(crate) struct Text {
     whole: Arc<String>,
@@ -110,7 +112,7 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// A part of a text, which must be a slice of it.
+    /// Creates a slice of a buffer. `part` must point into `whole`.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub fn within(whole: &Arc<String>, part: &str) -> Self {
         let from = part.as_ptr() as usize - whole.as_ptr() as usize;
@@ -146,8 +148,8 @@ impl PartialEq for Text {
 impl Eq for Text {}
 
 impl Message {
-    /// Checks a message's JSON text and keeps it as it is. Line breaks between tokens become spaces, so that a message is
-    /// always one line.
+    /// Validates a message and stores its text unchanged, except that line breaks between tokens become
+    /// spaces, so that a message is always a single line.
     pub fn parse(raw: &str) -> Result<Self> {
         let raw = raw.trim();
         let shape = Shape::read(raw)?;
@@ -166,12 +168,13 @@ impl Message {
         Ok(Self { raw, cuts: None, role: Speaker::default() })
     }
 
-    /// A message from a JSON value.
+    /// Creates a message from a JSON value.
     pub fn from_value(value: &serde_json::Value) -> Result<Self> {
         Self::parse(&value.to_string())
     }
 
-    /// A message that a store gave back; its checksum has been verified already.
+    /// Creates a message from text that a store returned. It is not validated, because its checksum has been
+    /// verified.
     pub(crate) fn trusted(raw: impl Into<Text>, cuts: Vec<Cut>) -> Self {
         let cuts = (!cuts.is_empty()).then(|| cuts.into());
         Self { raw: raw.into(), cuts, role: Speaker::default() }
@@ -182,55 +185,55 @@ impl Message {
         Self::trusted(format!(r#"{{"role":"{role}","content":{content}}}"#), Vec::new())
     }
 
-    /// A user message of plain text.
+    /// Creates a user message of plain text.
     pub fn user(content: &str) -> Self {
         Self::plain("user", content)
     }
 
-    /// An assistant message of plain text.
+    /// Creates an assistant message of plain text.
     pub fn assistant(content: &str) -> Self {
         Self::plain("assistant", content)
     }
 
-    /// A system message of plain text.
+    /// Creates a system message of plain text.
     pub fn system(content: &str) -> Self {
         Self::plain("system", content)
     }
 
-    /// The result of a tool call, as plain text.
+    /// Creates the result of a tool call, as plain text.
     pub fn tool(call_id: &str, content: &str) -> Self {
         let (call_id, content) = (serde_json::Value::from(call_id), serde_json::Value::from(content));
         Self::trusted(format!(r#"{{"role":"tool","tool_call_id":{call_id},"content":{content}}}"#), Vec::new())
     }
 
-    /// The JSON text. Where media were taken out ([`Message::cuts`]), their base64 is missing in it.
+    /// Returns the JSON text. The base64 of detached media ([`Message::cuts`]) is missing in it.
     pub fn as_str(&self) -> &str {
         &self.raw
     }
 
-    /// The length of the text, without looking at it.
+    /// Returns the length of the text in bytes.
     pub(crate) fn text_len(&self) -> usize {
         self.raw.to - self.raw.from
     }
 
-    /// The bytes that it takes in a store: its text, and its media.
+    /// Returns the number of bytes that the message occupies in a store: its text and its media.
     pub(crate) fn stored_len(&self) -> u64 {
         self.text_len() as u64 + self.cuts().iter().map(|cut| cut.len).sum::<u64>()
     }
 
-    /// The media that were taken out of the text and are kept as blobs.
+    /// Returns the references to media that were detached from the text and are stored as blobs.
     pub fn cuts(&self) -> &[Cut] {
         self.cuts.as_deref().unwrap_or_default()
     }
 
-    /// The message as a JSON value, for looking into fields that have no accessor here.
+    /// Parses the message into a JSON value, for access to fields without an accessor.
     pub fn to_value(&self) -> serde_json::Value {
         serde_json::from_str(&self.raw).unwrap_or_default()
     }
 
-    /// Who speaks.
+    /// Returns the role.
     pub fn role(&self) -> Role {
-        // What we and most clients write: the role comes first. Anything else is parsed.
+        // Fast path: this library and most clients write the role first. Anything else is parsed.
         if let Some(rest) = self.raw.strip_prefix(r#"{"role":""#)
             && let Some(role) = rest.split('"').next().and_then(Role::parse)
         {
@@ -242,7 +245,7 @@ impl Message {
         })
     }
 
-    /// The plain text of the content, text parts joined by line breaks.
+    /// Returns the plain text of the content, with text parts joined by line breaks.
     pub fn text(&self) -> String {
         let Ok(shape) = Shape::read(&self.raw) else { return String::new() };
         let parts = shape.parts().unwrap_or_default().into_iter();
@@ -250,7 +253,7 @@ impl Message {
         texts.filter(|t| !t.is_empty()).collect::<Vec<_>>().join("\n")
     }
 
-    /// The tool calls that an assistant message makes.
+    /// Returns the tool calls of an assistant message.
     pub fn tool_calls(&self) -> Vec<ToolCall> {
         if !self.may_call() {
             return Vec::new();
@@ -260,7 +263,7 @@ impl Message {
         calls.iter().map(CallShape::call).collect()
     }
 
-    /// The ids of those calls, for whoever needs no more.
+    /// Returns the ids of the tool calls of an assistant message, without parsing names and arguments.
     pub(crate) fn call_ids(&self) -> Vec<Cow<'_, str>> {
         if !self.may_call() {
             return Vec::new();
@@ -269,18 +272,19 @@ impl Message {
         calls.tool_calls.unwrap_or_default().into_iter().map(|call| call.id.0).collect()
     }
 
+    /// Returns false if the message certainly contains no tool calls, without parsing it.
     fn may_call(&self) -> bool {
         self.role() == Role::Assistant && self.raw.contains("\"tool_calls\"")
     }
 
-    /// The call that a tool message answers.
+    /// Returns the id of the call that a tool message is the result of.
     pub fn tool_call_id(&self) -> Option<String> {
         self.answers().map(Cow::into_owned)
     }
 
-    /// The same, not copied.
+    /// Returns the id of the call that a tool message is the result of, borrowed if possible.
     pub(crate) fn answers(&self) -> Option<Cow<'_, str>> {
-        // As we write it. Anything else is parsed.
+        // Fast path: the format written by this library. Anything else is parsed.
         if let Some(rest) = self.raw.strip_prefix(r#"{"role":"tool","tool_call_id":""#)
             && let Some(id) = rest.split('"').next()
             && !id.contains('\\')
@@ -293,7 +297,7 @@ impl Message {
         Shape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0)
     }
 
-    /// The same result for another call. Every other byte stays.
+    /// Returns this tool result with another call id. Every other byte is unchanged.
     pub(crate) fn answering(&self, call_id: &str) -> Message {
         #[derive(Deserialize)]
         struct Line<'a> {
@@ -311,7 +315,8 @@ impl Message {
         Self::trusted(raw, self.cuts().iter().map(moved).collect())
     }
 
-    /// Whether it belongs to a tool turn: an assistant message with calls, or a result.
+    /// Returns true if the message is part of a tool round: an assistant message with calls, or a tool
+    /// result.
     pub fn is_tool_turn(&self) -> bool {
         match self.role() {
             Role::Tool => true,
@@ -320,7 +325,8 @@ impl Message {
         }
     }
 
-    /// Whether a user sees it: from the user, or an answer of the assistant without tool calls.
+    /// Returns true if the message is displayed to users: a user message, or an assistant message without
+    /// tool calls.
     pub fn is_visible(&self) -> bool {
         match self.role() {
             Role::User => true,
@@ -329,7 +335,7 @@ impl Message {
         }
     }
 
-    /// Base64 media with their place in the text: what can be kept apart as blobs.
+    /// Returns the embedded base64 media as slices of the text. These can be stored as blobs.
     pub(crate) fn embedded_media(&self) -> Vec<&str> {
         let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };
         let parts = shape.parts().unwrap_or_default();
@@ -363,7 +369,7 @@ impl<'de> Deserialize<'de> for Message {
     }
 }
 
-/// Deepest nesting of brackets outside strings.
+/// Returns the maximum nesting depth of brackets outside strings.
 fn depth(json: &str) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0usize, false, false);
     for b in json.bytes() {
@@ -384,7 +390,7 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
-// The fields we look at, borrowed from the text where they have no escapes.
+// The fields that are parsed, borrowed from the text where they contain no escapes.
 
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]

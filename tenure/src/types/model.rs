@@ -1,60 +1,60 @@
-//! What a model answers, chunk by chunk, and how it fails.
+//! Responses of a model, as a stream of chunks or as a whole, and the ways in which a model request fails.
 
 use serde::{Deserialize, Serialize};
 
-/// A part of an answer, as the model's server wrote it.
+/// A part of a model's response, exactly as the model server sent it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
     /// One chunk of a stream (`chat.completion.chunk`).
     Chunk(String),
-    /// The whole answer at once (`chat.completion`).
+    /// The complete response (`chat.completion`).
     Whole(String),
 }
 
-/// Why a model did not answer.
+/// The reason why a model request failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ModelError {
-    /// Its server answered with an error of its own, which is passed on as it is.
+    /// The model server responded with an error, which is passed on unchanged.
     #[error("the model's server answered with status {status}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// The body's type.
+        /// The content type of the body.
         content_type: String,
-        /// The body.
+        /// The body of the response.
         body: String,
-        /// How long it asks to wait.
+        /// The value of the `Retry-After` header.
         retry_after: Option<String>,
     },
-    /// Its server can not be reached.
+    /// The model server cannot be reached.
     #[error("the model's server can not be reached: {why}")]
     Unreachable {
-        /// What the system said.
+        /// The error reported by the operating system or the HTTP client.
         why: String,
     },
-    /// Its server took too long.
+    /// The model server did not respond in time.
     #[error("the model's server took too long: {why}")]
     TimedOut {
-        /// Which time ran out.
+        /// A description of the timeout that expired.
         why: String,
     },
-    /// Its answer is over a limit. What was said until then is kept.
+    /// The response exceeds a size limit. The part received until then is stored.
     #[error("the model's answer is over the limit `max_message_bytes` of {limit}; it was ended there")]
     TooLarge {
         /// The limit, in bytes.
         limit: usize,
     },
-    /// Its answer broke off, or is no answer.
+    /// The response was truncated or is malformed.
     #[error("the model's answer is broken: {why}")]
     Broken {
-        /// What is wrong with it.
+        /// A description of what is wrong.
         why: String,
     },
 }
 
 impl ModelError {
-    /// One stable word for each kind.
+    /// Returns a stable code for the kind of error.
     pub fn code(&self) -> &'static str {
         match self {
             ModelError::Refused { .. } => "upstream_refused",

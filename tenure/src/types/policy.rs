@@ -1,4 +1,4 @@
-//! What can be set: for an assistant's sessions, and for the house as a whole.
+//! Settings: the policy of an assistant's sessions, and the limits of a [`crate::Tenure`] as a whole.
 
 use crate::types::entry::Decision;
 use crate::types::error::{Error, Result};
@@ -14,43 +14,44 @@ impl From<Period> for String {
     }
 }
 
-/// What becomes of a run when the client that waits for it goes away.
+/// Whether a run continues when the client that waits for it disconnects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDisconnect {
-    /// It goes on to its end.
+    /// The run continues to its end.
     #[default]
     Finish,
-    /// It is cancelled; what was said until then is kept.
+    /// The run is cancelled. The part of the answer received until then is stored.
     Cancel,
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How much of a history a model is shown. What is left out stays in the log.
+/// The part of a history that a model is shown. Messages outside the window stay in the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// At most so many turns, the newest.
+    /// Maximum number of turns, the newest ones. `None` means unlimited.
     pub max_turns: Option<usize>,
-    /// At most so many tokens, estimated (see [`crate::rules::prompt()`]); the newest turn is always shown.
+    /// Maximum number of tokens, estimated (see [`crate::rules::prompt()`]). `None` means unlimited. The
+    /// newest turn is always shown.
     pub max_tokens: Option<usize>,
 }
 
-/// Who writes a summary of the oldest turns when a history is over its window: `false` (nobody: the window cuts), `true` (the model
-/// of the session), or the name of a model.
+/// Whether the oldest turns are summarized when a history exceeds its window, and by which model. Serialized
+/// as `false` (the window drops them), `true` (summarized by the session's model), or the name of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub enum Compact {
-    /// Nobody.
+    /// No summaries are written.
     #[default]
     Off,
-    /// The model of the session.
+    /// The session's own model writes the summary.
     On,
-    /// This model.
+    /// The named model writes the summary.
     With(String),
 }
 
-/// How people write it.
+/// The serialized form of [`Compact`].
 #[derive(Serialize, Deserialize)]
 #[serde(untagged, expecting = "it is true, false or the name of a model")]
 enum Written {
@@ -82,12 +83,12 @@ impl TryFrom<Written> for Compact {
     }
 }
 
-/// How long tool results are kept, and how many.
+/// The lifetime and the number of cached tool results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachePolicy {
-    /// How long a result is good for.
+    /// Time after which a cached result expires.
     pub ttl: Duration,
-    /// How many results a session keeps; the least recently used goes first.
+    /// Maximum number of results per session; the least recently used ones are evicted first.
     pub max_entries: usize,
 }
 
@@ -97,18 +98,18 @@ impl Default for CachePolicy {
     }
 }
 
-/// When a run sets checkpoints. There is one after each completed turn too, unless they are set by hand only.
+/// When a run sets checkpoints. Except with `Manual`, there is also one after each completed turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Checkpoints {
     /// After each tool call.
     #[default]
     Tool,
-    /// After each step: a model's answer and all that it called for.
+    /// After each step: a model's answer and all the calls that it made.
     Step,
-    /// When the last one is so old.
+    /// When the last checkpoint is older than this.
     Every(Duration),
-    /// Never: only when somebody asks for one.
+    /// Only on request.
     Manual,
 }
 
@@ -143,35 +144,36 @@ impl TryFrom<String> for Checkpoints {
     }
 }
 
-/// A tool call that a person must allow.
+/// A rule that selects tool calls that need a reviewer's approval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReviewRule {
-    /// The tool's name, or a pattern: `refund_*`.
+    /// The name of the tool, or a pattern such as `refund_*`.
     pub tool: String,
-    /// Who is asked.
+    /// The queue of reviewers to which the request is addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
-    /// How long to wait for them.
+    /// How long to wait for a decision. `None` means without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Period>,
-    /// What is decided then.
+    /// The decision that applies when the timeout expires.
     #[serde(default = "rejected")]
     pub on_timeout: Decision,
 }
 
+/// The default of [`ReviewRule::on_timeout`].
 fn rejected() -> Decision {
     Decision::Rejected
 }
 
 impl ReviewRule {
-    /// Whether it is for this tool.
+    /// Returns true if the rule applies to this tool.
     pub fn covers(&self, tool: &str) -> bool {
         matches_pattern(&self.tool, tool)
     }
 }
 
-/// Whether a name fits a pattern in which `*` stands for anything.
+/// Returns true if a name matches a pattern in which `*` stands for any number of characters.
 pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut left) = name.strip_prefix(start) else { return false };
@@ -188,24 +190,24 @@ pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     true
 }
 
-/// What a run may do, and how much of it. Each limit ends the run with a code of its own.
+/// The limits and rules of a run. Each limit ends the run with its own error code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPolicy {
     /// When checkpoints are set.
     pub checkpoints: Checkpoints,
-    /// What a person must allow.
+    /// The tool calls that need a reviewer's approval.
     pub review: Vec<ReviewRule>,
-    /// So many times the model is asked (`too_many_rounds`).
+    /// Maximum number of model requests (`too_many_rounds`).
     pub max_rounds: usize,
-    /// So long the run may take, waiting for people apart (`out_of_time`).
+    /// Maximum duration of the run, excluding the time spent waiting for reviewers (`out_of_time`).
     pub max_time: Duration,
-    /// So many tokens the model may use, as its server counts them (`out_of_tokens`). `None`: any number.
+    /// Maximum number of tokens, as counted by the model server (`out_of_tokens`). `None` means unlimited.
     pub max_tokens: Option<u64>,
-    /// So long one tool call may take (`tool_timeout`).
+    /// Maximum duration of one tool call (`tool_timeout`, D-053).
     pub tool_timeout: Duration,
-    /// So many bytes one tool may answer (`result_too_large`).
+    /// Maximum size of one tool result, in bytes (`result_too_large`).
     pub max_result_bytes: usize,
-    /// So many tool calls are made at once.
+    /// Maximum number of concurrent tool calls.
     pub parallel: usize,
 }
 
@@ -224,23 +226,23 @@ impl Default for RunPolicy {
     }
 }
 
-/// Who shares what is remembered.
+/// Which sessions share memories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
     /// Nothing is remembered.
     None,
-    /// Each session has its own memories, which go with it.
+    /// Each session has its own memories, which are deleted with it.
     #[default]
     Session,
-    /// All sessions of a user share them.
+    /// All sessions of a user share their memories.
     User,
-    /// All assistants of a group share them.
+    /// All assistants of a group share their memories.
     Group,
 }
 
 impl Scope {
-    /// Its name.
+    /// Returns the serialized name of the scope.
     pub fn as_str(self) -> &'static str {
         match self {
             Scope::None => "none",
@@ -251,22 +253,22 @@ impl Scope {
     }
 }
 
-/// What is remembered beyond the messages, and how much of it a model is told.
+/// Long-term memory beyond the messages of a session: who shares it, its limits, and how much is injected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPolicy {
-    /// Who shares it.
+    /// Which sessions share the memories.
     pub scope: Scope,
-    /// The group that shares it, if a group does.
+    /// The group that shares the memories, with the scope `group`.
     pub group: Option<String>,
-    /// A memory goes after so long. `None`: never.
+    /// Time after which a memory expires. `None` means never.
     pub retention: Option<Duration>,
-    /// So many are kept; the one that was not used for the longest time goes first.
+    /// Maximum number of memories; the least recently used ones are evicted first.
     pub max_entries: usize,
-    /// Whether the model is told what is recalled before it is asked.
+    /// Whether recalled memories are injected into the prompt before the model is called.
     pub inject: bool,
-    /// At most so many.
+    /// Maximum number of memories injected.
     pub limit: usize,
-    /// At most so many tokens, estimated.
+    /// Maximum number of tokens of injected memories (estimated).
     pub max_tokens: usize,
 }
 
@@ -277,24 +279,25 @@ impl Default for MemoryPolicy {
     }
 }
 
-/// Everything that can be set for the sessions of an assistant.
+/// All settings of an assistant's sessions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// An active session that is idle for longer expires. `None`: never.
+    /// Idle time after which an active session expires. `None` means never.
     pub ttl: Option<Duration>,
-    /// An expired or deleted session is purged after so long. `None`: never.
+    /// Time after which an expired or deleted session is purged. `None` means never.
     pub retention: Option<Duration>,
-    /// How to read the messages of a request that does not say so.
+    /// How the messages of a request are reconciled with the stored ones, if the request does not name a
+    /// mode. `None` means the default of the caller.
     pub history: Option<HistoryMode>,
-    /// What a model is shown.
+    /// The part of the history that a model is shown.
     pub window: Window,
-    /// Who writes a summary of what would be left out.
+    /// Whether turns beyond the window are summarized, and by which model.
     pub compact: Compact,
     /// The cache of tool results.
     pub cache: CachePolicy,
-    /// Their runs.
+    /// The limits and rules of runs.
     pub runs: RunPolicy,
-    /// What is remembered beyond their messages.
+    /// Long-term memory.
     pub memory: MemoryPolicy,
 }
 
@@ -313,38 +316,43 @@ impl Default for Policy {
     }
 }
 
-/// The limits. Each has a name, and an error says which one was passed.
+/// Limits that protect the store and the process. Each has a name, and the error for exceeding a limit
+/// contains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one message, media included.
+    /// Maximum size of one message, including media, in bytes.
     pub max_message_bytes: usize,
-    /// Messages in one append or import.
+    /// Maximum number of messages in one append or import.
     pub max_messages: usize,
-    /// Bytes of title, tags and metadata together.
+    /// Maximum size of title, tags and metadata together, in bytes.
     pub max_info_bytes: usize,
-    /// Bytes of one tool result or other item.
+    /// Maximum size of one tool result or other key-value item, in bytes.
     pub max_item_bytes: usize,
-    /// Bytes of one memory.
+    /// Maximum size of one memory, in bytes.
     pub max_memory_bytes: usize,
-    /// Sessions in one page of a list.
+    /// Maximum number of sessions in one page of a list.
     pub max_page: usize,
-    /// Sessions that one list leaves out at its beginning.
+    /// Maximum number of sessions that a list may skip (`offset`).
     pub max_offset: usize,
-    /// Sessions that one list looks at for what no index serves, such as a part of a title. Then it ends early and says where to go on.
+    /// Maximum number of sessions that one list request scans for a filter that no index serves, such as a
+    /// substring of a title. The page then ends early and contains a cursor to continue from.
     pub max_scan: usize,
-    /// Reads of one principal that wait because as many as it may have are under way (lists, searches: not those of a turn).
+    /// Maximum number of queued reads per principal, beyond those that run concurrently (lists and searches,
+    /// not the reads of a turn).
     pub max_waiting_reads: usize,
-    /// Sessions that one pass of the sweep works on.
+    /// Maximum number of sessions that one pass of the sweep processes.
     pub max_sweep: usize,
-    /// Requests that wait for one busy session.
+    /// Maximum number of requests that wait for one busy session.
     pub max_queue: usize,
-    /// Times a step is tried again after another writer was first.
+    /// Maximum number of retries after a conflict with another writer.
     pub max_retries: usize,
-    /// How long a node may work on a run without saying that it still does. After that another may take it over.
+    /// Duration of a lease: how long a node may execute a run without renewing its claim. After that, another
+    /// node may take the run over.
     pub lease: Duration,
-    /// How long a request waits for another node that works on its session.
+    /// Maximum time that a request waits for another node that executes a run in its session.
     pub max_wait: Duration,
-    /// How long whoever listens to an answer may take nothing of it, before it is finished without them.
+    /// Maximum time a streaming client may apply backpressure before it is disconnected. The answer is still
+    /// completed and stored.
     pub max_stall: Duration,
 }
 
@@ -370,15 +378,15 @@ impl Default for Limits {
     }
 }
 
-/// How to read the messages of a request.
+/// How the messages of a request are reconciled with the stored ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HistoryMode {
-    /// Infer it from the messages.
+    /// Infers the intent from the messages.
     #[default]
     Auto,
-    /// They are the whole history: what is stored and differs is rewound.
+    /// The messages are the whole history. Stored messages that differ are rewound.
     Full,
-    /// As `Auto`, but nothing is ever rewound.
+    /// Like `Auto`, but never rewinds anything.
     Append,
 }

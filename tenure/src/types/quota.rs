@@ -1,22 +1,23 @@
-//! How much a principal may store.
+//! Storage quotas of principals.
 
-/// How much a caller may have stored. `None`: unlimited.
+/// A storage quota. `None` in a field means unlimited. Usage is the sum over the heads of the sessions in
+/// scope (D-105).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// Whose sessions count.
+    /// Which sessions count towards the quota.
     pub scope: QuotaScope,
-    /// Sessions that are active or paused.
+    /// Maximum number of active or paused sessions.
     pub max_sessions: Option<u64>,
-    /// Bytes of messages and media, those of deleted sessions included until they are purged.
+    /// Maximum number of bytes of messages and media. Deleted sessions count until they are purged.
     pub max_stored_bytes: Option<u64>,
 }
 
-/// Whose sessions count towards a quota.
+/// Which sessions count towards a quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QuotaScope {
-    /// Those of the caller's user.
+    /// The sessions of the caller's user.
     #[default]
     User,
-    /// Those of all users of the tenant.
+    /// The sessions of all users of the tenant.
     Tenant,
 }

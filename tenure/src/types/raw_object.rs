@@ -1,21 +1,22 @@
-//! A JSON object as it was written: its fields in their order, each value as the text it came as.
+//! A JSON object that preserves its source text: fields in their order, each value as the received text.
 
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::{RawValue, to_raw_value};
 use std::fmt;
 
-/// An object whose values nobody has looked at. What is passed on is what came.
+/// A JSON object with unparsed values. Serializing it reproduces the order of the fields and the text of
+/// every value.
 #[derive(Clone, Debug, Default)]
 pub struct Fields(Vec<(String, Box<RawValue>)>);
 
 impl Fields {
-    /// The text of a field's value.
+    /// Returns the text of a field's value.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v.get())
     }
 
-    /// Takes a field out.
+    /// Removes a field and returns its value.
     pub fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
         let mut taken = None;
         self.0.retain_mut(|(n, v)| {
@@ -28,7 +29,7 @@ impl Fields {
         taken
     }
 
-    /// Sets a field: in its place if it is there, else at the end.
+    /// Sets a field: in place if it exists, else at the end.
     pub fn set(&mut self, name: &str, value: impl Serialize) {
         let Ok(value) = to_raw_value(&value) else { return };
         match self.0.iter_mut().find(|(n, _)| n == name) {
@@ -37,8 +38,8 @@ impl Fields {
         }
     }
 
-    /// The object as text with a field set, as [`Fields::set`] does it, to a value that is JSON text already: large ones are neither read
-    /// nor copied once more.
+    /// Serializes the object with a field set as by [`Fields::set`], to a value that is already JSON text.
+    /// Avoids parsing and copying a large value again.
     pub fn text_with(&self, name: &str, value: &str) -> String {
         let rest: usize = self.0.iter().map(|(n, v)| n.len() + v.get().len() + 8).sum();
         let mut text = String::with_capacity(rest + name.len() + value.len() + 8);
@@ -56,12 +57,12 @@ impl Fields {
         text
     }
 
-    /// The fields, each with the text of its value.
+    /// Iterates over the fields, each with the text of its value.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(n, v)| (n.as_str(), v.get()))
     }
 
-    /// The fields' names.
+    /// Iterates over the names of the fields.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(n, _)| n.as_str())
     }

@@ -1,25 +1,25 @@
-//! A session's status.
+//! The status of a session.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where a session stands in its life.
+/// The stage of a session's life cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It takes new messages and runs.
+    /// The session accepts new messages and runs.
     #[default]
     Active,
-    /// It waits, for instance for a review.
+    /// The session waits, for example for a review.
     Paused,
-    /// It was idle for longer than its time to live. Can be restored until it is purged.
+    /// The session was idle for longer than its time to live. It can be restored until it is purged.
     Expired,
-    /// Somebody deleted it. Can be restored until it is purged.
+    /// The session was deleted on request. It can be restored until it is purged.
     Deleted,
 }
 
 impl Status {
-    /// The word for it.
+    /// Returns the serialized name of the status.
     pub fn as_str(self) -> &'static str {
         match self {
             Status::Active => "active",
@@ -29,7 +29,8 @@ impl Status {
         }
     }
 
-    /// Counts of each state, from the number of all sessions and of those that are not active, by their words.
+    /// Computes the number of sessions per status, from the total and the counts of all statuses except
+    /// `active`, by their serialized names.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn counts(all: i64, others: &[(String, i64)]) -> Vec<(Self, u64)> {
         let count = |status: Self| others.iter().find(|(word, _)| word == status.as_str()).map_or(0, |(_, n)| *n);
@@ -38,7 +39,7 @@ impl Status {
         [active].into_iter().chain(rest).map(|(status, n)| (status, n.max(0) as u64)).collect()
     }
 
-    /// Whether it is in use: active or paused.
+    /// Returns true if the session is in use: active or paused.
     pub fn is_live(self) -> bool {
         matches!(self, Status::Active | Status::Paused)
     }

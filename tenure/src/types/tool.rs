@@ -3,49 +3,49 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A tool: what a model is told of it, and what may be done with it.
+/// A tool: its definition as shown to the model, and the guarantees that callers may rely on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tool {
-    /// Its name, by which the model calls it.
+    /// The name by which the model calls the tool.
     pub name: String,
-    /// What it is good for, for the model.
+    /// A description for the model.
     pub description: String,
-    /// Its parameters, as a JSON schema.
+    /// The parameters, as a JSON schema.
     pub parameters: Value,
-    /// Calling it changes nothing, so that it may be called again after a crash.
+    /// Whether calls have no side effects. Such a call may be retried after a crash.
     #[serde(default)]
     pub read_only: bool,
-    /// Calling it twice does what calling it once does, so that it may be called again after a crash.
+    /// Whether calls are idempotent. Such a call may be retried after a crash.
     #[serde(default)]
     pub idempotent: bool,
-    /// Its results may be kept in the session's cache.
+    /// Whether results may be stored in the session's cache.
     #[serde(default)]
     pub cache: bool,
 }
 
 impl Tool {
-    /// Whether a call that may or may not have happened can simply be made again.
+    /// Returns true if a call with an unknown outcome can safely be retried.
     pub fn is_repeatable(&self) -> bool {
         self.read_only || self.idempotent
     }
 }
 
-/// What a tool answered.
+/// The result of a tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// What the model is shown.
+    /// The content that the model is shown.
     pub content: String,
-    /// Whether the tool says that it failed. The model is told, and may try something else.
+    /// Whether the tool reported a failure. The model is shown the failure and may try something else.
     pub failed: bool,
 }
 
-/// Why a call has no answer.
+/// The reason why a call has no result (D-054).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
-    /// It was not made: nothing has happened.
+    /// The call was not made: it has had no effect.
     #[error("the tool was not called: {0}")]
     NotCalled(String),
-    /// It was made, but the answer was lost: it may or may not have happened.
+    /// The call was made but its result was lost: it may or may not have been executed.
     #[error("the tool's answer was lost: {0}")]
     Lost(String),
 }

@@ -1,4 +1,4 @@
-//! Where an assistant's tools come from: plain data, as it is written in a configuration.
+//! Sources of an assistant's tools: plain data, as written in the configuration file.
 
 use crate::types::byte_size::Size;
 use crate::types::human_duration::Period;
@@ -11,17 +11,17 @@ use std::time::Duration;
 
 const KINDS: &[&str] = &["mcp", "http", "python", "memory"];
 
-/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, or one of the words `python` and `memory`.
+/// A source of tools: `{mcp: …}`, `{http: …}`, `{python: …}`, or one of the strings `python` and `memory`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolSource {
     /// The tools of an MCP server.
     Mcp(McpSource),
-    /// One tool behind a URL.
+    /// One tool that is called by HTTP.
     Http(HttpSource),
-    /// An interpreter for each session.
+    /// A Python interpreter for each session.
     Python(PythonSource),
-    /// What the assistant remembers: the house's own tool.
+    /// The built-in tool that stores and recalls memories of the assistant.
     Memory,
 }
 
@@ -29,76 +29,78 @@ pub enum ToolSource {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct McpSource {
-    /// The program to start; it is spoken to over its standard input and output.
+    /// The program to start. It is accessed through its standard input and output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Its arguments.
+    /// The arguments of the program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment, on top of a few harmless variables such as `PATH` and `HOME`.
+    /// Environment variables of the program, in addition to a minimal set such as `PATH` and `HOME` (D-060).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Secret>,
-    /// Where it is to be found over HTTP.
+    /// The URL of the server, if it is accessed by HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Headers of every request.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, Secret>,
-    /// A word before the name of each tool.
+    /// A prefix for the name of each tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// Which tools change nothing, whatever the server says of them: names with `*`; `!` before one takes it away. The last that fits counts.
+    /// Patterns of tools without side effects, overriding what the server declares. `*` matches any
+    /// characters; a leading `!` negates. The last matching pattern applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub read_only: Vec<String>,
-    /// Which tools can be called twice, in the same way.
+    /// Patterns of idempotent tools, with the syntax of `read_only`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub idempotent: Vec<String>,
-    /// Which tools' results may be kept, in the same way. Those of read-only tools may be.
+    /// Patterns of tools whose results may be cached, with the syntax of `read_only`. Results of read-only
+    /// tools may be cached by default.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cache: Vec<String>,
-    /// How long a call may take.
+    /// Maximum duration of a call. `None` means one minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Period>,
 }
 
-/// One tool behind a URL, which gets the arguments as the JSON body of a POST.
+/// One tool that is called by HTTP. The arguments are sent as the JSON body of a POST request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpSource {
-    /// Its name, by which the model calls it.
+    /// The name by which the model calls the tool.
     pub name: String,
-    /// What it is good for, for the model.
+    /// A description for the model.
     pub description: String,
-    /// Where to POST.
+    /// The URL of the POST request.
     pub url: String,
-    /// Its parameters, as a JSON schema.
+    /// The parameters, as a JSON schema.
     #[serde(default = "no_parameters")]
     pub parameters: Value,
     /// Headers of every request.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, Secret>,
-    /// Calling it changes nothing.
+    /// Whether calls have no side effects.
     #[serde(default)]
     pub read_only: bool,
-    /// Calling it twice does what calling it once does.
+    /// Whether calls are idempotent.
     #[serde(default)]
     pub idempotent: bool,
-    /// Its results may be kept; if not set, those of a read-only tool.
+    /// Whether results may be cached. `None` means that they may if the tool is read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<bool>,
-    /// How long a call may take.
+    /// Maximum duration of a call. `None` means one minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Period>,
 }
 
-/// The Python tool, where it is other than the server has it.
+/// Overrides of the server's settings of the Python tool. `None` in a field means the server's setting.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PythonSource {
-    /// How long a call may take.
+    /// Maximum duration of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Period>,
-    /// How much memory a process may have.
+    /// Maximum memory of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
 }
@@ -110,7 +112,7 @@ fn no_parameters() -> Value {
     Value::Object(schema)
 }
 
-/// Not derived: there is a short form, and a mistake must be told with its place.
+/// Implemented by hand, because there is a short form, and because an error must contain its position.
 impl<'de> Deserialize<'de> for ToolSource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Source;
@@ -156,7 +158,7 @@ impl<'de> Deserialize<'de> for ToolSource {
 pub enum Secret {
     /// The text itself.
     Text(String),
-    /// The environment variable that holds it.
+    /// The environment variable that holds the text.
     Env(EnvName),
 }
 
@@ -164,11 +166,11 @@ pub enum Secret {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvName {
-    /// The name.
+    /// The name of the variable.
     pub env: String,
 }
 
-/// Never the text.
+/// Redacts the text, so that secrets do not appear in logs.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -185,20 +187,20 @@ impl From<Size> for String {
 }
 
 impl McpSource {
-    /// How long a call may take.
+    /// Returns the maximum duration of a call.
     pub fn limit(&self) -> Duration {
         limit(self.timeout)
     }
 }
 
 impl HttpSource {
-    /// How long a call may take.
+    /// Returns the maximum duration of a call.
     pub fn limit(&self) -> Duration {
         limit(self.timeout)
     }
 }
 
-/// A minute if nothing else is said; a day is as good as never.
+/// Returns the effective timeout: one minute by default, and one day for `never`.
 fn limit(timeout: Option<Period>) -> Duration {
     timeout.map_or(Duration::from_secs(60), |t| t.duration().unwrap_or(Duration::from_secs(24 * 60 * 60)))
 }

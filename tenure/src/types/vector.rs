@@ -1,31 +1,34 @@
-//! Embedding vectors, one byte per dimension.
+//! Embedding vectors, quantized to one byte per dimension.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
-/// A vector as it is kept.
+/// A quantized embedding vector as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Vector {
-    /// Which model made it.
+    /// The name of the embedding model.
     pub model: String,
-    /// A signed byte for each number, in Base64.
+    /// One signed byte per dimension, in base64.
     pub bytes: String,
 }
 
 impl Vector {
+    /// Quantizes a vector computed by the named model.
     pub fn new(model: &str, numbers: &[f32]) -> Self {
         let bytes: Vec<u8> = small(numbers).into_iter().map(|n| n as u8).collect();
         Self { model: model.to_owned(), bytes: STANDARD_NO_PAD.encode(bytes) }
     }
 
+    /// Decodes the components. `None` if the stored base64 is invalid.
     pub fn numbers(&self) -> Option<Vec<i8>> {
         let bytes = STANDARD_NO_PAD.decode(&self.bytes).ok()?;
         Some(bytes.into_iter().map(|b| b as i8).collect())
     }
 }
 
-/// A signed byte for each number: only the direction counts.
+/// Quantizes a vector to one signed byte per dimension, scaled by its largest component. Only the direction
+/// is preserved, because similarity depends on nothing else.
 pub(crate) fn small(numbers: &[f32]) -> Vec<i8> {
     let most = numbers.iter().fold(f32::MIN_POSITIVE, |most, n| most.max(n.abs()));
     numbers.iter().map(|n| (n / most * 127.0).round() as i8).collect()

@@ -10,22 +10,23 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, json};
 
-/// Something that happens in a session.
+/// An event of a generated session.
 #[derive(Clone, Debug)]
 enum Event {
-    /// A user asks, a run begins.
+    /// A user message arrives and a run starts.
     Ask,
-    /// The model wants a tool, or two; so many of the calls are begun, so many answered.
+    /// The model makes tool calls: their number, how many are started, and how many get a result.
     Calls(usize, usize, usize),
-    /// The model answers, and the run is over.
+    /// The model answers and the run ends.
     Answer,
-    /// Somebody says something, whatever goes on.
+    /// A message with this role arrives at any time; the flag makes it an instruction that replaces the
+    /// initial ones.
     Say(&'static str, bool),
     Info,
     Checkpoint,
-    /// A person is asked.
+    /// A review is opened.
     Review,
-    /// And decides.
+    /// The oldest open review is decided.
     Decide,
     Rewind(Index),
     Compact(Index),
@@ -50,7 +51,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A log, and the session that it makes.
+/// A log and the session folded from it.
 struct Log {
     records: Vec<Record>,
     session: Session,
@@ -156,7 +157,7 @@ impl Log {
         }
     }
 
-    /// The tail of so many records, if they are enough.
+    /// Folds the last `size` records, if they suffice.
     fn tail(&self, size: usize, window: &Window) -> Option<Session> {
         let newest = &self.records[self.records.len() - size..];
         let since = newest.first()?.seq;
@@ -169,7 +170,7 @@ impl Log {
     }
 }
 
-/// Whatever a run looks for is found in the tail as in the whole.
+/// Asserts that everything a run reads is the same in the partial and in the whole session.
 fn assert_same(tail: &Session, whole: &Session, window: &Window) {
     assert_eq!(history(tail, window), history(whole, window));
     let tools = [Tool { name: "t".to_owned(), ..Tool::default() }];
@@ -199,7 +200,8 @@ fn window() -> impl Strategy<Value = Window> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever has happened: a tail that is called enough is enough, and stays so when the run goes on.
+    /// For any history, a partial session that is considered sufficient is equivalent to the whole, and stays
+    /// so while the run continues.
     #[test]
     fn a_tail_tells_a_run_what_the_whole_session_does(
         opening in prop::collection::vec(any::<bool>(), 0..3),
@@ -228,7 +230,7 @@ proptest! {
     }
 }
 
-/// The rules above do not hold because there never is a tail.
+/// Partial sessions do exist, so that the property above is not vacuously true.
 #[test]
 fn a_few_records_are_enough_in_a_long_session() {
     let window = Window { max_turns: Some(2), max_tokens: None };
@@ -248,7 +250,7 @@ fn a_few_records_are_enough_in_a_long_session() {
     assert!(log.tail(turn, &window).is_none(), "one turn does not");
     assert!(log.tail(turn * 40, &Window::default()).is_none(), "where all is shown, all is needed");
 
-    // A summary stands for what is left out, and for as much as it covers.
+    // A summary replaces the turns that it covers, so that these need not be loaded.
     log.happen(&Event::Answer);
     let upto = log.session.messages[log.session.messages.len() - 10].seq;
     log.push(Entry::Compacted { upto, summary: Some(Message::system("in short")) });
@@ -257,7 +259,7 @@ fn a_few_records_are_enough_in_a_long_session() {
     assert_eq!(history(&tail, &Window::default()), history(&log.session, &Window::default()));
     assert_eq!(history(&tail, &window)[..2].iter().map(|m| m.text()).collect::<Vec<_>>(), ["be brief 1", "in short"]);
 
-    // New instructions take the place of the old ones, from wherever they are.
+    // New instructions replace the old ones, wherever they are in the log.
     log.happen(&Event::Say("system", true));
     let replaced = format!("be brief {}", log.session.seq - 1);
     for _ in 0..20 {
@@ -269,7 +271,7 @@ fn a_few_records_are_enough_in_a_long_session() {
     assert_eq!(history(&tail, &window), history(&log.session, &window));
     assert_eq!(history(&tail, &window)[0].text(), replaced);
 
-    // So it is while the run has said more than that, which is answered to what was said in between.
+    // The current run must be loaded from its start, even if it has added more than the window shows.
     for _ in 0..5 {
         log.happen(&Event::Calls(1, 1, 1));
         log.happen(&Event::Say("user", false));
@@ -285,7 +287,7 @@ fn a_few_records_are_enough_in_a_long_session() {
     }
     log.end();
 
-    // A call that was begun and has no result counts, also after the run in which it was: it may have been done.
+    // A started call without a result matters even after its run has ended: it may have been executed.
     log.happen(&Event::Ask);
     for _ in 0..20 {
         log.happen(&Event::Say("user", false));
@@ -297,14 +299,14 @@ fn a_few_records_are_enough_in_a_long_session() {
     let tail = log.tail(60, &window).expect("now it is");
     assert_same(&tail, &log.session, &window);
 
-    // Cut off, they are looked for in the whole log.
+    // After a rewind discarded them, the instructions are searched in the whole log.
     let place = log.session.locate(&Point::Position(30)).unwrap();
     log.push(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }));
     assert_eq!(log.session.head().front, None);
     assert!(log.tail(60, &window).is_none());
 }
 
-/// Instructions that are not in one piece in the log are not guessed at.
+/// Instructions that are not contiguous in the log are not represented by a prefix.
 #[test]
 fn what_was_said_between_instructions_is_no_instruction() {
     let mut log = Log::new();
@@ -317,7 +319,7 @@ fn what_was_said_between_instructions_is_no_instruction() {
     assert_eq!(log.session.head().front, None);
 }
 
-/// A question that is open must be known, whenever it was asked, and if it was not by a run.
+/// An open review must be loaded, however old it is and even if no run opened it.
 #[test]
 fn an_open_question_is_part_of_the_tail() {
     let window = Window { max_turns: Some(1), max_tokens: None };

@@ -1,4 +1,5 @@
-//! Where the messages of a request stand in the session: the anchor, and what precedes it.
+//! Aligns the messages of a request with those of the session: finds the anchor, and pairs the messages
+//! before it.
 
 use super::index::Stored;
 use crate::rules::overlay::Overlay;
@@ -8,22 +9,22 @@ use crate::types::message::{Message, Role};
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeFrom;
 
-/// So many messages before an anchor are compared to tell candidates apart.
+/// Maximum number of messages before an anchor that are compared to choose between candidates.
 const CONTEXT: usize = 32;
 
-/// Where the anchor is stored.
+/// The stored position of an anchor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Located {
     pub position: usize,
-    /// Several places are equally good.
+    /// Whether several positions match equally well.
     pub is_tie: bool,
-    /// The question before it is the same in the request and in the session.
+    /// Whether the preceding question is the same in the request and in the session.
     pub question_agrees: bool,
 }
 
-/// Finds the stored message that the assistant message at `end` of a request is.
+/// Finds the stored message that equals the assistant message at `end` of a request.
 pub(super) fn locate(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
-    // The common case: it is in the last turn, and so is its question.
+    // Fast path: the answer and its question are in the last turn.
     let recent = best(stored, super::last_turn(stored).., &rest[end]);
     if let Some(position) = recent.last().filter(|p| question_agrees(stored, **p, rest, end)) {
         return Some(Located { position: *position, is_tie: false, question_agrees: true });
@@ -31,7 +32,8 @@ pub(super) fn locate(stored: &Stored<'_>, rest: &[Message], end: usize) -> Optio
     locate_anywhere(stored, rest, end)
 }
 
-/// The same without the common case: costs the number of equal messages, once the session is indexed.
+/// Finds the stored message that equals the assistant message at `end` of a request, by the index. Costs the
+/// number of equal messages, once the session is indexed.
 pub(super) fn locate_anywhere(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
     let found = |position, is_tie| {
         let question_agrees = question_agrees(stored, position, rest, end);
@@ -48,13 +50,13 @@ pub(super) fn locate_anywhere(stored: &Stored<'_>, rest: &[Message], end: usize)
     found(all[latest], scores.iter().filter(|score| **score == best).count() > 1)
 }
 
-/// The places in a range of stored messages that are the same as this assistant message.
+/// Returns the positions in a range whose message equals this assistant message.
 fn best(stored: &[Said], range: RangeFrom<usize>, message: &Message) -> Vec<usize> {
     best_of(stored, range.take_while(|p| *p < stored.len()), message)
 }
 
-/// Those of the places that are the same as this assistant message. Among those with tool calls, only the best kind of agreement
-/// counts: an id that is known is never overruled by equal arguments.
+/// Returns those of the positions whose message equals this assistant message. With tool calls, only the best
+/// kind of match counts: a known id is never overruled by equal arguments.
 fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
     let assistants = places.filter(|p| stored[*p].message.role() == Role::Assistant);
     if message.call_ids().is_empty() {
@@ -68,6 +70,7 @@ fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Messa
     matches.into_iter().filter(|(_, kind)| Some(*kind) == best).map(|(p, _)| p).collect()
 }
 
+/// Returns true if the last user message before the anchor is the same in the request and in the session.
 fn question_agrees(stored: &[Said], position: usize, rest: &[Message], end: usize) -> bool {
     let theirs = rest[..end].iter().rev().find(|m| m.role() == Role::User);
     let ours = stored[..position].iter().rev().find(|m| m.message.role() == Role::User);
@@ -77,8 +80,8 @@ fn question_agrees(stored: &[Said], position: usize, rest: &[Message], end: usiz
     }
 }
 
-/// How many messages directly before a place agree with those before the anchor. Tool messages that the client left out do not
-/// interrupt.
+/// Counts how many messages directly before a position equal those before the anchor. Tool messages that the
+/// client omitted do not interrupt the sequence.
 fn agreeing_before(stored: &[Said], position: usize, rest: &[Message], end: usize) -> usize {
     let mut ours = stored[..position].iter().rev().filter(|m| !m.message.role().instructs()).peekable();
     let theirs = rest[..end].iter().rev().filter(|m| !m.role().instructs());
@@ -93,28 +96,31 @@ fn agreeing_before(stored: &[Said], position: usize, rest: &[Message], end: usiz
     agreeing
 }
 
-/// Pairs of messages that are the same in a request and in the session, up to an anchor that is one of them.
+/// A pairing of equal messages in a request and in the session, up to an anchor that is one of the pairs.
 pub(super) struct Alignment {
-    /// The anchor's place in the request.
+    /// The index of the anchor in the request.
     pub end: usize,
-    /// Its place in the session.
+    /// The position of the anchor in the session.
     pub position: usize,
-    /// For each message of the request up to the anchor, and what was paired after it, the stored one that it is.
+    /// For each message of the request up to the anchor, and those paired after it: the position of the
+    /// stored message that it equals.
     pairs: Vec<Option<usize>>,
-    /// Messages after the anchor that stand for stored ones in other words.
+    /// Messages after the anchor that replace stored ones in the prompt: index in the request, position in
+    /// the session.
     replaced: Vec<(usize, usize)>,
-    /// Messages after the anchor that are neither stored nor shown.
+    /// Number of messages after the anchor that are neither stored nor shown.
     left_out: usize,
 }
 
 impl Alignment {
-    /// Walks back from the anchor. Costs the length of the request, unless messages differ: then the session is indexed once.
+    /// Pairs messages backwards from the anchor. Costs the length of the request; if messages differ, the
+    /// session is indexed once.
     pub fn new(stored: &Stored<'_>, rest: &[Message], end: usize, position: usize) -> Self {
         let mut pairs = vec![None; end + 1];
         pairs[end] = Some(position);
-        // The last stored message that is not paired yet, and the results that are.
+        // The last stored message that is not paired yet.
         let mut next = position;
-        // Where the tool messages before that one begin, as far as they were passed over.
+        // The start of the tool messages before `next`, as far as they were skipped.
         let mut above_tools = position;
         let mut results = HashSet::new();
         for j in (0..end).rev() {
@@ -152,7 +158,7 @@ impl Alignment {
         if open.is_empty() {
             return;
         }
-        // Their ids and ours, and where the call is stored.
+        // The client's ids, each with the stored id and the position of the stored call.
         let mut ours: HashMap<String, (String, usize)> = HashMap::new();
         for (j, position) in self.pairs.iter().enumerate().filter_map(|(j, p)| Some((j, (*p)?))) {
             let renamed = renamed(&stored[position].message, &rest[j]).into_iter();
@@ -170,31 +176,32 @@ impl Alignment {
         self.pairs[at] = Some(position);
     }
 
-    /// Has a message after the anchor shown in place of a stored one.
+    /// Shows a message after the anchor in place of a stored one.
     pub fn replace(&mut self, at: usize, position: usize) {
         self.replaced.push((at, position));
     }
 
-    /// Leaves so many messages after the anchor out.
+    /// Drops a number of messages after the anchor.
     pub fn leave_out(&mut self, messages: usize) {
         self.left_out += messages;
     }
 
-    /// The record of the last stored assistant message that the request has before what is new, if it stays.
+    /// Returns the record of the last paired assistant message, if it is among the `keep` stored messages
+    /// that remain.
     pub fn anchor(&self, stored: &[Said], keep: usize) -> Option<crate::types::id::Seq> {
         let paired = self.pairs.iter().rev().flatten();
         let mut kept = paired.filter(|p| **p < keep && stored[**p].message.role() == Role::Assistant);
         kept.next().map(|p| stored[*p].seq)
     }
 
-    /// What the model is shown instead of stored messages, of which so many are kept.
+    /// Computes the overlay: what the model is shown instead of the first `keep` stored messages.
     pub fn overlay(&self, stored: &[Said], rest: &[Message], keep: usize) -> Shown {
         let mut shown = Shown { ephemeral: self.left_out, ..Shown::default() };
         for (at, position) in &self.replaced {
             shown.overlay.replace(&stored[*position], rest[*at].clone());
             shown.ephemeral += 1;
         }
-        // Stored messages from here on have been dealt with.
+        // Stored messages from here on are done.
         let mut upper = self.position;
         let mut waiting: Vec<&Message> = Vec::new();
         let mut first = self.position;
@@ -231,18 +238,18 @@ impl Alignment {
     }
 }
 
-/// What an alignment tells.
+/// The outcome of an alignment.
 #[derive(Default)]
 pub(super) struct Shown {
     pub matched: usize,
     pub ephemeral: usize,
-    /// The first stored message that the request has.
+    /// The position of the first stored message that the request contains.
     pub first: usize,
     pub overlay: Overlay,
 }
 
-/// Messages that stand between two agreeing ones: each is shown in place of the stored one of the same role, in order; any
-/// others before the next agreeing one.
+/// Handles unpaired messages between two pairs: each is shown in place of the stored message of the same
+/// role, in order; the others are inserted before the next pair.
 fn between(stored: &[Said], next: &Said, theirs: &[&Message], overlay: &mut Overlay) {
     let mut rest = theirs.iter().peekable();
     for said in stored {
@@ -258,7 +265,7 @@ fn between(stored: &[Said], next: &Said, theirs: &[&Message], overlay: &mut Over
     }
 }
 
-/// A client's tool result under the id that the stored one has.
+/// Returns a client's tool result with the call id of the stored one.
 pub(super) fn as_answer_to(stored: &Message, result: &Message) -> Message {
     match stored.answers() {
         Some(id) if result.answers().as_deref() != Some(&*id) => result.answering(&id),
@@ -266,7 +273,8 @@ pub(super) fn as_answer_to(stored: &Message, result: &Message) -> Message {
     }
 }
 
-/// The ids of a client's tool calls that are equal to stored ones by name and arguments only, and the stored ids.
+/// Maps the client's tool call ids to the stored ids, if the calls agree by name and arguments only. Empty if
+/// any id agrees.
 pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, String> {
     let (ours, theirs) = (stored.tool_calls(), incoming.tool_calls());
     if theirs.iter().any(|t| ours.iter().any(|o| o.id == t.id)) {
@@ -276,14 +284,15 @@ pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, S
     theirs.into_iter().zip(pairs).map(|(theirs, i)| (theirs.id, ours[i].id.clone())).collect()
 }
 
-/// Whether a stored message is passed over when the request has this one: parts of the system prompt, and tool messages that
-/// the client left out.
+/// Returns true if a stored message is skipped when compared with this incoming one: parts of the system
+/// prompt, and tool messages that the client omitted.
 fn skipped(stored: &Said, message: &Message) -> bool {
     let prompt = stored.lead || (stored.message.role().instructs() && !message.role().instructs());
     prompt || (stored.message.is_tool_turn() && !stored.message.is_same(message))
 }
 
-/// The place before `next` of the message at `j`: where the message before it agrees as well, or the only one.
+/// Finds the position before `next` of the message at `j`: the only one, or the latest whose preceding
+/// message agrees as well.
 fn find_before(stored: &Stored<'_>, next: usize, rest: &[Message], j: usize) -> Option<usize> {
     let found = stored.same_as(&rest[j], next);
     match found[..] {

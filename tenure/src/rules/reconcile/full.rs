@@ -1,7 +1,8 @@
 //! `history: full`: the request is the whole history.
 //!
-//! Stored and incoming messages are walked through side by side, up to the first difference. Stored tool messages stay where
-//! their neighbours agree: most clients never saw them. Everything else that differs or is missing is rewound.
+//! Stored and incoming messages are compared in order, up to the first difference. Stored tool messages
+//! remain where their neighbors agree, because most clients never saw them. Everything else that differs or
+//! is missing is rewound.
 
 use super::index::Stored;
 use super::{NewMessage, Plan, ReplyTo};
@@ -10,12 +11,13 @@ use crate::rules::session::Said;
 use crate::types::message::{Message, Role};
 use std::ops::Range;
 
+/// Reconciles a request that is the whole history.
 pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
     let opening = opening(stored);
     let mut turn = turn_around(stored, 0);
     let mut tools = 0..0;
     let (mut i, mut j) = (0, 0);
-    // After the last stored message that the request has too.
+    // The end of the stored messages that the request contains too.
     let mut kept = 0;
     let mut has = vec![false; stored.len()];
     let keep = loop {
@@ -27,7 +29,7 @@ pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
             tools = i..end_of_tools(stored, i);
         }
         let find = |mut places: Range<usize>| places.find(|k| stored[*k].message.is_same(theirs));
-        // Results may come in another order than ours.
+        // Results may be in another order than the stored ones.
         if theirs.role() == Role::Tool
             && let Some(k) = theirs.answers().and_then(|id| stored.result_of(&id, turn.start))
             && k < tools.end.max(i)
@@ -47,7 +49,8 @@ pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
         } else if !ours.message.is_tool_turn() {
             break i;
         } else if theirs.is_tool_turn() && theirs.role() == Role::Assistant {
-            // A client that runs tools itself sends its calls; ours, which it never saw, come before them.
+            // A client that calls tools itself sends its calls; the server's calls, which it never saw,
+            // precede them.
             match find(i..turn.end) {
                 Some(k) => i = k,
                 None => break kept.max(opening),
@@ -62,6 +65,7 @@ pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
     Plan { matched: j, spliced, append, ..Plan::keeping(stored, keep) }
 }
 
+/// Builds the messages to append, each user message with the assistant message that it follows.
 fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> {
     let mut messages = Vec::with_capacity(new.len());
     for message in new {
@@ -74,13 +78,13 @@ fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> 
     messages
 }
 
-/// Where the tool turns that begin at `i` end.
+/// Returns the end of the tool messages that start at `i`.
 fn end_of_tools(stored: &[Said], i: usize) -> usize {
     let others = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
     others.map_or(stored.len(), |p| i + p)
 }
 
-/// The stored messages of the turn at `i`, from its question to the next one.
+/// Returns the range of the stored messages of the turn at `i`, between its question and the next one.
 fn turn_around(stored: &[Said], i: usize) -> Range<usize> {
     let user = |m: &Said| m.message.role() == Role::User;
     let i = i.min(stored.len());

@@ -1,4 +1,4 @@
-//! The stored messages of a session, and an index of them that is built when it is needed.
+//! The stored messages of a session, with an index that is built on first use.
 
 use crate::rules::session::Said;
 use crate::types::message::{Message, Role};
@@ -6,21 +6,24 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 
-/// So many equal messages are considered, the latest: texts that are said more often than that tell nothing.
+/// Maximum number of equal messages that are considered, the latest ones. A text that occurs more often
+/// identifies nothing.
 const MAX_EQUAL: usize = 64;
 
-/// So many messages are looked at before the index is built: most of what a request names is near.
+/// Number of recent messages that are scanned, and of lookups that may scan, before the index is built. Most
+/// messages that a request names are recent.
 const NEAR: usize = 64;
 
-/// The stored messages of a session.
+/// The stored messages of a session and their lazily built index.
 pub(super) struct Stored<'a> {
     messages: &'a [Said],
     index: OnceCell<Index>,
-    /// So many look-ups may still go without the index.
+    /// Number of lookups that may still be done by a scan.
     near: Cell<usize>,
 }
 
-/// Where messages are: by their contents, tool calls by their ids, results by the call that they answer. Places ascend.
+/// Positions of messages, ascending: by content, of tool calls by their ids, and of results by the call that
+/// they answer.
 #[derive(Default)]
 struct Index {
     contents: HashMap<[u8; 32], Vec<usize>>,
@@ -40,13 +43,15 @@ impl<'a> Stored<'a> {
         Self { messages, index: OnceCell::new(), near: Cell::new(NEAR) }
     }
 
-    /// Whether to look at the nearest messages one by one: not often, and not once there is an index.
+    /// Returns true if a lookup may scan the most recent messages: only a few times, and not once the index
+    /// exists.
     fn looks_near(&self) -> bool {
         let left = self.near.get();
         self.near.set(left.saturating_sub(1));
         left > 0 && self.index.get().is_none()
     }
 
+    /// Returns the index, building it on first use.
     fn index(&self) -> &Index {
         self.index.get_or_init(|| {
             let mut index = Index::default();
@@ -67,7 +72,8 @@ impl<'a> Stored<'a> {
         })
     }
 
-    /// The places before `end` that may have the same message, ascending; the latest, if there are many.
+    /// Returns the positions before `end` of messages equal to this one, ascending. If there are many, only
+    /// the latest are considered.
     pub fn same_as(&self, message: &Message, end: usize) -> Vec<usize> {
         let index = self.index();
         let places = keys(message).into_iter().filter_map(|key| index.contents.get(&key));
@@ -82,7 +88,7 @@ impl<'a> Stored<'a> {
         found
     }
 
-    /// The last place of a call before `end`.
+    /// Returns the last position before `end` of a message with this call.
     pub fn call_before(&self, id: &str, end: usize) -> Option<usize> {
         let calls = |p: &usize| self.messages[*p].message.call_ids().iter().any(|call| call == id);
         if self.looks_near()
@@ -94,7 +100,7 @@ impl<'a> Stored<'a> {
         places[..places.partition_point(|p| *p < end)].last().copied()
     }
 
-    /// The first result of a call that is at this place.
+    /// Returns the first result of the call at this position.
     pub fn result_of(&self, id: &str, call: usize) -> Option<usize> {
         let answers = |p: &usize| self.messages[*p].message.answers().as_deref() == Some(id);
         if self.messages.len() - call <= NEAR && self.looks_near() {
@@ -104,7 +110,8 @@ impl<'a> Stored<'a> {
         places.get(places.partition_point(|p| *p < call)).copied()
     }
 
-    /// The last stored result before `end` that answers the same call as this one, and is not taken.
+    /// Returns the last stored result before `end` that answers the same call as this one and is not in
+    /// `taken`.
     pub fn result_before(&self, result: &Message, end: usize, taken: &HashSet<usize>) -> Option<usize> {
         let is_result = |p: &usize| self.messages[*p].message.role() == Role::Tool;
         let near = (end.saturating_sub(NEAR)..end).rev().take_while(is_result);
@@ -117,7 +124,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// What a message is looked up by: its tool calls, or its role and text.
+/// Returns the index keys of a message: its tool calls, or its role and text.
 pub(super) fn keys(message: &Message) -> Vec<[u8; 32]> {
     let hash = |parts: &[&[u8]]| {
         let mut hash = blake3::Hasher::new();

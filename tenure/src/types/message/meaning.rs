@@ -1,7 +1,8 @@
-//! Equality of messages: what a message means, apart from how it is written.
+//! Semantic equality of messages: comparison of their normalized content, independent of formatting.
 //!
-//! Clients rarely send a message back byte for byte. They turn a string into text parts, strip or collapse white space, drop
-//! the reasoning block and the media, reformat JSON, and rename tool calls. Such a copy is still the same message.
+//! Clients rarely send a message back byte for byte. They turn a string into text parts, strip or collapse
+//! white space, drop the reasoning block and the media, reformat JSON, and rename tool calls. Such a copy is
+//! still the same message (D-024).
 
 use super::{Message, PartShape, Role, Shape, ToolCall};
 use crate::types::blob::{BlobId, content_id};
@@ -10,30 +11,30 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-/// What two messages without tool calls are compared by.
+/// The normalized content by which two messages without tool calls are compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meaning {
     /// The normalized text.
     pub text: String,
-    /// Content parts that are neither text nor media, by the hash of their canonical JSON.
+    /// Content parts that are neither text nor media, as hashes of their canonical JSON.
     pub other: Vec<BlobId>,
-    /// Media, by the hash of their bytes.
+    /// Media, as hashes of their bytes.
     pub media: Vec<BlobId>,
 }
 
-/// How well the tool calls of two assistant messages agree.
+/// The degree to which the tool calls of two assistant messages agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CallMatch {
-    /// Only names and arguments: the client renamed the ids.
+    /// Only names and arguments agree: the client renamed the ids.
     Content,
-    /// An id, but not all names and arguments.
+    /// An id agrees, but not all names and arguments.
     Id,
-    /// Ids, names and arguments.
+    /// Ids, names and arguments agree.
     Both,
 }
 
 impl Message {
-    /// What the message says, apart from how it is written.
+    /// Returns the normalized content of the message.
     pub(crate) fn meaning(&self) -> Meaning {
         let mut meaning = Meaning::default();
         let Ok(shape) = Shape::read(&self.raw) else { return meaning };
@@ -60,9 +61,9 @@ impl Message {
         meaning
     }
 
-    /// Whether `incoming` is the same message as this stored one: role and meaning are equal. Results of tools are matched by
-    /// the call that they answer, tool calls by their ids, or by names and arguments if the client renamed the ids. A copy
-    /// without its media is the same message.
+    /// Returns true if `incoming` is a copy of this stored message: roles and normalized contents are equal.
+    /// Tool results are matched by the call that they answer, tool calls by their ids, or by names and
+    /// arguments if the client renamed the ids. A copy without its media is the same message.
     pub fn is_same(&self, incoming: &Message) -> bool {
         if self.raw == incoming.raw && self.cuts == incoming.cuts {
             return true;
@@ -82,26 +83,28 @@ impl Message {
         self.says_the_same(incoming)
     }
 
-    /// Whether the contents are equal, whatever the roles and ids are.
+    /// Returns true if the contents are equal, regardless of roles and ids.
     pub(crate) fn says_the_same(&self, incoming: &Message) -> bool {
         (self.raw == incoming.raw && self.cuts == incoming.cuts) || self.says(&incoming.meaning())
     }
 
-    /// Whether this stored message says that.
+    /// Returns true if this stored message has the given content. Missing media in `theirs` are not a
+    /// difference.
     pub(crate) fn says(&self, theirs: &Meaning) -> bool {
         let ours = self.meaning();
         let media = theirs.media.is_empty() || ours.media == theirs.media;
         ours.text == theirs.text && ours.other == theirs.other && media
     }
 
-    /// How well the tool calls of this stored message and an incoming one agree; `None` if either has none, or they differ.
+    /// Compares the tool calls of this stored message with those of an incoming one. `None` means that either
+    /// has none, or that they differ.
     pub(crate) fn call_match(&self, incoming: &Message) -> Option<CallMatch> {
         match_calls(&self.tool_calls(), &incoming.tool_calls())
     }
 }
 
-/// Compares tool calls. One common id, with the same name, is enough: ids are unique, and some clients split or merge parallel
-/// calls. Without a common id, all names and arguments must be equal, in any order.
+/// Compares tool calls. One common id with the same name is enough, because ids are unique and some clients
+/// split or merge parallel calls. Without a common id, all names and arguments must be equal, in any order.
 pub(crate) fn match_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<CallMatch> {
     if ours.is_empty() || theirs.is_empty() {
         return None;
@@ -117,12 +120,13 @@ pub(crate) fn match_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Call
     }
 }
 
-/// For each of their calls, the place of ours with the same name and arguments; `None` unless each has one of its own.
+/// Returns, for each of their calls, the index of our call with the same name and arguments. `None` unless
+/// this is a one-to-one mapping.
 pub(crate) fn pair_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Vec<usize>> {
     if ours.len() != theirs.len() {
         return None;
     }
-    // Both in the same order: equal contents are then at equal places.
+    // Sorted alike, calls with equal contents have equal positions.
     let sorted = |calls: &[ToolCall]| -> Vec<(String, String, usize)> {
         let content = calls.iter().enumerate().map(|(i, c)| (c.name.clone(), canonical_text(&c.arguments), i));
         let mut content: Vec<_> = content.collect();
@@ -139,7 +143,8 @@ pub(crate) fn pair_calls(ours: &[ToolCall], theirs: &[ToolCall]) -> Option<Vec<u
     Some(pairs)
 }
 
-/// Text that is compared: without a leading reasoning block, runs of white space as one space, JSON objects by value.
+/// Normalizes text for comparison: drops a leading reasoning block of an assistant, collapses white space,
+/// and canonicalizes JSON objects.
 pub(crate) fn normalize(role: Role, text: &str) -> String {
     let mut text = text.trim();
     if role == Role::Assistant
@@ -150,10 +155,11 @@ pub(crate) fn normalize(role: Role, text: &str) -> String {
     canonical_text(text)
 }
 
-/// Longer texts are not read as JSON: that takes many times their memory.
+/// Maximum length of a text that is parsed as JSON, in bytes. Parsing takes many times the memory of the
+/// text.
 const MAX_JSON_BYTES: usize = 64 << 10;
 
-/// A JSON object in canonical form; any other text with white space collapsed.
+/// Returns a JSON object in canonical form, and any other text with white space collapsed.
 fn canonical_text(text: &str) -> String {
     let text = text.trim();
     if text.len() <= MAX_JSON_BYTES
@@ -205,7 +211,7 @@ mod tests {
         let json = Message::assistant(r#"{"name": "a", "n": 1}"#);
         assert!(json.is_same(&Message::assistant(r#"{"n":1,"name":"a"}"#)));
         assert!(!json.is_same(&Message::assistant(r#"{"n":2,"name":"a"}"#)));
-        // A user may well write about the reasoning block.
+        // A user message may legitimately contain the tags of a reasoning block.
         assert!(!Message::user("<think>x</think> y").is_same(&Message::user("y")));
     }
 
