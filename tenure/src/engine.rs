@@ -16,6 +16,7 @@ pub(crate) mod quota;
 pub(crate) mod read;
 pub(crate) mod read_scheduler;
 pub(crate) mod registry;
+pub(crate) mod scheduled_store;
 pub(crate) mod status;
 pub(crate) mod turn_lock;
 pub(crate) mod usage;

@@ -7,8 +7,9 @@ use crate::engine::node::node_name;
 use crate::engine::observer::CommitObserver;
 use crate::engine::options::Options;
 use crate::engine::quota::UsageCache;
-use crate::engine::read_scheduler::{self, Bounds, ScheduledStore, Scheduler};
+use crate::engine::read_scheduler::{Bounds, Permit, Scheduler};
 use crate::engine::registry::Assistants;
+use crate::engine::scheduled_store::{Caller, ScheduledStore};
 use crate::engine::watch::Watchers;
 use crate::store::contract::{Concurrency, Store, Writes};
 use crate::types::error::Result;
@@ -55,7 +56,7 @@ impl Engine {
             Writes::Apart => store,
             Writes::AsReads => {
                 let scheduler = Scheduler::new(Bounds::of_turns(reads));
-                Arc::new(ScheduledStore { inner: store, scheduler, caller: read_scheduler::Caller::Turns })
+                Arc::new(ScheduledStore { inner: store, scheduler, caller: Caller::Turns })
             }
         };
         let watchers = Arc::new(Watchers::default());
@@ -81,7 +82,7 @@ impl Engine {
     /// A handle whose reads are scheduled fairly between principals and separately from turns.
     pub fn browsing(&self, who: &Principal) -> Self {
         let (inner, scheduler) = (self.shared.store.clone(), self.shared.browsing.clone());
-        let caller = read_scheduler::Caller::Browsing(who.clone());
+        let caller = Caller::Browsing(who.clone());
         Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
     }
 
@@ -92,7 +93,7 @@ impl Engine {
 
     /// Waits until the principal may do work as large as a read that is not part of a turn. The
     /// permit is released when dropped.
-    pub async fn browse_permit(&self, who: &Principal) -> Result<read_scheduler::Permit> {
+    pub async fn browse_permit(&self, who: &Principal) -> Result<Permit> {
         self.shared.browsing.acquire(who).await
     }
 

@@ -6,10 +6,6 @@
 //! which do not wait behind lists. Waiting calls are served round robin, first by tenant and then
 //! by user, because the holder of a key without a user can name any user (D-106).
 
-mod store;
-
-pub(crate) use store::{Caller, ScheduledStore};
-
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Tenant, User};
 use std::collections::{HashMap, VecDeque};

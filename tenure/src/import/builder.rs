@@ -100,7 +100,7 @@ impl Draft {
             let calls: Vec<_> = self.calls.iter().map(|c| &*c.json).collect();
             json += &format!(r#","tool_calls":[{}]"#, calls.join(","));
         }
-        Message::parse(&(json + "}")).map_err(|e| super::at(&self.place, e))
+        Message::parse(&(json + "}")).map_err(|e| crate::import::imported::at(&self.place, e))
     }
 }
 
@@ -130,9 +130,9 @@ impl Bookkeeping {
     }
 
     /// The list of fields as one entry. `None` means that there are none.
-    pub fn left_out(self, place: &str) -> Option<super::LeftOut> {
+    pub fn left_out(self, place: &str) -> Option<crate::import::imported::LeftOut> {
         let names: Vec<String> = self.0.into_iter().collect();
         let why = || format!("fields that a session has no place for: {}", names.join(", "));
-        (!names.is_empty()).then(|| super::LeftOut::new(place, why()))
+        (!names.is_empty()).then(|| crate::import::imported::LeftOut::new(place, why()))
     }
 }

@@ -5,11 +5,11 @@
 //! it in the order of the calls. Where a question was asked again from the same parent, only the
 //! last one counts (D-097). Lines for the program's own use are left out and listed.
 
-use super::{Foreign, Format, LeftOut};
 use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
 use crate::import::detect::Doc;
+use crate::import::imported::{Foreign, Format, LeftOut};
 use crate::import::raw_object::{Fields, items, quoted, string};
-use crate::session::transfer::Export;
+use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::id::SessionId;

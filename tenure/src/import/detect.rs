@@ -1,6 +1,6 @@
 //! Splits a text into JSON documents, and detects their format.
 
-use super::Format;
+use crate::import::imported::Format;
 use crate::import::raw_object::{Fields, items, string};
 use crate::types::error::{Error, Result};
 use serde_json::value::RawValue;

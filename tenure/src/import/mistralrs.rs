@@ -5,11 +5,11 @@
 //! `{"type": "video"}`, in the order of the lists (D-095). The arguments of a call are JSON, not
 //! text, and a result names its tool, not its call.
 
-use super::LeftOut;
 use crate::import::builder::Part;
 use crate::import::detect::untagged;
+use crate::import::imported::LeftOut;
 use crate::import::raw_object::{Fields, items, object, quoted, string};
-use crate::session::transfer::Export;
+use crate::session::transfer::export::Export;
 use crate::types::blob::{BlobId, payload};
 use crate::types::error::{Error, Result};
 use crate::types::message::{Message, Role};
@@ -83,7 +83,7 @@ impl Listed {
         let mut messages = Vec::with_capacity(list.len());
         for (i, raw) in list.iter().enumerate() {
             let place = format!("messages[{i}]");
-            messages.push(self.message(raw, &place).map_err(|e| super::at(&place, e))?);
+            messages.push(self.message(raw, &place).map_err(|e| crate::import::imported::at(&place, e))?);
         }
         for medium in self.images.into_iter().chain(self.videos) {
             // A fork in mistral.rs keeps the media of turns that it does not have.

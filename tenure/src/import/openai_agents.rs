@@ -1,7 +1,7 @@
 //! Reads the SQLite database of OpenAI's Agents SDK: sessions from `agent_sessions`, and their
 //! items from `agent_messages`, ordered by id.
 
-use super::{Foreign, LeftOut};
+use crate::import::imported::{Foreign, LeftOut};
 use crate::import::openai_responses::Reader;
 use crate::types::error::{Error, Result};
 use crate::types::id::SessionId;

@@ -1,10 +1,10 @@
 //! Reads items of OpenAI's Responses API, where messages, calls and results are separate items.
 
-use super::{Foreign, Format, LeftOut, at};
 use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
 use crate::import::detect::Doc;
+use crate::import::imported::{Foreign, Format, LeftOut, at};
 use crate::import::raw_object::{Fields, items, quoted, string};
-use crate::session::transfer::Export;
+use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 

@@ -2,10 +2,10 @@
 //! or an export of mistral.rs.
 
 use super::mistralrs::Listed;
-use super::{Foreign, Format, LeftOut, at, path};
 use crate::import::detect::Doc;
+use crate::import::imported::{Foreign, Format, LeftOut, at, path};
 use crate::import::raw_object::{Fields, items};
-use crate::session::transfer::{EXPORT_FORMAT, Export};
+use crate::session::transfer::export::{EXPORT_FORMAT, Export};
 use crate::types::error::{Error, Result};
 use crate::types::head::DECISIONS;
 use crate::types::message::Message;
@@ -48,7 +48,7 @@ fn foreign(doc: &Doc<'_>, format: Format, place: &str) -> Result<Foreign> {
     let (mut export, mut left_out) = info(&fields, format)?;
     if format == Format::Tenure {
         if let Some(raw) = fields.get("log") {
-            export.log = crate::session::transfer::log::parse(raw)?;
+            export.log = crate::session::transfer::records::parse(raw)?;
         }
         if let Some(raw) = fields.get("blobs") {
             let why = "`blobs` must be an object of base64 texts, named by their hashes";

@@ -2,6 +2,7 @@
 
 use crate::executors::tools::Call;
 use crate::memory::memories::{Mind, Remember};
+use crate::rules::session::Said;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
@@ -79,7 +80,7 @@ impl Tenure {
             Action::Remember { text } => {
                 // It comes from the message that made the call.
                 let session = self.engine.shared(who, id).await?;
-                let calls = |m: &&crate::Said| m.message.tool_calls().iter().any(|c| c.id == call.id);
+                let calls = |m: &&Said| m.message.tool_calls().iter().any(|c| c.id == call.id);
                 let messages = session.messages.iter().rev().find(calls).map(|m| m.seq).into_iter().collect();
                 let memory = self.remember(who, &mind, Remember { text, messages, ..Remember::default() }).await?;
                 Ok(json!({"remembered": memory.id}))

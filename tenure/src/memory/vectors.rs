@@ -9,7 +9,7 @@ use crate::executors::embedder::Embedder;
 use crate::memory::memories::{MEMORY, kept};
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use crate::types::memory::Kept;
 use crate::types::vector::Vector;
 use jiff::{SignedDuration, Timestamp};
@@ -159,7 +159,7 @@ impl Tenure {
             }
             for batch in bare.chunks(BATCH) {
                 let texts = batch.iter().map(|(_, text)| text.clone()).collect();
-                let vectors = ask(embedder, texts).await.map_err(crate::Error::unavailable)?;
+                let vectors = ask(embedder, texts).await.map_err(Error::unavailable)?;
                 for ((id, _), vector) in batch.iter().zip(vectors) {
                     self.give_vector(shelf, id, Vector::new(embedder.name(), &vector)).await?;
                 }

@@ -6,7 +6,6 @@ use crate::rules::decision_chain::{AuditedDecision, ChainCheck};
 use crate::rules::session::Session;
 use crate::store::query::{Cursor, Query, Range, Whose};
 use crate::tenure::Tenure;
-use crate::types::decision_chain::DecisionHash;
 use crate::types::entry::Record;
 use crate::types::error::Result;
 use crate::types::head::{DECISIONS, Head, Reviewing};
@@ -15,12 +14,6 @@ use crate::types::status::Status;
 use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::{HashSet, VecDeque};
-
-impl From<DecisionHash> for String {
-    fn from(hash: DecisionHash) -> String {
-        hash.to_string()
-    }
-}
 
 /// The audit trail of a session.
 #[derive(Clone, Debug, PartialEq)]

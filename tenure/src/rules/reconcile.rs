@@ -12,13 +12,14 @@
 mod align;
 mod full;
 mod index;
+pub(crate) mod plan;
 
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::lead;
+use crate::rules::reconcile::plan::{Incoming, NewMessage, Plan, ReplyTo, last_turn};
 use crate::rules::review_notice::notice_answer;
 use crate::rules::session::{Said, Session};
-use crate::types::entry::{Outcome, Post};
-use crate::types::id::Seq;
+use crate::types::entry::Outcome;
 use crate::types::message::{Message, Role};
 use crate::types::policy::HistoryMode;
 use align::Alignment;
@@ -26,87 +27,6 @@ use index::{Stored, keys};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-
-/// The messages of a request and how they were sent.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Incoming<'a> {
-    /// The messages, including system messages.
-    pub messages: &'a [Message],
-    /// How the messages are reconciled with the stored ones.
-    pub history: HistoryMode,
-    /// Whether the client's SDK marked the request as a retry.
-    pub is_retry: bool,
-    /// Whether the session was busy when the request arrived. Then its sender has not seen the turns that
-    /// ended since.
-    pub has_waited: bool,
-}
-
-/// The result of reconciliation: what to rewind, append and show.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// Number of stored messages that remain; later ones are rewound.
-    pub keep: usize,
-    /// The messages to append, in order.
-    pub append: Vec<NewMessage>,
-    /// How many of the appended messages, from the first, are the system prompt.
-    pub prompt: usize,
-    /// Number of incoming messages that are already stored.
-    pub matched: usize,
-    /// Number of stored messages that the request omits after the first one that it repeats.
-    pub spliced: usize,
-    /// Number of stored messages that are rewound, excluding the system prompt.
-    pub rewound: usize,
-    /// Number of incoming messages that are shown to the model but not stored, or ignored because the stored
-    /// ones stay.
-    pub ephemeral: usize,
-    /// The call ids of tool results without a known call. These results are dropped.
-    pub orphans: Vec<String>,
-    /// The messages that the model is shown in place of stored ones.
-    pub overlay: Overlay,
-}
-
-/// A message to append.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NewMessage {
-    /// Whether this system message replaces the initial instructions.
-    pub lead: bool,
-    /// The assistant message that this user message follows in the request.
-    pub replies_to: Option<ReplyTo>,
-    /// The message itself.
-    pub message: Message,
-}
-
-/// A reference to the assistant message that a user message follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplyTo {
-    /// A stored message, by its record.
-    Stored(Seq),
-    /// A message of the same plan, by its index in [`Plan::append`].
-    New(usize),
-}
-
-impl Plan {
-    /// Creates a plan that keeps the first `keep` stored messages and appends nothing.
-    fn keeping(stored: &[Said], keep: usize) -> Self {
-        Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
-    }
-
-    /// Returns the new messages as log entries. `first` is the record of the first one.
-    pub fn posts(&self, first: Seq) -> Vec<Post> {
-        let seq = |reply: ReplyTo| match reply {
-            ReplyTo::Stored(seq) => seq,
-            ReplyTo::New(i) => first + i as Seq,
-        };
-        let post =
-            |m: &NewMessage| Post { lead: m.lead, replies_to: m.replies_to.map(seq), ..Post::from(m.message.clone()) };
-        self.append.iter().map(post).collect()
-    }
-
-    /// Returns the number of new messages, excluding the system prompt.
-    pub fn appended(&self) -> usize {
-        self.append.len() - self.prompt
-    }
-}
 
 /// Counts the messages that are not part of the system prompt.
 fn count(messages: &[Said]) -> usize {
@@ -622,9 +542,4 @@ fn last_question(stored: &[Said]) -> Option<Range<usize>> {
     let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
     let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
     Some(start..end)
-}
-
-/// Returns the start of the last turn.
-fn last_turn(stored: &[Said]) -> usize {
-    last_question(stored).map_or(0, |question| question.start)
 }

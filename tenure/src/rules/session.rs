@@ -170,7 +170,7 @@ impl Summary {
     /// Returns the text of the summary, without the marker that models are shown.
     pub fn text(&self) -> String {
         let text = self.message.text();
-        text.strip_prefix(crate::rules::summary::MARK).map_or(&*text, str::trim_start).to_owned()
+        text.strip_prefix(crate::rules::session::MARK).map_or(&*text, str::trim_start).to_owned()
     }
 }
 
@@ -671,3 +671,6 @@ impl Head {
         }
     }
 }
+
+/// The marker at the beginning of a summary, which distinguishes it from a message of the conversation.
+pub const MARK: &str = "[Summary of the earlier conversation; its messages are not shown]";

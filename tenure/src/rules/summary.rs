@@ -11,7 +11,7 @@
 
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::prompt::{lead, opening, tokens};
-use crate::rules::session::{Review, Said, Session};
+use crate::rules::session::{MARK, Review, Said, Session};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
@@ -19,9 +19,6 @@ use std::collections::HashMap;
 
 /// Number of turns that are not summarized, if a summary is requested without a number.
 pub const KEEP_TURNS: usize = 2;
-
-/// The marker at the beginning of a summary, which distinguishes it from a message of the conversation.
-pub const MARK: &str = "[Summary of the earlier conversation; its messages are not shown]";
 
 /// The beginning of a request for a summary.
 pub const REQUEST: &str = "Summarize the conversation below, so that it can go on without being read again.";

@@ -4,7 +4,7 @@ use crate::engine::turn_lock::OnBusy;
 
 use crate::memory::recall::Told;
 
-use crate::rules::reconcile::Incoming;
+use crate::rules::reconcile::plan::Incoming;
 
 use crate::types::id::SessionId;
 use crate::types::message::Message;

@@ -1,7 +1,8 @@
 //! Merges the messages of a client into a session, without a run.
 
 use crate::engine::draft::{Draft, Need};
-use crate::rules::reconcile::{Incoming, Plan, reconcile};
+use crate::rules::reconcile::plan::{Incoming, Plan};
+use crate::rules::reconcile::reconcile;
 use crate::tenure::Tenure;
 use crate::types::entry::Entry;
 use crate::types::error::Result;

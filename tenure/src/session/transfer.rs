@@ -1,101 +1,29 @@
 //! Export and import of sessions: an export contains everything that is needed to continue the
 //! session elsewhere.
-
+pub(crate) mod export;
 pub(crate) mod log;
+pub(crate) mod records;
 
 use crate::engine::draft::{Draft, Need};
 use crate::rules::session::Session;
+use crate::session::transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint, replacement};
 use crate::store::query::{Query, Whose};
 use crate::tenure::Tenure;
-use crate::types::blob::{Blob, BlobId};
+use crate::types::blob::Blob;
 use crate::types::digest::Mark;
-use crate::types::entry::{Change, Checkpointed, Created, Entry, InfoChange, Origin, Post, Record, Rewound};
+use crate::types::entry::{Checkpointed, Created, Entry, Origin, Post, Record, Rewound};
 use crate::types::error::{Error, Result};
 use crate::types::head::{DECISIONS, Head};
-use crate::types::id::{Label, Principal, Seq, SessionId};
+use crate::types::id::{Principal, Seq, SessionId};
 use crate::types::message::Message;
 use crate::types::status::Status;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-use std::collections::{BTreeMap, HashSet};
 
-/// The newest version of the export format. Version 1 has no log.
-pub const EXPORT_FORMAT: u32 = 2;
+use std::collections::{BTreeMap, HashSet};
 
 /// The maximum number of earlier imports of the same export that are listed.
 const MAX_DUPLICATES: usize = 10;
-
-/// An exported session: everything that is needed to continue it elsewhere. Only `messages` is required.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Export {
-    /// The version of the export format. Absent in lists of plain messages.
-    #[serde(default)]
-    pub tenure: u32,
-    /// The id of the session where it was exported.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session_id: Option<SessionId>,
-    /// The time at which the session was created.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub created_at: Option<Timestamp>,
-    /// The time of the last change.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub updated_at: Option<Timestamp>,
-    /// The assistant that the session belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub assistant: Option<String>,
-    /// The chat thread that shows the session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub thread: Option<String>,
-    /// The model.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
-    /// The title.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub title: Option<String>,
-    /// The tags.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tags: Vec<String>,
-    /// The metadata.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub metadata: Map<String, Value>,
-    /// The messages with their media, each as it was given.
-    pub messages: Vec<Message>,
-    /// Positions of system messages that replaced the instructions before them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lead: Vec<usize>,
-    /// The checkpoints.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub checkpoints: Vec<ExportedCheckpoint>,
-    /// The log, including inherited records and discarded messages. In its messages, markers stand
-    /// for media (D-091). With the log, an import preserves times, runs, reviews and branches
-    /// (D-089).
-    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "log::records")]
-    pub log: Vec<Record>,
-    /// Media of the log that are not in `messages`, as base64 by their hash.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub blobs: BTreeMap<BlobId, String>,
-}
-
-/// An exported checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ExportedCheckpoint {
-    /// The label.
-    pub label: Label,
-    /// The number of messages before the checkpoint.
-    pub position: usize,
-    /// Whether the checkpoint was set automatically.
-    #[serde(default)]
-    pub auto: bool,
-    /// The time at which the checkpoint was set in the exported session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub created_at: Option<Timestamp>,
-    /// Application state that was stored with the checkpoint.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub state: Map<String, Value>,
-}
 
 impl Tenure {
     /// Exports a session with its log.
@@ -256,57 +184,6 @@ fn of_form(mut export: Export) -> Export {
     export
 }
 
-/// Prefixes the path of an invalid parameter with a location.
-fn within(place: &str, e: Error) -> Error {
-    match e {
-        Error::Invalid { param, message } if param.is_empty() => Error::invalid(place, message),
-        Error::Invalid { param, message } => Error::invalid(format!("{place}.{param}"), message),
-        other => other,
-    }
-}
-
-/// The change that makes the info of a session equal to that of an export. It is empty if they are equal.
-fn difference(head: &Head, export: &Export) -> InfoChange {
-    let all = replacement(&head.info.metadata, export);
-    InfoChange {
-        model: if head.info.model == export.model { Change::Keep } else { all.model },
-        title: if head.info.title == export.title { Change::Keep } else { all.title },
-        tags: if head.info.tags == export.tags { Change::Keep } else { all.tags },
-        metadata: all.metadata,
-    }
-}
-
-impl From<Session> for Export {
-    fn from(session: Session) -> Export {
-        let (head, info) = (session.head().clone(), session.info.clone());
-        let checkpoints = session.checkpoints.iter().map(|c| ExportedCheckpoint {
-            label: c.label.clone(),
-            position: c.position,
-            auto: c.auto,
-            created_at: Some(c.created_at),
-            state: c.state.clone(),
-        });
-        Export {
-            tenure: EXPORT_FORMAT,
-            session_id: Some(info.session_id),
-            created_at: Some(info.created_at),
-            updated_at: Some(info.updated_at),
-            assistant: head.assistant,
-            thread: head.thread,
-            model: info.model,
-            title: info.title,
-            tags: info.tags,
-            // Without the log, nothing proves the review decisions.
-            metadata: without_decisions(&info.metadata),
-            lead: (0..session.messages.len()).filter(|i| session.messages[*i].lead).collect(),
-            checkpoints: checkpoints.collect(),
-            messages: session.messages.into_iter().map(|m| m.message).collect(),
-            log: Vec::new(),
-            blobs: BTreeMap::new(),
-        }
-    }
-}
-
 /// The entry that creates the session of an import without the log.
 fn created(who: &Principal, export: &Export) -> Created {
     let Export { assistant, thread, model, title, tags, metadata, .. } = export.clone();
@@ -335,29 +212,4 @@ fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
         }
     }
     Ok(entries)
-}
-
-/// The change that replaces the info of a session by that of an export.
-fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
-    InfoChange {
-        model: export.model.clone().into(),
-        title: export.title.clone().into(),
-        tags: Change::Set(export.tags.clone()),
-        metadata: patch_between(&without_decisions(old), &without_decisions(&export.metadata)),
-    }
-}
-
-/// The metadata that clients can write.
-fn without_decisions(metadata: &Map<String, Value>) -> Map<String, Value> {
-    metadata.iter().filter(|(k, _)| *k != DECISIONS).map(|(k, v)| (k.clone(), v.clone())).collect()
-}
-
-/// The merge patch that turns one object into another.
-fn patch_between(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
-    let gone = old.keys().filter(|k| !new.contains_key(*k)).map(|k| (k.clone(), Value::Null));
-    let changed = new.iter().filter(|(k, v)| old.get(*k) != Some(v)).map(|(k, v)| match (old.get(k), v) {
-        (Some(Value::Object(old)), Value::Object(new)) => (k.clone(), Value::Object(patch_between(old, new))),
-        (_, v) => (k.clone(), v.clone()),
-    });
-    gone.chain(changed).collect()
 }

@@ -5,7 +5,7 @@ use crate::engine::list::Page;
 use crate::rules::session::{Point, Said, Session};
 use crate::store::query::Query;
 use crate::tenure::Tenure;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId};
 use std::sync::Arc;
@@ -63,8 +63,7 @@ impl Tenure {
             .await?;
         let records = self.engine.log(&head).await?.into_iter().flatten().take_while(|r| r.seq <= seq);
         let then = Session::replay(&head.key(), records);
-        let then =
-            then.ok_or_else(|| crate::Error::corrupt(format!("session {}", head.key()), "its log has no beginning"))?;
+        let then = then.ok_or_else(|| Error::corrupt(format!("session {}", head.key()), "its log has no beginning"))?;
         self.engine.attach(then).await
     }
 

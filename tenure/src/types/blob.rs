@@ -98,3 +98,9 @@ pub(crate) fn content_id(data: &str, mut cut: impl FnMut() -> Option<BlobId>) ->
         _ => BlobId::of(data.as_bytes()),
     }
 }
+
+impl From<BlobId> for String {
+    fn from(id: BlobId) -> String {
+        id.to_string()
+    }
+}

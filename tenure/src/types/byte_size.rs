@@ -46,3 +46,9 @@ impl TryFrom<Written> for Size {
         }
     }
 }
+
+impl From<Size> for String {
+    fn from(size: Size) -> String {
+        size.to_string()
+    }
+}

@@ -45,3 +45,9 @@ pub struct DecisionChain {
     /// The hash of the last decision.
     pub hash: DecisionHash,
 }
+
+impl From<DecisionHash> for String {
+    fn from(hash: DecisionHash) -> String {
+        hash.to_string()
+    }
+}

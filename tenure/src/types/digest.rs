@@ -78,3 +78,9 @@ impl VisibleHash {
 
 /// Maximum number of tool calls of the last turn by which a session can be looked up.
 pub const MAX_MARK_CALLS: usize = 32;
+
+impl From<VisibleHash> for String {
+    fn from(h: VisibleHash) -> String {
+        h.to_string()
+    }
+}

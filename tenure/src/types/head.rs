@@ -2,7 +2,7 @@
 //! need, so that none of them reads the log.
 
 use crate::types::decision_chain::DecisionChain;
-use crate::types::digest::{Mark, VisibleHash};
+use crate::types::digest::Mark;
 use crate::types::entry::{Claim, Origin, Parent};
 use crate::types::id::{Key, Principal, Reach, RunId, Seq, SessionId, Tenant, User};
 use crate::types::log_hash::LogHash;
@@ -32,12 +32,6 @@ pub struct SessionInfo {
     /// Application-defined metadata.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
-}
-
-impl From<VisibleHash> for String {
-    fn from(h: VisibleHash) -> String {
-        h.to_string()
-    }
 }
 
 /// Log positions of the prompt prefix (active instructions and summary). Lets a run load only the prefix and

@@ -70,3 +70,9 @@ impl TryFrom<String> for Period {
         s.parse()
     }
 }
+
+impl From<Period> for String {
+    fn from(p: Period) -> String {
+        p.to_string()
+    }
+}

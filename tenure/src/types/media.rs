@@ -14,12 +14,6 @@ use std::sync::Arc;
 /// blob would cost more than it saves.
 pub const MIN_BLOB_TEXT: usize = 1024;
 
-impl From<BlobId> for String {
-    fn from(id: BlobId) -> String {
-        id.to_string()
-    }
-}
-
 impl Message {
     /// Detaches the media from the text, yielding what is stored. [`Message::attach`] restores the same
     /// bytes.

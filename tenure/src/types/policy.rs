@@ -8,12 +8,6 @@ use crate::types::human_duration::Period;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-impl From<Period> for String {
-    fn from(p: Period) -> String {
-        p.to_string()
-    }
-}
-
 /// Whether a run continues when the client that waits for it disconnects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

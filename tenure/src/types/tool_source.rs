@@ -180,12 +180,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl From<Size> for String {
-    fn from(size: Size) -> String {
-        size.to_string()
-    }
-}
-
 impl McpSource {
     /// Returns the maximum duration of a call.
     pub fn limit(&self) -> Duration {

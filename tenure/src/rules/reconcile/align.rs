@@ -25,7 +25,7 @@ pub(super) struct Located {
 /// Finds the stored message that equals the assistant message at `end` of a request.
 pub(super) fn locate(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
     // Fast path: the answer and its question are in the last turn.
-    let recent = best(stored, super::last_turn(stored).., &rest[end]);
+    let recent = best(stored, crate::rules::reconcile::plan::last_turn(stored).., &rest[end]);
     if let Some(position) = recent.last().filter(|p| question_agrees(stored, **p, rest, end)) {
         return Some(Located { position: *position, is_tie: false, question_agrees: true });
     }

@@ -5,8 +5,8 @@
 //! is missing is rewound.
 
 use super::index::Stored;
-use super::{NewMessage, Plan, ReplyTo};
 use crate::rules::prompt::opening;
+use crate::rules::reconcile::plan::{NewMessage, Plan, ReplyTo};
 use crate::rules::session::Said;
 use crate::types::message::{Message, Role};
 use std::ops::Range;

@@ -3,9 +3,9 @@
 //! An import is untrusted input: every record is validated, derived data is computed again, and
 //! nothing is imported that grants rights (owners, leases) (D-090).
 
-use super::Export;
 use crate::rules::decision_chain::ChainCheck;
 use crate::rules::session::Session;
+use crate::session::transfer::export::Export;
 use crate::tenure::Tenure;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::digest::Mark;
@@ -18,8 +18,6 @@ use crate::types::status::Status;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -29,56 +27,6 @@ const MAX_CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_hours(24);
 /// The number of messages between stored digests, so that computing the digest of a rewind does not
 /// start at the first message.
 const MARK_EVERY: usize = 64;
-
-/// A serialized record of an export.
-#[derive(Serialize, Deserialize)]
-struct Line {
-    seq: Seq,
-    at: Timestamp,
-    entry: Box<RawValue>,
-}
-
-/// Parses the list of records. The records are not validated yet.
-pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
-    let list: Vec<&RawValue> =
-        serde_json::from_str(raw).map_err(|_| Error::invalid("log", "`log` must be a list of records"))?;
-    let read = |(i, raw): (usize, &&RawValue)| {
-        let line: Line = serde_json::from_str(raw.get())
-            .map_err(|e| Error::invalid(format!("log[{i}]"), format!("a record has `seq`, `at` and `entry`: {e}")))?;
-        record(line).map_err(|why| Error::invalid(format!("log[{i}].entry"), why))
-    };
-    list.iter().enumerate().map(read).collect()
-}
-
-/// Decodes a record. Its message is not validated yet.
-fn record(line: Line) -> Result<Record, String> {
-    // Times are stored with microsecond precision.
-    let at = Timestamp::from_microsecond(line.at.as_microsecond()).map_err(|e| e.to_string())?;
-    Ok(Record { seq: line.seq, at, entry: Entry::decode_any(line.entry.get())? })
-}
-
-/// Serializes and deserializes the records of an export with serde.
-pub(super) mod records {
-    use super::*;
-    use serde::de::Error as _;
-    use serde::ser::{Error as _, SerializeSeq};
-
-    /// Serializes records as a list of `seq`, `at` and `entry`.
-    pub fn serialize<S: serde::Serializer>(log: &[Record], s: S) -> Result<S::Ok, S::Error> {
-        let mut list = s.serialize_seq(Some(log.len()))?;
-        for record in log {
-            let entry = RawValue::from_string(record.entry.encode()).map_err(S::Error::custom)?;
-            list.serialize_element(&Line { seq: record.seq, at: record.at, entry })?;
-        }
-        list.end()
-    }
-
-    /// Deserializes records. Their messages are not validated yet.
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<Record>, D::Error> {
-        let lines = Vec::<Line>::deserialize(d)?;
-        lines.into_iter().map(|line| record(line).map_err(D::Error::custom)).collect()
-    }
-}
 
 /// The marker that stands for media in the text of an exported message. A byte offset would not
 /// survive a program that reformats the JSON (D-091).
@@ -357,7 +305,8 @@ impl Rebuild<'_> {
             rest = after;
         }
         whole.push_str(rest);
-        let whole = Message::parse(&whole).map_err(|e| super::within(&format!("{place}.body"), e))?;
+        let whole = Message::parse(&whole)
+            .map_err(|e| crate::session::transfer::export::within(&format!("{place}.body"), e))?;
         let (message, blobs) = whole.detach();
         self.blobs.extend(blobs.into_iter().map(|b| (b.id, b)));
         Ok(message)
@@ -420,7 +369,8 @@ impl Rebuild<'_> {
             }
             self.append(Entry::Status { to: Status::Active, reason: reason() })?;
         }
-        let change = self.head().map(|head| super::difference(head, export)).unwrap_or_default();
+        let change =
+            self.head().map(|head| crate::session::transfer::export::difference(head, export)).unwrap_or_default();
         if change != Default::default() {
             self.append(Entry::info(change))?;
         }

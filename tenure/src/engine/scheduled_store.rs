@@ -1,6 +1,6 @@
 //! A store decorator that schedules calls: each call waits until the scheduler admits it.
 
-use super::Scheduler;
+use crate::engine::read_scheduler::{Permit, Scheduler};
 use crate::store::contract::{Commit, Concurrency, Glance, Store};
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Owner, Shelf};
@@ -38,14 +38,14 @@ pub(crate) struct ScheduledStore {
 }
 
 impl ScheduledStore {
-    async fn read(&self, tenant: &Tenant) -> Result<super::Permit> {
+    async fn read(&self, tenant: &Tenant) -> Result<Permit> {
         match &self.caller {
             Caller::Browsing(who) => self.scheduler.acquire(who).await,
             Caller::Turns => self.scheduler.acquire(&of(tenant)).await,
         }
     }
 
-    async fn write(&self, tenant: &Tenant) -> Result<Option<super::Permit>> {
+    async fn write(&self, tenant: &Tenant) -> Result<Option<Permit>> {
         match &self.caller {
             Caller::Browsing(_) => Ok(None),
             Caller::Turns => Ok(Some(self.scheduler.acquire(&of(tenant)).await?)),
@@ -53,7 +53,7 @@ impl ScheduledStore {
     }
 
     /// Admits a query over heads. `None` means that the query is not scheduled.
-    async fn read_of(&self, whose: &Whose) -> Result<Option<super::Permit>> {
+    async fn read_of(&self, whose: &Whose) -> Result<Option<Permit>> {
         match whose {
             Whose::User(tenant, _) | Whose::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
             // Only the sweep and the takeover of runs query all tenants. They are not scheduled.

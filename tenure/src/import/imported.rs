@@ -1,0 +1,121 @@
+//! What an import consists of: the session, what was skipped, and the format it came in.
+
+use crate::session::transfer::export::Export;
+use crate::types::error::{Error, Result};
+use crate::types::excerpt::excerpt;
+use serde::Serialize;
+use std::fmt;
+use std::str::FromStr;
+
+/// A file format of sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Format {
+    /// Tenure's own export.
+    #[serde(rename = "tenure")]
+    Tenure,
+    /// Messages in OpenAI's format: a list, an object with `messages`, one message per line, or one
+    /// object with `messages` per line.
+    #[serde(rename = "openai")]
+    OpenAi,
+    /// An export of mistral.rs: `messages`, `images`, `videos`, `files`; values may be tagged with
+    /// `Left` and `Right`.
+    #[serde(rename = "mistralrs")]
+    MistralRs,
+    /// A transcript of Claude Code, JSONL.
+    #[serde(rename = "claude-code")]
+    ClaudeCode,
+    /// Items of OpenAI's Responses API, a list or one per line, as OpenAI's Agents SDK stores them.
+    #[serde(rename = "responses")]
+    Responses,
+}
+
+pub(crate) const FORMATS: [Format; 5] =
+    [Format::Tenure, Format::OpenAi, Format::MistralRs, Format::ClaudeCode, Format::Responses];
+
+impl Format {
+    /// The name of the format, as in options and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Format::Tenure => "tenure",
+            Format::OpenAi => "openai",
+            Format::MistralRs => "mistralrs",
+            Format::ClaudeCode => "claude-code",
+            Format::Responses => "responses",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Format {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        let known = FORMATS.map(Format::as_str).join(", ");
+        let found = FORMATS.into_iter().find(|f| f.as_str() == s);
+        found.ok_or_else(|| {
+            Error::invalid("format", format!("unknown format {s}; it must be one of {known}", s = excerpt(s)))
+        })
+    }
+}
+
+/// A session of another program, converted to an export.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Foreign {
+    /// The detected or given format.
+    pub format: Format,
+    /// The converted session.
+    pub export: Export,
+    /// The data that could not be converted.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A part of the input that cannot be represented in a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// The location: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
+    pub place: String,
+    /// A description of the data, and the reason why it is not in the session.
+    pub why: String,
+}
+
+impl Foreign {
+    /// Removes a model that is not configured where the session is imported, and lists it as left out.
+    pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
+        if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
+            let why = format!(
+                "the model {model} is not configured here; the session will use the default model",
+                model = excerpt(model)
+            );
+            self.left_out.push(LeftOut::new("model", why));
+        }
+    }
+}
+
+impl LeftOut {
+    pub(crate) fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { place: place.into(), why: why.into() }
+    }
+}
+
+/// Prefixes the path of an invalid parameter with a location: `messages[3]` is joined with a dot,
+/// words such as `line 4` with a colon.
+pub(crate) fn at(place: &str, e: Error) -> Error {
+    match e {
+        Error::Invalid { param, message } => Error::Invalid { param: path(place, &param), message },
+        other => other,
+    }
+}
+
+/// Joins a location and a path.
+pub(crate) fn path(place: &str, rest: &str) -> String {
+    match (place.is_empty(), rest.is_empty()) {
+        (true, _) => rest.to_owned(),
+        (_, true) => place.to_owned(),
+        _ if place.contains(' ') && !place.contains(": ") => format!("{place}: {rest}"),
+        _ => format!("{place}.{rest}"),
+    }
+}
