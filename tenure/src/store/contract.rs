@@ -50,7 +50,7 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 /// # Atomicity
 ///
 /// [`Store::commit`] applies its records, head, items and blobs as one unit: either all of them are
-/// persisted or none is. [`Store::purge`] and [`Store::purge_at`] are atomic as well.
+/// persisted or none is. [`Store::purge_at`] checks its condition and purges in one atomic step.
 ///
 /// A method that returns an error has changed nothing, with one exception: after
 /// [`Error::Unavailable`] the outcome is unknown, and the operation may have been applied.
