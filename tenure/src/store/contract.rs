@@ -161,7 +161,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// If a label or the thread of the query selects at most `max_scan` sessions, those are
     /// scanned; otherwise the sessions of `query.whose` are scanned in the order of their activity.
     /// A scan that reaches the bound ends the page early, possibly with no heads at all:
-    /// [`HeadPage::stopped`] is then the cursor from which the next page continues.
+    /// [`HeadPage::stopped`] is then the cursor from which the next page continues. Queries by hash,
+    /// match key or parent are answered from an index of those, without the bound.
     async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage>;
 
     /// Counts the sessions by status, over all tenants. A status without sessions may be omitted.
@@ -182,9 +183,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// If forks still read from its log, the fork with the latest fork point inherits the records
     /// up to that point and takes the purged session's place: the other forks are re-parented to
     /// it. Neither what a fork shows nor its `seq` changes, and blobs stay with the records that
-    /// use them. A fork whose fork point lies before the purged session's own first record needs
-    /// none of its records and is re-parented to that session's parent. Forks that were deleted and
-    /// can be restored inherit like any other (D-001).
+    /// use them. If every fork point lies before the purged session's own first record, there are no
+    /// records to inherit, and the forks are re-parented so that they read from that session's
+    /// parent. Forks that were deleted and can be restored inherit like any other (D-001).
     async fn purge(&self, key: &Key) -> Result<()>;
 
     /// Purges a session on condition: only if it still has this `created_at` and its log still ends

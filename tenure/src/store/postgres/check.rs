@@ -1,4 +1,7 @@
-//! Looking for what does not belong, and removing it.
+//! Consistency checks of the database, and removal of orphans (D-027).
+//!
+//! Invariant: data that a session may still need are never removed, even if that session has lost
+//! its head.
 
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::Owner;
@@ -13,7 +16,7 @@ use tokio_postgres::types::Type;
 
 const RESTORE: &str = "restore the session from a backup, or purge it";
 
-// `$1` is how many are told.
+// In each statement, `$1` is the maximum number of findings.
 
 const HEADLESS: &str = "
     SELECT tenant, session, count(*) FROM tenure_record r
@@ -28,7 +31,7 @@ const UNUSED: &str = "
     SELECT tenant, id FROM tenure_blob b
     WHERE NOT EXISTS (SELECT 1 FROM tenure_blob_use u WHERE u.tenant = b.tenant AND u.blob = b.id) LIMIT $1";
 
-// Not of a session that only lost its card: it still needs them.
+// Excludes sessions that only lost their head: they still need the blobs.
 
 const USELESS: &str = "
     SELECT DISTINCT tenant, session FROM tenure_blob_use u
@@ -40,7 +43,7 @@ const HOMELESS: &str = "
     AND NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9))
     AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = i.tenant AND r.session = substr(i.owner, 9)) LIMIT $1";
 
-// Labels that are not in the index, and entries of it that are no label of their session.
+// Labels that are missing in the index, and index entries that are no label of their session.
 
 const MISLABELED: &str = "
     SELECT tenant, session FROM tenure_head h WHERE EXISTS (SELECT 1 FROM unnest(h.labels) AS wanted WHERE NOT EXISTS (
@@ -86,7 +89,7 @@ pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
     Ok(found)
 }
 
-/// Removes what belongs to nobody; what does belong to somebody stays.
+/// Removes those of the given orphans that no session references at this moment; the others stay.
 pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
     for orphan in orphans {
         match orphan {
@@ -123,7 +126,7 @@ pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a statement that may look at whole tables.
+/// Runs a statement that may scan whole tables, with the timeout of maintenance.
 async fn rows(link: &Link, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
     let sql = link.sql(sql);
     let mut tries = link.tries();
