@@ -262,7 +262,7 @@ pub struct Concurrency {
 pub enum Writes {
     /// None that reads need: a dedicated writer performs the writes.
     Apart,
-    /// The same capacity as a read, such as a connection of a shared pool.
+    /// As much as a read, such as a connection of a shared pool.
     AsReads,
 }
 

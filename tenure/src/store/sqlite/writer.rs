@@ -2,7 +2,7 @@
 //!
 //! A caller that may block and finds the writer free executes its own write, together with all
 //! queued ones, because this saves a thread wake-up. Under concurrent load, or where the caller's
-//! thread must not block, a dedicated writer thread does it (D-031). Invariant: whoever holds the
+//! thread must not block, a dedicated writer thread does it (D-031). Invariant: the holder of the
 //! lock on `Scribe` is the only writer.
 
 use crate::store::sqlite::blocking::Seat;
