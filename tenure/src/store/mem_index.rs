@@ -139,6 +139,7 @@ impl Index {
         uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()
     }
 
+    /// Removes a head from all secondary indexes.
     fn unlink(&mut self, key: &Key) {
         let Some(head) = self.heads.get(key) else { return };
         let (tenant, id) = (&key.tenant, &key.session);
@@ -323,6 +324,7 @@ impl Index {
         self.counts.contains_key(&(tenant.clone(), blob))
     }
 
+    /// Releases one reference to a blob. Returns whether it was the last one.
     fn release(&mut self, tenant: &Tenant, blob: BlobId) -> bool {
         let at = (tenant.clone(), blob);
         let left = self.counts.get(&at).map_or(0, |n| n - 1);

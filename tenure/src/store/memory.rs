@@ -51,6 +51,7 @@ impl fmt::Debug for MemoryStore {
 }
 
 impl MemoryStore {
+    /// Purges a session, with fork inheritance; with `expected`, on condition.
     fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         let mut guard = self.state();
         let state = &mut *guard;

@@ -34,7 +34,9 @@ use serde_json::value::RawValue;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read};
 
+/// The field that begins a checksum.
 const SUM: &[u8] = br#""sum":""#;
+/// Length of a checksum with its field, its brace and its line break, in bytes.
 const SEAL: usize = SUM.len() + 8 + b"\"}\n".len();
 
 /// One parsed line.
@@ -68,6 +70,7 @@ pub(super) struct Gone<S> {
 }
 
 impl<'a> Line<'a> {
+    /// Parses a line. The error does not quote it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         // The message of serde would quote the line, which may be confidential; the column
         // suffices.
@@ -111,20 +114,24 @@ pub(super) struct Sealed {
 }
 
 impl Batch {
+    /// Adds the owner; the first line of an item file.
     pub fn owner(&mut self, owner: &Owner) {
         self.line("owner", &owner.to_string());
     }
 
+    /// Adds an inserted or replaced item.
     pub fn item(&mut self, shelf: &str, item: &Item) {
         self.items += 1;
         self.line("item", &Shelved { shelf, item });
     }
 
+    /// Adds a tombstone for a removed item.
     pub fn gone(&mut self, shelf: &str, key: &str) {
         self.items += 1;
         self.line("gone", &Gone { shelf, key });
     }
 
+    /// Adds a record with its serialized entry.
     pub fn record(&mut self, seq: Seq, at: Timestamp, entry: &str) {
         if self.offsets.is_empty() {
             self.first = seq;
@@ -202,6 +209,7 @@ impl<R: Read> Commits<R> {
         Self { reader: BufReader::with_capacity(1 << 16, reader), bytes: Vec::new(), at: 0, line: 1 }
     }
 
+    /// Reads the next commit and verifies its checksum.
     pub fn next(&mut self) -> io::Result<Next> {
         self.at += self.bytes.len() as u64;
         self.line += self.lines().count();

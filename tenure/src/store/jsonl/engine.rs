@@ -39,6 +39,7 @@ pub(super) struct Disk {
     _lock: File,
 }
 
+/// The in-memory state: the index of all sessions and items, and the state of each file.
 #[derive(Default)]
 pub(super) struct State {
     pub index: Index,
@@ -68,6 +69,7 @@ pub(super) struct Log {
     lasting: bool,
 }
 
+/// Damage that was found in a file.
 pub(super) struct Damage {
     pub at: String,
     pub why: String,
@@ -82,6 +84,10 @@ impl Disk {
         self.state.lock().expect("nothing panics while it holds the state")
     }
 
+    /// Commits: checks the preconditions, writes new blobs, appends to the session's file and
+    /// updates the index, in this order. A head that equals the fold of the previous head and the
+    /// records is not written. A failure to append the copy of the discarded messages is only
+    /// logged.
     pub fn commit(&self, place: &Place, commit: &Commit) -> Result<()> {
         let (stored, card, new_blobs) = {
             let state = self.state();
@@ -150,6 +156,7 @@ impl Disk {
         Ok(())
     }
 
+    /// Reads a page of records at the offsets in the index.
     pub fn records(&self, place: &Place, range: &Range) -> Result<Vec<Record>> {
         let spans = {
             let state = self.state();
@@ -166,6 +173,7 @@ impl Disk {
         Ok(records)
     }
 
+    /// Appends an item, and tombstones for the items that it evicts.
     pub fn put(&self, place: &Place, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
         let mut batch = Batch::default();
         let gone = {
@@ -218,6 +226,7 @@ impl Disk {
         Ok(items.len())
     }
 
+    /// Reads a blob and verifies its hash.
     pub fn blob(&self, tenant: &Tenant, id: BlobId) -> Result<Option<Arc<[u8]>>> {
         if !self.state().index.uses_blob(tenant, id) {
             return Ok(None);

@@ -92,6 +92,8 @@ pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
     Ok((state, repairs))
 }
 
+/// Loads the sessions and items of a tenant, and removes leftovers: temporary files, discarded
+/// messages of sessions that do not exist, and unreferenced blobs.
 fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
     let key = |session| Key { tenant: tenant.clone(), session };
     let mut discarded = Vec::new();
@@ -123,6 +125,8 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Ve
     Ok(())
 }
 
+/// Loads one file: truncates a torn end, removes a file without a complete commit, and registers
+/// damage.
 fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
     let io = |e: io::Error| failed(path, &e);
     let (contents, end) = replay(path, &place).map_err(io)?;
@@ -184,6 +188,7 @@ fn not_mended(path: &Path, why: &str) -> Repair {
     Repair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
 }
 
+/// Reads the owner from the first line of an item file whose name is truncated.
 fn first_line_owner(path: &Path) -> Option<Owner> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;

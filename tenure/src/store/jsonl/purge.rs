@@ -89,6 +89,7 @@ impl Disk {
         if damaged { Ok(()) } else { open::remove_unused_blobs(&self.root, tenant, used) }
     }
 
+    /// Removes the file of an owner, and the discarded messages of a session.
     fn remove_files(&self, place: &Place, key: Option<&Key>) -> Result<()> {
         let (path, dir) = (place.file(&self.root), place.dir(&self.root));
         if !path.exists() {

@@ -107,6 +107,7 @@ impl Contents {
         Ok(())
     }
 
+    /// Applies a record: checks that its sequence number is contiguous, and folds it into the head.
     fn record(&mut self, record: &Record, at: u64, key: Option<&Key>) -> Result<(), String> {
         if self.offsets.is_empty() {
             self.first = record.seq;

@@ -18,15 +18,18 @@ const RESTORE: &str = "restore the session from a backup, or purge it";
 
 // In each statement, `$1` is the maximum number of findings.
 
+// Records of sessions without a head.
 const HEADLESS: &str = "
     SELECT tenant, session, count(*) FROM tenure_record r
     WHERE NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = r.tenant AND h.session = r.session)
     GROUP BY tenant, session LIMIT $1";
 
+// Records outside the range of their log.
 const OUTSIDE: &str = "
     SELECT tenant, session, count(*) FROM tenure_record r JOIN tenure_head h USING (tenant, session)
     WHERE r.seq > h.seq OR r.seq < h.first GROUP BY tenant, session LIMIT $1";
 
+// Blobs without references.
 const UNUSED: &str = "
     SELECT tenant, id FROM tenure_blob b
     WHERE NOT EXISTS (SELECT 1 FROM tenure_blob_use u WHERE u.tenant = b.tenant AND u.blob = b.id) LIMIT $1";
@@ -38,6 +41,7 @@ const USELESS: &str = "
     WHERE NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = u.tenant AND h.session = u.session)
     AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = u.tenant AND r.session = u.session) LIMIT $1";
 
+// Items of sessions that do not exist.
 const HOMELESS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM tenure_item i WHERE starts_with(owner, 'session/')
     AND NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9))
@@ -53,6 +57,7 @@ const MISLABELED: &str = "
         SELECT 1 FROM tenure_head h WHERE h.tenant = l.tenant AND h.session = l.session AND l.label = ANY(h.labels))
     LIMIT $1";
 
+/// Runs all checks and returns the findings.
 pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     let limit = [(&(MAX_FINDINGS as i64) as _, Type::INT8)];

@@ -25,6 +25,8 @@ pub(super) struct Statements {
     create_with: String,
 }
 
+// Compare-and-set on log end, log hash and creation time: no row is returned if one of them
+// differs.
 const APPEND: &str = r#"WITH head AS (
     UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
         due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15,

@@ -20,6 +20,7 @@ use tokio_postgres::types::{ToSql, Type};
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a migration, a purge or a vacuum.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
+/// First delay between retries; each further one is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -285,6 +286,7 @@ impl Lease {
         self.0.as_ref().map_or(0, |pooled| pooled.generation)
     }
 
+    /// Returns the connection to the pool.
     pub fn keep(mut self) {
         self.0.take();
     }

@@ -119,6 +119,7 @@ async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String
     Ok(counts.into_iter().min().filter(|(n, _)| *n < bound).map(|(_, label)| label))
 }
 
+/// Returns the matching heads of a query, by the index of the label `narrow` if it is given.
 async fn matching(link: &Link, query: &Query, narrow: Option<&str>) -> Result<Vec<Head>> {
     let mut heads: Vec<Head> = link.run(&build(query, narrow)).await?.iter().map(read).collect::<Result<_>>()?;
     // Two keys may have the same 64-bit digest.
@@ -212,6 +213,7 @@ fn build_scan(query: &Query, window: usize) -> Built {
     b
 }
 
+/// Builds the SQL of a query, with the index lookup first.
 fn build(query: &Query, narrow: Option<&str>) -> Built {
     let mut b = Built { sql: format!("SELECT {CARD} FROM "), values: Vec::new() };
     let keys = |hashes: &[VisibleHash]| -> Vec<i64> {
@@ -274,6 +276,7 @@ fn scope(b: &mut Built, query: &Query) {
     }
 }
 
+/// Adds all conditions except owner and cursor.
 fn filters(b: &mut Built, query: &Query) {
     if let Some(assistant) = &query.assistant {
         b.text(" AND assistant = ").bind(assistant.clone(), Type::TEXT);

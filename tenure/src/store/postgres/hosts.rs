@@ -30,8 +30,10 @@ const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// The value of `current` while no host has worked yet.
 const NONE: usize = usize::MAX;
 
+/// A client and its connection, which must be polled.
 pub(super) type Connected = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>);
 
+/// The hosts of the URL, and the one that is currently the primary.
 pub(super) struct Hosts {
     /// One configuration for each host of the URL.
     hosts: Vec<Config>,

@@ -71,6 +71,8 @@ pub(super) fn words(text: &str) -> String {
     all
 }
 
+/// Inserts or replaces an item and evicts the least recently used ones beyond `keep`, in one
+/// statement.
 pub(super) async fn put(link: &Link, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
     let (tenant, owner) = (shelf.tenant.as_str(), shelf.owner.to_string());
     key_fits(&owner, &shelf.name, &item.key)?;
@@ -172,6 +174,7 @@ pub(super) async fn remove(link: &Link, shelf: &Shelf, key: &str) -> Result<bool
     Ok(!link.rows(sql, &params).await?.is_empty())
 }
 
+/// Ranks the items that contain any word of the text, with `ts_rank`.
 pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
     // Words consist of letters and digits, so they contain no query syntax.
     let query: Vec<String> = split(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
@@ -190,6 +193,7 @@ pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize)
     rows.iter().map(hit).collect()
 }
 
+/// Removes expired items, at most `limit`.
 pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<usize> {
     // One statement for each tenant, so that every statement that locks or changes rows concerns a
     // single tenant (Citus, D-040).
@@ -216,6 +220,7 @@ pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<
     Ok(expired)
 }
 
+/// Removes all items of an owner, and vacuums the tables (D-035).
 pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result<()> {
     let owner = owner.to_string();
     if !owner.contains('\0') {

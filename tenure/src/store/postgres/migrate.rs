@@ -76,6 +76,7 @@ pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
     }
 }
 
+/// Runs one attempt of [`found`].
 async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
@@ -91,6 +92,7 @@ async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
     Ok((found > 0).then_some(found))
 }
 
+/// The result of one migration transaction: whether more migrations may follow.
 enum Step {
     Done,
     More,

@@ -32,6 +32,7 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// notifications.
 const QUEUE: usize = 4096;
 
+/// The notifier: sends change notifications, and distributes received ones to subscribers.
 pub(super) struct Bell {
     hosts: Arc<Hosts>,
     schema: Option<String>,
@@ -43,6 +44,7 @@ pub(super) struct Bell {
     untold: Arc<Mutex<Untold>>,
 }
 
+/// Changes that have not been announced yet.
 #[derive(Default)]
 struct Untold {
     keys: HashSet<Key>,
@@ -57,6 +59,7 @@ impl Bell {
         Self { hosts, schema, prepare, name, heard, listener: Mutex::default(), untold: Arc::default() }
     }
 
+    /// Queues a notification. At most one task sends at a time; it ends when the queue is empty.
     #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
     pub fn tell(&self, link: &Arc<Link>, key: &Key) {
         let mut untold = lock(&self.untold);
@@ -99,6 +102,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+/// Sends queued notifications until there are none. A failure is only logged.
 async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String; 2]) {
     // Notifications need not be durable.
     let sql = "SELECT pg_notify($1, told), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS told";

@@ -38,6 +38,7 @@ async fn attempt(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> 
     Ok(done)
 }
 
+/// A purge within a transaction.
 struct Step<'a> {
     tx: &'a Transaction<'a>,
     link: &'a Link,

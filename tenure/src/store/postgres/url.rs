@@ -52,6 +52,7 @@ pub(super) enum Prepare {
 }
 
 impl Settings {
+    /// Parses a URL. The store's own options are removed from it; the rest is passed to the driver.
     pub fn parse(url: &str) -> Result<Self> {
         let (mut pool, mut schema, mut prepare, mut retry) = (DEFAULT_POOL, None, Prepare::Once, DEFAULT_RETRY);
         let mut attributes = false;

@@ -18,6 +18,7 @@ const RECOVER: &str =
     "stop writing to it, and restore the file from a backup, or what can be read with `sqlite3 FILE .recover`";
 const RESTORE: &str = "restore the session from a backup, or purge it";
 
+/// Runs all checks and returns the findings.
 pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
     let damage = pragma(conn, file)?;
     if !damage.is_empty() {
@@ -127,28 +128,35 @@ fn pragma(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
 
 // In each statement, `?1` is the maximum number of findings.
 
+// Heads that are not valid JSON.
 const UNREADABLE: &str = "SELECT tenant, session FROM head WHERE NOT json_valid(card) LIMIT ?1";
 
+// Heads whose columns for identity, parent or log end differ from the serialized head.
 const MOVED: &str = "
     SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
         card ->> '$.seq' IS NOT seq OR card ->> '$.tenant' IS NOT tenant OR card ->> '$.info.session_id' IS NOT session
         OR card ->> '$.parent.session' IS NOT parent
     END LIMIT ?1";
 
+// Heads whose columns for user, status or hash differ from the serialized head. They can be
+// rebuilt.
 const DIFFERENT: &str = "
     SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
         card ->> '$.user' IS NOT user OR card ->> '$.status' IS NOT status OR unhex(card ->> '$.mark.hash') IS NOT hash
     END LIMIT ?1";
 
+// Records of sessions without a head.
 const HEADLESS: &str = "
     SELECT k >> 32, count(*) FROM record WHERE k >> 32 NOT IN (SELECT id FROM head) GROUP BY k >> 32 LIMIT ?1";
 
+// Records outside the range of their log.
 const OUTSIDE: &str = "
     SELECT h.tenant, h.session, count(*)
     FROM head h JOIN record r ON r.k >= h.id << 32 AND r.k < (h.id + 1) << 32
     WHERE CASE WHEN json_valid(h.card) THEN r.k > h.id << 32 | h.seq OR r.k & 0xffffffff < h.card ->> '$.first' END
     GROUP BY h.id LIMIT ?1";
 
+// Blobs without references.
 const UNUSED: &str = "
     SELECT tenant, id FROM blob b
     WHERE NOT EXISTS (SELECT 1 FROM blob_use u WHERE u.tenant = b.tenant AND u.id = b.id) LIMIT ?1";
@@ -169,6 +177,7 @@ const MISLABELED: &str = "
         WHERE l.value = x.label)
     LIMIT ?1";
 
+// Items of sessions that do not exist.
 const HOMELESS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
         AND NOT EXISTS (SELECT 1 FROM head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9)) LIMIT ?1";

@@ -71,6 +71,7 @@ pub(super) struct Write {
     blobs: Vec<Blob>,
 }
 
+/// A record, serialized with its checksum.
 struct Row {
     seq: Seq,
     at: i64,
@@ -104,6 +105,7 @@ const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card =
     lease_until = ?8
     WHERE id = ?1";
 
+/// The update of all columns, when anything else has changed.
 const CHANGE: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
         due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
@@ -118,6 +120,7 @@ const CREATE: &str = "
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
 
 impl Write {
+    /// Validates and serializes a commit.
     pub fn new(commit: &Commit) -> Result<Self> {
         commit.check()?;
         let head = &commit.head;
@@ -152,6 +155,7 @@ impl Write {
         })
     }
 
+    /// Executes the commit in the current transaction.
     pub fn apply(&self, conn: &Connection, file: &File) -> Done<()> {
         let id = match self.base {
             Some(base) => self.advance(conn, file, base)?,
@@ -240,6 +244,7 @@ impl Write {
         Ok(())
     }
 
+    /// Updates all columns of the head. With `moved`, keeps the stored `first` and `parent`.
     fn change(&self, conn: &Connection, file: &File, id: i64, moved: bool) -> Done<i64> {
         // The store decides which records are the session's own: a purge may have moved them since
         // the writer read the head.
@@ -293,6 +298,7 @@ impl Write {
         }
     }
 
+    /// Checks that the session does not exist, and that the parent's log reaches the fork point.
     fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> Done<()> {
         if heads::seq(conn, &self.tenant, &self.session)?.is_some() {
             return Err(self.exists());
@@ -307,6 +313,7 @@ impl Write {
         Error::Exists { session_id: self.session.clone() }.into()
     }
 
+    /// Stores a blob unless the tenant has it, and adds the session's reference.
     fn keep(&self, conn: &Connection, id: i64, blob: &Blob) -> Done<()> {
         conn.prepare_cached("INSERT INTO blob (tenant, id, bytes) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
             .execute(params![self.tenant.as_str(), blob.id.0, &*blob.bytes])?;

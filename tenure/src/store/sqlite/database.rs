@@ -92,6 +92,7 @@ impl File {
         self.connect().map_err(|e| self.error(&e))
     }
 
+    /// Opens a connection with the settings of the store, in WAL mode.
     fn connect(&self) -> rusqlite::Result<Connection> {
         use OpenFlags as Flags;
         // No URI parsing: a path is taken literally.
@@ -123,6 +124,7 @@ impl File {
         Ok(())
     }
 
+    /// Reads the format of an open file; a newer one is [`Error::NewerFormat`].
     fn format(&self, conn: &Connection) -> Result<usize> {
         let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
         let known = MIGRATIONS.len() as u32;
@@ -145,6 +147,8 @@ impl File {
         Ok((found > 0).then_some(found))
     }
 
+    /// Applies one migration, unless a concurrent process has applied it. Rejects the database of
+    /// another program.
     fn step(&self, conn: &Connection) -> Done<()> {
         let transaction = rusqlite::Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
         let done = self.format(conn)?;
@@ -317,6 +321,7 @@ impl Pool {
         work(&conn, &self.file).map_err(|fault| self.file.told(fault))
     }
 
+    /// Opens a read-only connection.
     fn open(&self) -> rusqlite::Result<Connection> {
         let conn = self.file.connect()?;
         conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -4096;")?;

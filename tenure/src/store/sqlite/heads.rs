@@ -134,6 +134,7 @@ impl Narrow {
     }
 }
 
+/// Returns the matching heads of a query, by the index of `narrow` if it is given.
 fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narrow>) -> Done<Vec<Head>> {
     let Select { sql, params } = Select::new(query, narrow);
     let mut find = conn.prepare_cached(&sql)?;
@@ -242,6 +243,7 @@ impl Select {
         }
     }
 
+    /// Adds all conditions except owner and cursor.
     fn filters(&mut self, query: &Query) {
         self.and_if("assistant = ?", query.assistant.clone());
         self.and_if("thread = ?", query.thread.clone());

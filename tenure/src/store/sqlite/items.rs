@@ -23,6 +23,7 @@ const B: f64 = 0.75;
 
 const COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
 
+/// Inserts or replaces an item and evicts the least recently used ones beyond `keep`.
 pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Done<()> {
     if let Owner::Session(id) = &shelf.owner
         && crate::store::sqlite::heads::seq(conn, &shelf.tenant, id)?.is_none()
@@ -125,6 +126,7 @@ pub(super) fn remove(conn: &Connection, shelf: &Shelf, key: &str) -> Done<bool> 
     Ok(remove.execute(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, key])? > 0)
 }
 
+/// Removes expired items, at most `limit`, earliest expiry first.
 pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> Done<usize> {
     let mut remove = conn.prepare_cached(
         "DELETE FROM item WHERE id IN (SELECT id FROM item WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)",
@@ -166,6 +168,7 @@ pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, 
     Ok(hits)
 }
 
+/// Finds the items of a namespace that contain a word.
 fn matches(conn: &Connection, shelf: &Shelf, word: &str) -> Done<Matches> {
     let (tenant, owner) = (&shelf.tenant, shelf.owner.to_string());
     // A quoted word has no query syntax, and words contain no quotes.

@@ -61,6 +61,7 @@ fn forks(conn: &Connection, file: &File, key: &Key) -> Done<Vec<(i64, Head)>> {
     Ok(forks)
 }
 
+/// The fork point: the last inherited record.
 fn left_at(fork: &Head) -> Seq {
     fork.parent.as_ref().map_or(0, |p| p.seq)
 }
@@ -86,6 +87,7 @@ fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>
     Ok(())
 }
 
+/// Re-parents a fork.
 fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
     if let (Some(parent), Some(session)) = (&mut fork.parent, on) {
         parent.session = session.clone();
@@ -93,6 +95,7 @@ fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
     fork
 }
 
+/// Moves records and blob references up to `upto` to another session.
 fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
     conn.prepare_cached("UPDATE record SET k = k + ?3 WHERE k > ?1 AND k <= ?2")?.execute([
         record_key(from, 0),
@@ -107,6 +110,7 @@ fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
     Ok(())
 }
 
+/// Updates the lineage of a stored head.
 fn replace(conn: &Connection, id: i64, head: &Head) -> Done<()> {
     let parent = head.parent.as_ref().map(|p| p.session.as_str());
     conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![

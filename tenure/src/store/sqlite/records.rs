@@ -18,6 +18,7 @@ const FORWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?
 const BACKWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
 const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM record WHERE k = ?1)";
 
+/// Reads a page of records and verifies their checksums.
 pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) -> Done<Vec<Record>> {
     // Both statements read one snapshot, so that a gap is real damage and no concurrent change.
     let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;

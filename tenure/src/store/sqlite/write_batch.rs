@@ -29,6 +29,7 @@ pub(super) enum Job {
     Alone(Box<Errand>),
 }
 
+/// Exclusive work on the writer's connection.
 type Errand = dyn FnOnce(&Connection, &File) + Send;
 
 /// The durability of a write: whether it must be on disk before it is acknowledged.
@@ -89,6 +90,7 @@ impl<T: Send, F: FnMut(&Connection, &File) -> Done<T> + Send> Step for Task<T, F
     }
 }
 
+/// The error after the writer thread has ended.
 pub(super) fn stopped() -> Error {
     Error::unavailable("the thread that writes the SQLite file has stopped; open the store again")
 }
@@ -209,6 +211,7 @@ impl Scribe {
         full && batch.iter().any(|step| step.purpose() == Purpose::Free) && self.file.release_reserve()
     }
 
+    /// Executes writes in one transaction, which is rolled back on failure.
     fn together(&mut self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
         let durable = batch.iter().any(|step| step.weight() == Weight::Durable);
         self.set(if durable { Weight::Durable } else { Weight::MayBeLost })?;
@@ -231,6 +234,7 @@ impl Scribe {
         Ok(())
     }
 
+    /// Executes and commits one transaction. The outcomes are in the order of the writes.
     fn attempt(&self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
         let before = self.conn.total_changes();
         self.statement("BEGIN IMMEDIATE")?;

@@ -31,6 +31,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
+    /// Starts the writer thread with the connection that writes.
     pub fn start(file: File, conn: Connection) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(MAX_QUEUE);
         let scribe = Arc::new(Mutex::new(Scribe::new(conn, file, queue)));
