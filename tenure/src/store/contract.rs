@@ -52,14 +52,22 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 /// [`Store::commit`] applies its records, head, items and blobs as one unit: either all of them are
 /// persisted or none is. [`Store::purge_at`] checks its condition and purges in one atomic step.
 ///
+/// # Errors
+///
 /// A method that returns an error has changed nothing, with one exception: after
-/// [`Error::Unavailable`] the outcome is unknown, and the operation may have been applied.
+/// [`Error::Unavailable`] the outcome is unknown, and the operation may have been applied. Damaged
+/// data is [`Error::Corrupt`], which names its location; a full disk is [`Error::Full`]. The
+/// methods document which other errors reject a call.
 ///
 /// # Durability
 ///
 /// A write is durable when its method returns, as far as the store is durable at all (the memory
 /// store is not). The only exception is the use mark of [`Store::get`], which may be lost in a
 /// crash.
+///
+/// # Read consistency
+///
+/// A read reflects every commit that was acknowledged before the call (D-012).
 ///
 /// # Optimistic concurrency
 ///
@@ -99,6 +107,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Preconditions
     ///
+    /// * The commit is well-formed ([`Error::Invalid`]): its records are contiguous, follow the base
+    ///   and end at `head.seq`; a commit that creates a session has at least one record, and the
+    ///   first record of a fork follows its fork point; items contain no NUL characters.
     /// * `base: None` creates a session. The session must not exist ([`Error::Exists`]). If the
     ///   head names a parent, the parent must exist and its log must reach the fork point
     ///   ([`Error::NotFound`] with the parent's id).
@@ -112,8 +123,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Effects
     ///
-    /// * Records are contiguous and end at `head.seq`. A commit without records changes only the
-    ///   head.
+    /// * The records are appended and the head is replaced. A commit without records changes only
+    ///   the head.
     /// * `first` and `parent` of an existing session (where its own log begins, and which log it
     ///   continues) keep their stored values: a purge of another session may have changed them
     ///   without the writer's knowledge.
@@ -130,8 +141,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// caller has cached.
     ///
     /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known` is
-    /// the caller's cached head as JSON: if the stored head is equal, [`Glance::Same`] is returned
-    /// without deserializing it.
+    /// the caller's cached head as JSON: if the stored head is equal, a store may return
+    /// [`Glance::Same`] without deserializing it.
     fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>>;
 
     /// Notifies other processes on this store that a session has changed. Returns at once; the
@@ -271,7 +282,8 @@ pub enum Writes {
 pub enum Glance {
     /// The stored head is equal to the caller's.
     Same,
-    /// The stored head differs from the caller's. `None` means that the session does not exist.
+    /// The stored head as it is now, which may be equal to the caller's. `None` means that the
+    /// session does not exist.
     Now(Option<Box<Head>>),
 }
 

@@ -1,8 +1,8 @@
 //! The store in one SQLite file, with one writer connection and a bounded pool of readers.
 //!
-//! Writes use group commit: one transaction includes all writes that have queued, therefore many commits
-//! share one fsync. Readers run concurrently, on a few dedicated threads. Other processes may use
-//! the same file at the same time.
+//! Writes use group commit: one transaction includes all writes that have queued, so that many
+//! commits share one fsync. Readers run concurrently, on a few dedicated threads. Other processes
+//! may use the same file at the same time.
 
 mod blocking;
 mod check;
