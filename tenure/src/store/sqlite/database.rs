@@ -1,7 +1,8 @@
 //! The database file: opening, migrating and scrubbing it, the reader pool, and the conversion of
 //! SQLite errors.
 //!
-//! Invariant: every connection is in WAL mode with `synchronous = FULL` and `secure_delete`.
+//! Invariant: every connection of an open store is in WAL mode with `secure_delete`, and has
+//! `synchronous = FULL` except for transactions that may be lost.
 
 use crate::private_files;
 use crate::store::contract::FORMAT;
