@@ -72,8 +72,7 @@ pub(super) struct Gone<S> {
 impl<'a> Line<'a> {
     /// Parses a line. The error does not quote it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
-        // The message of serde would quote the line, which may be confidential; the column
-        // suffices.
+        // The message of serde would quote the line; the column suffices.
         serde_json::from_slice(bytes).map_err(|e| format!("not a line of this format (column {})", e.column()))
     }
 

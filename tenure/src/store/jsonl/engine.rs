@@ -1,6 +1,6 @@
 //! The storage engine: the JSONL files and the in-memory index of their contents.
 //!
-//! Invariant: the index changes only after the corresponding commit is durable on disk.
+//! Invariant: the index never shows a commit that is not yet durable on disk.
 
 use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
 use crate::private_files;
