@@ -99,8 +99,8 @@ async fn scan(link: &Link, mut query: Query, max_scan: usize) -> Result<HeadPage
     Ok(page)
 }
 
-/// Chooses the label that the fewest sessions of the tenant have. `None` means that each label
-/// selects more than `most`.
+/// Chooses the label that the fewest sessions of the tenant have. Returns `None` if each label
+/// selects more than `most` sessions, or if another index serves the query.
 async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String>> {
     let labels: Vec<String> = query.labels().into_iter().take(MAX_PROBES).collect();
     let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };

@@ -42,7 +42,7 @@ pub(super) struct Hosts {
     limit: Duration,
     /// The index of the host that worked last.
     current: AtomicUsize,
-    /// The number of failovers. Connections of an earlier generation are not reused.
+    /// The number of detected failovers. Connections of an earlier generation are not reused.
     generation: watch::Sender<u64>,
     /// Held while the primary is searched for: one search serves all waiting statements.
     probing: Mutex<()>,

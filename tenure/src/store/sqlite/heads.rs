@@ -106,8 +106,8 @@ pub(super) enum Narrow {
 }
 
 impl Narrow {
-    /// Chooses the condition that the fewest heads satisfy. `None` means that each condition
-    /// selects more than `most`.
+    /// Chooses the condition that the fewest heads satisfy. Returns `None` if each condition
+    /// selects more than `most` heads, or if another index serves the query.
     pub fn choose(conn: &Connection, query: &Query, most: usize) -> Done<Option<Self>> {
         let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
         if Select::is_indexed(query) {
