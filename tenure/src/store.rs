@@ -1,6 +1,8 @@
-//! The store contract, its four implementations, and opening one by URL.
+//! The store contract, its four implementations (memory, JSONL, SQLite, PostgreSQL), and opening
+//! one by URL.
 //!
-//! [`Store`] is what an implementation provides; [`open`] selects one by the scheme of a URL.
+//! Invariant: everything above this module reaches persistent data only through the [`Store`]
+//! trait; [`open`] selects an implementation by the scheme of a URL.
 
 pub(crate) mod bm25;
 pub(crate) mod contract;

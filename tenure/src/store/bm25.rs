@@ -1,26 +1,26 @@
-//! A word index in memory, ranked by BM25.
+//! An in-memory inverted index of words, ranked by BM25.
 
 use crate::rules::text::words;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// How soon more occurrences of a word stop counting.
+/// BM25 saturation: how soon further occurrences of a word stop increasing the score.
 const K1: f64 = 1.2;
 
-/// How much a long text counts for less.
+/// BM25 length normalization: how much the score decreases with the length of a text.
 const B: f64 = 0.75;
 
-/// The words of many texts, and where they are.
+/// An inverted index: the words of many texts, by key.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
-    /// For each word the texts that have it, and how often.
+    /// For each word, the keys of the texts that contain it, with the number of occurrences.
     found: HashMap<String, BTreeMap<String, u32>>,
-    /// How many words each text has.
+    /// The number of words of each text.
     lengths: HashMap<String, usize>,
     total: usize,
 }
 
 impl Words {
-    /// Takes in a text under a key that is free.
+    /// Adds a text under a key that is not in use.
     pub fn put(&mut self, key: &str, text: &str) {
         let words = words(text);
         self.total += words.len();
@@ -30,7 +30,7 @@ impl Words {
         }
     }
 
-    /// Takes a text out again.
+    /// Removes a text. `text` must be the text that was added under this key.
     pub fn take(&mut self, key: &str, text: &str) {
         let Some(length) = self.lengths.remove(key) else { return };
         self.total -= length;
@@ -44,7 +44,8 @@ impl Words {
         }
     }
 
-    /// The keys of the texts that have any word of `query`, best first; equally good ones by key.
+    /// Returns the keys of the texts that contain any word of `query`, ranked best first; equal
+    /// scores by key.
     pub fn search(&self, query: &str, limit: usize) -> Vec<(&str, f64)> {
         let query: BTreeSet<_> = words(query).into_iter().collect();
         let (count, mean) = (self.lengths.len() as f64, self.total as f64 / self.lengths.len().max(1) as f64);

@@ -1,4 +1,7 @@
-//! The contract that every store implements.
+//! The contract that every store implements: the [`Store`] trait and the types of its write path.
+//!
+//! Invariant: the guarantees are stated here once; the conformance suite (feature `conformance`)
+//! tests them, and every implementation passes the same suite.
 
 use crate::store::finding::{Finding, Orphan};
 use crate::store::item::{Hit, Item, Owner, Shelf};
@@ -17,172 +20,306 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::broadcast;
 
-/// The newest storage format this version writes and reads; every older one opens too.
+/// The newest storage format, which this version reads and writes. Data in any older format can be
+/// opened as well.
 pub const FORMAT: u32 = 4;
 
-/// A page of records ends after so many bytes of text, even if the limit is not reached.
+/// Maximum size of a page of records, in bytes of text. A page that reaches it ends early, even if
+/// the limit of the range is not reached.
 pub const MAX_PAGE_BYTES: usize = 8 << 20;
 
-/// Keeps logs, index cards, items and blobs. A store never looks inside an entry; what entries mean is said elsewhere.
+/// A durable store of session logs, heads, key-value items and blobs. Implement this trait to add a
+/// storage backend, and verify the implementation with the suite `tenure::conformance` (feature
+/// `conformance`).
 ///
-/// Every method is required. All methods may be called at once from many tasks. A method that fails has changed nothing,
-/// except where the error is [`Error::Unavailable`]: then the step may have happened.
+/// # Data model
+///
+/// A store holds four kinds of data:
+///
+/// * **Logs.** Each session has an append-only log of [`Record`]s with contiguous sequence numbers.
+///   Entries are opaque: a store serializes and deserializes them, but their meaning is defined
+///   elsewhere (the fold of a session).
+/// * **Heads.** Each session has one [`Head`], its index row. A commit replaces it together with
+///   the append, and all queries for sessions are answered from heads.
+/// * **Items.** Key-value [`Item`]s with use and expiry times, grouped in namespaces ([`Shelf`]),
+///   each of which belongs to an [`Owner`].
+/// * **Blobs.** Content-addressed media, stored once per tenant and kept as long as a session
+///   references them. Only a commit writes blobs, so a blob without a session cannot be created
+///   (D-003).
+///
+/// # Atomicity
+///
+/// [`Store::commit`] applies its records, head, items and blobs as one unit: either all of them are
+/// persisted or none is. [`Store::purge_at`] checks its condition and purges in one atomic step.
+///
+/// # Errors
+///
+/// A method that returns an error has changed nothing, with one exception: after
+/// [`Error::Unavailable`] the outcome is unknown, and the operation may have been applied. Damaged
+/// data is [`Error::Corrupt`], which names its location; a full disk is [`Error::Full`]. The
+/// methods document which other errors reject a call.
+///
+/// # Durability
+///
+/// A write is durable when its method returns, as far as the store is durable at all (the memory
+/// store is not). The only exception is the use mark of [`Store::get`], which may be lost in a
+/// crash.
+///
+/// # Read consistency
+///
+/// A read reflects every commit that was acknowledged before the call (D-012).
+///
+/// # Optimistic concurrency
+///
+/// A commit names the log end that it builds on ([`Commit::base`]) and is rejected with
+/// [`Error::Conflict`] unless the stored log still ends there, in the same session. Of several
+/// concurrent commits on one base, at most one succeeds.
+///
+/// # Concurrent use
+///
+/// All methods may be called concurrently from many tasks; [`Store::concurrency`] states how many
+/// calls are served at the same time, and further calls wait.
+///
+/// # Fork inheritance
+///
+/// A fork stores only its own records and reads the earlier ones from its parent. Purging a parent
+/// must not change what its forks show, so a fork inherits the records that are still needed
+/// ([`Store::purge`], D-001).
+///
+/// # Notifications
+///
+/// [`Store::tell`] and [`Store::hear`] are best-effort hints between processes. Correctness never
+/// depends on them: a notification may be late, duplicated or lost.
+///
+/// # Deletion
+///
+/// Removed and purged data are no longer visible to any method as soon as the call returns.
+/// [`Store::wipe`] and [`Store::clear`] additionally remove their bytes from the files of the
+/// store, for erasure requests.
+///
+/// # Required methods
+///
+/// Every method is required. There are no default implementations.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug + 'static {
-    /// Does one atomic step: wholly in or wholly out, and durable when it returns (as far as the store is durable at all).
+    /// Appends to a session's log and replaces its head, as one atomic and durable write:
+    /// compare-and-set on the end of the log.
     ///
-    /// * `base: None`: the session must not exist ([`Error::Exists`]). If its head names a parent, the parent must exist and
-    ///   its log must reach the fork's point ([`Error::NotFound`] with the parent's id).
-    /// * `base: Some(end)`: the session's log must end there ([`Error::Conflict`]; [`Error::NotFound`] if there is none): with the same
-    ///   record, and with the same hash over all records, so that a writer whose records the store has lost (a restored backup, an
-    ///   asynchronous failover) never continues from them. And it must be the same session: one that was purged and made anew has
-    ///   another `created_at`, and conflicts. Where the session's own log
-    ///   begins and what it leans on (`first`, `parent`) stay as stored: a purge elsewhere may have changed them unknown to the writer.
+    /// # Preconditions
     ///
-    /// Records are contiguous and end at `head.seq`; there may be none (then only the head changes). Items go on shelves of
-    /// the session itself. Blobs are stored unless the tenant has them, and counted as used by the session from the first
-    /// record of the commit on.
+    /// * The commit is well-formed ([`Error::Invalid`]): its records are contiguous, follow the base
+    ///   and end at `head.seq`; a commit that creates a session has at least one record, and the
+    ///   first record of a fork follows its fork point; items contain no NUL characters.
+    /// * `base: None` creates a session. The session must not exist ([`Error::Exists`]). If the
+    ///   head names a parent, the parent must exist and its log must reach the fork point
+    ///   ([`Error::NotFound`] with the parent's id).
+    /// * `base: Some(end)` appends to a session. The session must exist ([`Error::NotFound`]) and
+    ///   its log must end at `end` ([`Error::Conflict`]): with the same last record, and with the
+    ///   same hash over all records. The hash prevents a writer whose records the store has lost (a
+    ///   restored backup, an asynchronous failover) from continuing from them (D-007).
+    /// * The stored session must have the same `created_at` as the head ([`Error::Conflict`]). A
+    ///   session that was purged and created again under the same id is a different session
+    ///   (D-006).
+    ///
+    /// # Effects
+    ///
+    /// * The records are appended and the head is replaced. A commit without records changes only
+    ///   the head.
+    /// * `first` and `parent` of an existing session (where its own log begins, and which log it
+    ///   continues) keep their stored values: a purge of another session may have changed them
+    ///   without the writer's knowledge.
+    /// * Items are written to namespaces of the session itself.
+    /// * Blobs are stored unless the tenant already has them. The session references them from the
+    ///   first record of the commit on.
     async fn commit(&self, commit: &Commit) -> Result<()>;
 
-    /// The index card of a session.
+    /// Returns the head of a session, or `None` if the session does not exist. It reflects every
+    /// commit acknowledged before the call.
     async fn head(&self, key: &Key) -> Result<Option<Head>>;
 
-    /// The same at once, if the store can tell without making its caller wait; `None`: ask [`Store::head`]. Meant for sessions in use,
-    /// whose card is at hand. `known` is the card as JSON, as the caller has it: it need not be read again if it is the same.
+    /// Non-blocking variant of [`Store::head`], for sessions that are in use and whose head the
+    /// caller has cached.
+    ///
+    /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known` is
+    /// the caller's cached head as JSON: if the stored head is equal, a store may return
+    /// [`Glance::Same`] without deserializing it.
     fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>>;
 
-    /// Tells other processes on this store that a session has changed, some time soon. It is a hint: nothing depends on it.
+    /// Notifies other processes on this store that a session has changed. Returns at once; the
+    /// notification is sent soon afterwards. It is a hint, and nothing depends on its delivery.
     fn tell(&self, key: &Key);
 
-    /// Sessions that other processes have told of, and `None` when something may have been missed: they may be late, come twice, or
-    /// never. No receiver: nobody tells, and whoever waits looks again after a while.
+    /// Subscribes to the change notifications of other processes. Delivery is best effort: late,
+    /// duplicated or lost.
+    ///
+    /// The receiver yields the key of a changed session, or `None` for a gap, after which any
+    /// session may have changed. Returns no receiver if the store has no notification channel;
+    /// callers then poll.
     fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>>;
 
-    /// How many calls it can serve at once: what is scheduled in front of it goes by that.
+    /// Returns how many calls the store serves concurrently. The scheduler in front of the store
+    /// uses it to admit calls (D-106).
     fn concurrency(&self) -> Concurrency;
 
-    /// The index cards that match, in the query's order. However many must be looked at: for the server's own work, not for requests.
+    /// Returns the heads that match a query, in the query's order. The number of heads scanned is
+    /// unbounded, so this is for background work of the server, not for requests; those use
+    /// [`Store::page`].
     async fn heads(&self, query: &Query) -> Result<Vec<Head>>;
 
-    /// The index cards that match, newest first, found by looking at no more than `max_scan` cards. If a label or the thread is on that
-    /// many sessions or fewer, those are looked at; otherwise the sessions of `query.whose` in the order of their activity. Then a page may
-    /// end early, also an empty one: it says where ([`HeadPage::stopped`]), and what follows is found with that as the cursor.
+    /// Returns a page of heads that match a query, newest first, and scans at most `max_scan`
+    /// heads.
+    ///
+    /// If a label or the thread of the query selects at most `max_scan` sessions, those are
+    /// scanned; otherwise the sessions of `query.whose` are scanned in the order of their activity.
+    /// A scan that reaches the bound ends the page early, possibly with no heads at all:
+    /// [`HeadPage::stopped`] is then the cursor from which the next page continues. Queries by hash,
+    /// match key or parent are answered from an index of those, without the bound.
     async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage>;
 
-    /// How many sessions there are in each state, all tenants together; states without any may be left out.
+    /// Counts the sessions by status, over all tenants. A status without sessions may be omitted.
     async fn count(&self) -> Result<Vec<(Status, u64)>>;
 
-    /// Records of the session's own log (not its parent's) in a range. A page may end early, but holds at least one record
-    /// if there is any: read on from its last. An unknown session has none. Damage is [`Error::Corrupt`] and names its place.
+    /// Reads records of a session's own log (not its parent's) in a range.
+    ///
+    /// A page may end early ([`MAX_PAGE_BYTES`]), but contains at least one record if the range has
+    /// any: continue after its last record. An unknown session has no records. Damaged data is
+    /// reported as [`Error::Corrupt`], which names its location.
     async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>>;
 
-    /// Destroys a session: its card, log, items, and the blobs that no other session uses. Idempotent.
+    /// Destroys a session: its head, log and items, and the blobs that no other session references.
+    /// Idempotent.
     ///
-    /// If living forks lean on its log, the fork that left it last inherits the records up to there and stands in its place:
-    /// the others now lean on the heir. What a fork shows does not change, nor does its seq. Blobs stay with their records. A fork that
-    /// left before the purged session's own first record needs none of them: it now leans on that session's parent. Forks that were
-    /// deleted and can be restored count as living.
+    /// # Fork inheritance
+    ///
+    /// If forks still read from its log, the fork with the latest fork point inherits the records
+    /// up to that point and takes the purged session's place: the other forks are re-parented to
+    /// it. Neither what a fork shows nor its `seq` changes, and blobs stay with the records that
+    /// use them. If every fork point lies before the purged session's own first record, there are no
+    /// records to inherit, and the forks are re-parented so that they read from that session's
+    /// parent. Forks that were deleted and can be restored inherit like any other (D-001).
     async fn purge(&self, key: &Key) -> Result<()>;
 
-    /// A conditional purge: only if the session is still the one that began at `created_at` and its log still ends at `seq`; else
-    /// [`Error::Conflict`], and nothing is changed. A session that does not exist is no conflict. The check and the purge are one
-    /// atomic step: a commit that was acknowledged in between is never destroyed.
+    /// Purges a session on condition: only if it still has this `created_at` and its log still ends
+    /// at `seq`.
+    ///
+    /// Otherwise returns [`Error::Conflict`] and changes nothing. A session that does not exist is
+    /// not a conflict. The check and the purge are one atomic step, so a commit that was
+    /// acknowledged in between is never destroyed.
     async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()>;
 
-    /// Puts an item on a shelf, in place of one with the same key. `keep` bounds the shelf: beyond it, the least recently used
-    /// items go (never the new one); while several are put at once it may hold a few more. NUL characters are refused. A shelf of a session that does not exist takes nothing ([`Error::NotFound`]).
+    /// Inserts or replaces an item by its key.
+    ///
+    /// `keep` bounds the number of items of the namespace: beyond it, the least recently used items
+    /// are evicted, never the new one; concurrent calls may exceed the bound briefly. Items that
+    /// contain NUL characters are rejected. A namespace of a session that does not exist rejects
+    /// the item with [`Error::NotFound`].
     async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()>;
 
-    /// An item by its key. `used` marks it as used at that time (and counts it), and the item is given with that mark; the mark may be
-    /// lost in a crash.
+    /// Returns an item by its key, or `None` if there is none. With `used`, also sets the item's
+    /// last use to that time and increments its use count; the returned item includes the update.
+    /// This update may be lost in a crash.
     async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>>;
 
-    /// The items of a shelf by key, after a key (exclusive), at most `limit`.
+    /// Lists the items of a namespace in the order of their keys, after a key (exclusive), at most
+    /// `limit`.
     async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
 
-    /// Removes an item; whether it was there.
+    /// Removes an item. Returns whether it existed.
     async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool>;
 
-    /// Items of a shelf whose text has any word of `text`, best first, at most `limit`. Words are compared without case; a store may
-    /// look at the first 64 words only, and may ignore accents.
+    /// Full-text search: returns items of a namespace whose text contains any word of `text`,
+    /// ranked best first, at most `limit`. Words are compared case-insensitively; a store may use
+    /// only the first 64 words of the query, and may ignore accents.
     async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>>;
 
-    /// Removes items of any shelf whose time is over (`expires_at` is `now` or earlier), at most `limit`; how many.
+    /// Removes expired items (`expires_at` at or before `now`) of all namespaces, at most `limit`.
+    /// Returns the number removed.
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize>;
 
-    /// Removes all shelves of an owner, and sees to it that no byte of anything removed or purged before is left in a file of
-    /// the store (for PostgreSQL see `docs/storage.md`).
+    /// Removes all namespaces of an owner, and scrubs the store: afterwards no file of the store
+    /// contains a byte of anything that was removed or purged before (for PostgreSQL see
+    /// `docs/storage.md`).
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
 
-    /// Sees to it that what was removed from an owner's shelves is in no file any more, as far as that can be done at once: only
-    /// [`Store::clear`] writes everything anew.
+    /// Scrubs items that were removed from an owner's namespaces from the store's files, as far as
+    /// this is possible at once: only [`Store::clear`] rewrites everything (D-073).
     async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()>;
 
-    /// The bytes of a blob.
+    /// Returns the bytes of a blob, or `None` if the tenant does not have it.
     async fn blob(&self, tenant: &Tenant, id: &BlobId) -> Result<Option<Arc<[u8]>>>;
 
-    /// Looks for what only the store can see: things that belong to nobody, damage below the records, files that are not its own. What
-    /// sessions mean is not looked at. First removes those of `remove` that do belong to nobody; others stay. Gives what is found
-    /// after that, at most [`MAX_FINDINGS`] of a kind.
+    /// Checks what only the store can see: orphans, damage below the level of records, and foreign
+    /// files. The meaning of sessions is not checked.
+    ///
+    /// Before the check, removes those entries of `remove` that are orphans at that moment; the
+    /// others stay. Returns the findings that remain, at most [`MAX_FINDINGS`] of each kind
+    /// (D-027).
+    ///
+    /// [`MAX_FINDINGS`]: crate::store::MAX_FINDINGS
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>>;
 }
 
-/// How many calls a store can serve at once. More may be made: they wait.
+/// The number of calls that a store serves concurrently. More calls may be made: they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
-    /// Reads.
+    /// The number of concurrent reads.
     pub reads: usize,
-    /// What a write takes.
+    /// The capacity that a write uses.
     pub writes: Writes,
 }
 
-/// What a write takes of a store's capacity.
+/// The share of a store's capacity that a write uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
-    /// Nothing that reads need: writes are done by a writer of its own.
+    /// None that reads need: a dedicated writer performs the writes.
     Apart,
-    /// As much as a read does, such as a connection of the same pool.
+    /// As much as a read, such as a connection of a shared pool.
     AsReads,
 }
 
-/// What a glance at a card shows.
+/// The result of a head check ([`Store::glance`]).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Glance {
-    /// The card that was known.
+    /// The stored head is equal to the caller's.
     Same,
-    /// The card as it is now, if there is one.
+    /// The stored head as it is now, which may be equal to the caller's. `None` means that the
+    /// session does not exist.
     Now(Option<Box<Head>>),
 }
 
-/// One atomic step. Which session it is for is in its head.
+/// One atomic append to the log of a session, with its new head. The head names the session.
 #[derive(Clone, Debug)]
 pub struct Commit {
-    /// Where the log must end for the step to be taken; `None`: the session must not exist.
+    /// The log end that the commit builds on (optimistic concurrency). `None` creates a session,
+    /// which must not exist.
     pub base: Option<LogEnd>,
-    /// What happened.
+    /// The records to append, contiguous and in log order.
     pub records: Vec<Record>,
-    /// The index card after it.
+    /// The session's head after the commit.
     pub head: Head,
-    /// Items for the session's own shelves, by the shelf's name.
+    /// Items for namespaces of the session itself, each with the name of its namespace.
     pub items: Vec<(String, Item)>,
-    /// Media that the records use.
+    /// The media that the records reference.
     pub blobs: Vec<Blob>,
-    /// The messages that this step cuts off, for stores that keep them in a file for people as well.
+    /// The messages that this commit discards, for stores that also write them to a human-readable
+    /// file.
     pub cut: Vec<Message>,
 }
 
 impl Commit {
-    /// A step of records only.
+    /// Creates a commit of records only, without items and blobs.
     pub fn new(base: Option<LogEnd>, records: Vec<Record>, head: Head) -> Self {
         Self { base, records, head, items: Vec::new(), blobs: Vec::new(), cut: Vec::new() }
     }
 
-    /// The first record of the step, for blobs that are used from there on.
+    /// The sequence number of the commit's first record, from which on its blobs are referenced.
+    /// Without records, that of the head.
     pub(crate) fn first(&self) -> Seq {
         self.records.first().map_or(self.head.seq, |r| r.seq)
     }
 
-    /// Checks what every store relies on.
+    /// Validates the invariants that every store relies on: contiguous records from the base to the
+    /// head, a first record that follows the fork point, and valid items.
     pub(crate) fn check(&self) -> Result<()> {
         let before = self.base.map_or(self.head.first.saturating_sub(1), |end| end.seq);
         let last = self.records.last().map_or(before, |r| r.seq);
@@ -201,11 +338,11 @@ impl Commit {
     }
 }
 
-/// Something that was mended while a store was opened.
+/// A repair that was made while a store was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// Which file.
+    /// The file that was repaired.
     pub place: String,
-    /// What was found and done.
+    /// The damage that was found, and the repair that was made.
     pub what: String,
 }

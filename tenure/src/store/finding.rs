@@ -1,62 +1,67 @@
-//! What is not as it should be in a store, and what to do about it.
+//! Findings of a store check, and their remedies.
+//!
+//! Invariant: only derived or unreachable data have an automatic remedy; everything else is advice
+//! (D-028).
 
 use crate::types::blob::BlobId;
 use crate::types::id::{Key, SessionId, Tenant};
 use serde::Serialize;
 use std::fmt;
 
-/// At most so many findings of a kind come from one check of a store.
+/// Maximum number of findings of each kind that one check of a store returns.
 pub const MAX_FINDINGS: usize = 1000;
 
-/// Something that is not as it should be.
+/// A defect that a check found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Where: a session, a record, a file and its line, as far as they are known.
+    /// The location: a session, a record, or a file and its line, as precisely as it is known.
     pub place: String,
-    /// What is wrong there.
+    /// The defect, as text.
     pub what: String,
-    /// What to do about it.
+    /// The remedy.
     pub cure: Cure,
 }
 
-/// What to do about a finding. Its text is for people.
+/// The remedy for a finding. Its `Display` text is for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cure {
-    /// It belongs to nobody and can be removed without loss.
+    /// An orphan, which can be removed without loss.
     Remove(Orphan),
-    /// The session's card can be written anew from its log.
+    /// The session's head, which can be rebuilt from its log.
     Card(Key),
-    /// Nothing here is safe to do by itself; this is what a person can do.
+    /// No automatic remedy is safe; the text advises what an operator can do.
     Advice(String),
 }
 
-/// What belongs to nobody.
+/// Data that no session references.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Orphan {
-    /// A blob that no session uses.
+    /// A blob that no session references.
     Blob(Tenant, BlobId),
-    /// Notes that a session uses blobs, when there is no such session; by the store's own name for it.
+    /// Blob references of a session that does not exist, identified by the store's internal name of
+    /// that session.
     Uses(Tenant, String),
-    /// Items of a session that does not exist; a session that only lost its card does.
+    /// Items of a session that does not exist. A session that only lost its head still exists.
     Items(Tenant, SessionId),
-    /// Entries of the index of labels that differ from the labels of the session; by the store's own name for it. They are written anew.
+    /// Label index entries that differ from the labels of the session, identified by the store's
+    /// internal name of that session. They are rebuilt.
     Labels(Tenant, String),
 }
 
 impl Finding {
-    /// Something for a person to look at.
+    /// Creates a finding with advice for an operator.
     pub fn new(place: impl fmt::Display, what: impl fmt::Display, advice: &str) -> Self {
         Self { place: place.to_string(), what: what.to_string(), cure: Cure::Advice(advice.to_owned()) }
     }
 
-    /// Something that belongs to nobody.
+    /// Creates a finding for an orphan.
     pub fn orphan(place: impl fmt::Display, what: impl fmt::Display, orphan: Orphan) -> Self {
         Self { place: place.to_string(), what: what.to_string(), cure: Cure::Remove(orphan) }
     }
 
-    /// Whether [`Tenure::repair`](crate::Tenure::repair) can mend it.
+    /// Returns whether [`Tenure::repair`](crate::Tenure::repair) can fix it automatically.
     pub fn is_mendable(&self) -> bool {
         !matches!(self.cure, Cure::Advice(_))
     }

@@ -1,4 +1,6 @@
-//! Items: key-value pairs with expiry, grouped by owner and namespace.
+//! Key-value items with expiry, grouped in namespaces by owner.
+//!
+//! Invariant: an item's key, value and text contain no NUL character ([`Item::check`]).
 
 use crate::types::error::{Error, Result};
 use crate::types::id::{SessionId, Tenant, User};
@@ -6,16 +8,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Whose shelf.
+/// The owner of a namespace. It determines when the namespace is removed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// A session's: it goes with the session.
+    /// A session. The namespace is purged with the session.
     Session(SessionId),
-    /// A user's: it goes when the user is erased.
+    /// A user. The namespace is removed when the user is erased.
     User(User),
-    /// A group's.
+    /// A named group within the tenant.
     Group(String),
-    /// The tenant's.
+    /// The tenant itself.
     Tenant,
 }
 
@@ -30,40 +32,40 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A named shelf of items.
+/// A namespace of items: a tenant, an owner and a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shelf {
-    /// Whose data.
+    /// The tenant whose data this is.
     pub tenant: Tenant,
-    /// Whose shelf.
+    /// The owner within the tenant.
     pub owner: Owner,
-    /// What is on it, such as `cache`.
+    /// The purpose of the namespace, such as `cache`.
     pub name: String,
 }
 
-/// A keyed value with use and expiry times.
+/// A key-value pair with use and expiry times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Item {
-    /// Its key on the shelf.
+    /// The key, unique within the namespace.
     pub key: String,
-    /// The value, JSON text.
+    /// The value, as JSON text.
     pub value: String,
-    /// What it can be found by.
+    /// The text that full-text search indexes. `None` means that search does not find the item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// When it was put there.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// When it was last used.
+    /// The time of the last use; the least recently used items are evicted first.
     pub used_at: Timestamp,
-    /// How often it was used.
+    /// The number of uses.
     pub uses: u64,
-    /// When its time is over.
+    /// The expiry time. `None` means that the item does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
 }
 
 impl Item {
-    /// Checks what every store relies on: no NUL in it, which PostgreSQL can not keep.
+    /// Validates that the item contains no NUL character, which PostgreSQL cannot store in text.
     pub(crate) fn check(&self) -> Result<()> {
         let nul = |s: &str| s.contains('\0');
         match nul(&self.key) || nul(&self.value) || self.text.as_deref().is_some_and(nul) {
@@ -73,11 +75,11 @@ impl Item {
     }
 }
 
-/// An item that a search found; a higher score is a better match.
+/// An item found by full-text search. A higher score is a better match.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hit {
-    /// The item.
+    /// The item that was found.
     pub item: Item,
-    /// How good it is, comparable within one answer only.
+    /// The rank score, comparable only within one result.
     pub score: f64,
 }

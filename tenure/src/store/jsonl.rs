@@ -1,17 +1,18 @@
-//! The store in plain files: one file of JSON lines per session, readable with any tool.
+//! The store in plain files: one JSONL file per session, readable with any tool.
 //!
 //! ```text
-//! DIR/format                              the number of the format
+//! DIR/format                              the format number
 //! DIR/lock                                locked while a process has the store open
-//! DIR/TENANT/SESSION.jsonl                a session: its records, items and card (see `lines`)
-//! DIR/TENANT/SESSION.discarded.jsonl      the messages that rewinds cut off, one per line: a copy for people
+//! DIR/TENANT/SESSION.jsonl                a session: its records, items and head (see `codec`)
+//! DIR/TENANT/SESSION.discarded.jsonl      the messages that rewinds discarded, one per line; a copy for people
 //! DIR/TENANT/blobs/HEX                    media in their original bytes, named by their BLAKE3 hash
 //! DIR/TENANT/shelves/OWNER.jsonl          the items of a user, a group or the tenant
 //! ```
 //!
-//! A file of lines only grows, one commit at a time, and each is on the disk before anything is said about it. Where lines must go
-//! (after a purge, or when most of them are about items that are gone), a new file is written beside it and takes its name.
-//! Cards, items and the places of records are kept in memory; records are read from the files.
+//! A JSONL file only grows, one commit at a time, and each commit is on disk (fsync) before it is
+//! acknowledged. Where lines must be removed (after a purge, or when most of them are about removed
+//! items), a new file is written next to it and renamed over it. Heads, items and the offsets of
+//! records are cached in memory; records are read from the files.
 
 mod check;
 mod codec;
@@ -45,16 +46,17 @@ use std::path::PathBuf;
 use std::{fmt, sync::Arc};
 use tokio::sync::{RwLock, broadcast};
 
-/// Sessions in files of JSON lines, for one process at a time.
+/// A store of sessions in JSONL files. A lock file limits a directory to one process at a time.
 pub struct JsonlStore {
     disk: Arc<Disk>,
     gates: Gates,
-    /// Held by a commit that leans on something outside its session (a parent, blobs), so that no purge takes that away.
+    /// Held for reading by a commit that depends on data outside its session (a parent, blobs), and
+    /// for writing by a purge, so that no purge removes those data concurrently.
     leaning: Arc<RwLock<()>>,
 }
 
 impl JsonlStore {
-    /// Opens a directory, or makes a store of a new or an empty one. Says what had to be mended.
+    /// Opens a directory; a new or empty one becomes a store. Returns the repairs that were made.
     pub async fn open(dir: &str) -> Result<(Self, Vec<Repair>)> {
         if dir.is_empty() {
             return Err(Error::invalid("store", "jsonl: needs a directory, as in jsonl:DIR"));
@@ -69,19 +71,20 @@ impl JsonlStore {
         Ok((Self { disk: Arc::new(disk), gates: Gates::default(), leaning: Arc::default() }, repairs))
     }
 
-    /// The format of a directory, which is only read; `None` if it is no store yet.
+    /// Returns the format of a directory, which is only read. `None` means that it is not a store
+    /// yet.
     pub fn format(dir: &str) -> Result<Option<u32>> {
         open::found(&PathBuf::from(dir))
     }
 
-    /// Cards are in memory.
+    /// Returns a head from the in-memory index; fails if the session's file is damaged.
     fn card(&self, key: &Key) -> Result<Option<Head>> {
         let state = self.disk.state();
         state.intact(&Place::session(key))?;
         Ok(state.index.head(key).cloned())
     }
 
-    /// Works on a file while nobody else does.
+    /// Runs work on a file while holding its lock.
     async fn in_turn<T: Send + 'static>(
         &self,
         place: Place,
@@ -101,7 +104,8 @@ impl JsonlStore {
     }
 }
 
-/// Runs work that waits for the disk. It is finished even if nobody waits for it any more.
+/// Runs work that blocks on the disk, on a blocking thread. It completes even if the caller is
+/// cancelled.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|_| Error::unavailable("the work on the disk was broken off"))?
 }
@@ -114,7 +118,8 @@ impl fmt::Debug for JsonlStore {
 
 impl JsonlStore {
     async fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
-        // No fork can be made meanwhile, and only a purge takes more than one turn: nobody waits in a circle.
+        // No fork can be created meanwhile. Only a purge holds more than one file lock, so there is
+        // no deadlock.
         let leaning = self.leaning.clone().write_owned().await;
         let forks = self.disk.state().index.estate(key);
         let mut turns = Vec::new();
@@ -152,7 +157,7 @@ impl Store for JsonlStore {
         Some(self.card(key).map(|card| Glance::Now(card.map(Box::new))))
     }
 
-    // One process has the files.
+    // There is no notification channel: only one process has the files open.
     fn tell(&self, _: &Key) {}
 
     fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
@@ -179,7 +184,7 @@ impl Store for JsonlStore {
         let (place, range) = (Place::session(key), range.clone());
         let again = (place.clone(), range.clone());
         match self.with_disk(move |disk| disk.records(&place, &range)).await {
-            // The file may have been written anew under our hands: the second look is with nobody else at it.
+            // The file may have been rewritten during the read: retry under the file's lock.
             Err(_) => self.in_turn(again.0, move |disk, place| disk.records(place, &again.1)).await,
             found => found,
         }
@@ -229,7 +234,7 @@ impl Store for JsonlStore {
         }
         let mut removed = 0;
         for (place, items) in over {
-            // It may have been put there anew since.
+            // A concurrent `put` may have replaced the item.
             let is_over = move |item: &Item| item.expires_at.is_some_and(|t| t <= now);
             removed += self.in_turn(place, move |disk, place| disk.remove(place, items, is_over)).await?;
         }
@@ -266,7 +271,7 @@ impl Store for JsonlStore {
     }
 
     async fn check(&self, remove: &[Orphan]) -> Result<Vec<Finding>> {
-        // Nobody writes blobs meanwhile that no commit has yet.
+        // Excludes commits that have written blobs but have not been appended yet.
         let leaning = self.leaning.clone().write_owned().await;
         let orphans = remove.to_vec();
         let mut findings = self

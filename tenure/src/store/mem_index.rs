@@ -1,4 +1,6 @@
-//! What the memory and JSONL stores keep in memory: index cards, items, and who uses which blob. No files, no locks.
+//! The in-memory index that the memory and JSONL stores share: heads, items and blob references.
+//!
+//! Invariant: all secondary indexes agree with the heads after every method. No I/O and no locks.
 
 use crate::store::bm25::Words;
 use crate::store::contract::Commit;
@@ -16,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Index cards, items and uses of blobs, with what is needed to find them.
+/// Heads, items and blob references, with secondary indexes for queries.
 #[derive(Default)]
 pub(super) struct Index {
     heads: BTreeMap<Key, Head>,
     newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
-    /// The same for whole tenants.
+    /// Sessions of a whole tenant, ordered by activity like `newest`.
     newest_of_all: HashMap<Tenant, BTreeSet<(Timestamp, SessionId)>>,
     labels: HashMap<(Tenant, String), BTreeSet<SessionId>>,
     threads: HashMap<(Tenant, String), BTreeSet<SessionId>>,
@@ -29,18 +31,18 @@ pub(super) struct Index {
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     children: HashMap<Key, BTreeSet<SessionId>>,
     shelves: BTreeMap<Shelf, Rack>,
-    /// The blobs of each session, with the first record that uses them.
+    /// The blobs that each session references, with the first record that does.
     uses: HashMap<Key, BTreeMap<BlobId, Seq>>,
-    /// How many sessions use a blob.
+    /// The number of sessions that reference a blob.
     counts: HashMap<(Tenant, BlobId), usize>,
 }
 
-/// What becomes of the forks of a session that is purged: their new cards.
+/// Fork inheritance: the new heads of the forks of a session that is purged (D-001).
 #[derive(Debug, PartialEq)]
 pub(super) struct Estate {
-    /// The fork that takes the session's records up to a point, and its place.
+    /// The fork that inherits the session's records up to a fork point, and takes its place.
     pub heir: Option<(Head, Seq)>,
-    /// The forks that only lean on another session now.
+    /// The forks that are only re-parented.
     pub others: Vec<Head>,
 }
 
@@ -49,7 +51,7 @@ impl Index {
         self.heads.get(key)
     }
 
-    /// How many cards there are in each state.
+    /// Counts the sessions by status.
     pub fn count(&self) -> Vec<(Status, u64)> {
         let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
         let mut counts = states.map(|status| (status, 0));
@@ -59,7 +61,7 @@ impl Index {
         counts.to_vec()
     }
 
-    /// Whether a step may be taken.
+    /// Checks the preconditions of a commit, as the store contract defines them.
     pub fn check(&self, commit: &Commit) -> Result<()> {
         commit.check()?;
         let key = commit.head.key();
@@ -83,8 +85,8 @@ impl Index {
         Ok(())
     }
 
-    /// The card after a step. Where the log begins and what it leans on stay as they are: a purge may have changed that since
-    /// the writer loaded the session, without moving its end.
+    /// Returns the head after a commit. `first` and `parent` keep their stored values: a purge may
+    /// have changed them since the writer loaded the session, without moving the end of its log.
     pub fn card(&self, commit: &Commit) -> Head {
         match (commit.base, self.heads.get(&commit.head.key())) {
             (Some(_), Some(h)) => Head { first: h.first, parent: h.parent.clone(), ..commit.head.clone() },
@@ -92,7 +94,7 @@ impl Index {
         }
     }
 
-    /// Takes in what a step changes besides the log.
+    /// Applies a commit, except for its records.
     pub fn apply(&mut self, commit: &Commit) {
         let key = commit.head.key();
         self.set(self.card(commit));
@@ -103,7 +105,7 @@ impl Index {
         self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
     }
 
-    /// Puts a card in, in place of the one with the same key.
+    /// Inserts a head or replaces the one with the same key.
     pub fn set(&mut self, head: Head) {
         let key = head.key();
         self.unlink(&key);
@@ -127,7 +129,8 @@ impl Index {
         self.heads.insert(key, head);
     }
 
-    /// Takes a session out, with its items and its uses of blobs. Gives back the blobs that nobody uses any more.
+    /// Removes a session with its items and blob references. Returns the blobs that no session
+    /// references any more.
     pub fn remove(&mut self, key: &Key) -> Vec<BlobId> {
         self.unlink(key);
         self.heads.remove(key);
@@ -136,6 +139,7 @@ impl Index {
         uses.into_keys().filter(|blob| self.release(&key.tenant, *blob)).collect()
     }
 
+    /// Removes a head from all secondary indexes.
     fn unlink(&mut self, key: &Key) {
         let Some(head) = self.heads.get(key) else { return };
         let (tenant, id) = (&key.tenant, &key.session);
@@ -156,7 +160,7 @@ impl Index {
         }
     }
 
-    /// The cards that match, in the query's order.
+    /// Returns the heads that match a query, in its order.
     pub fn heads(&self, query: &Query) -> Vec<Head> {
         let after = |head: &&Head| match (&query.cursor, query.order) {
             (Some(c), Order::Newest) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
@@ -179,7 +183,7 @@ impl Index {
         page(&mut found.into_iter())
     }
 
-    /// The newest cards that match, found by looking at no more than `max_scan`.
+    /// Returns the newest matching heads, scanning at most `max_scan`.
     pub fn page(&self, query: &Query, max_scan: usize) -> HeadPage {
         let query = &Query { order: Order::Newest, ..query.clone() };
         let (tenant, places) = match &query.whose {
@@ -228,7 +232,7 @@ impl Index {
         page
     }
 
-    /// The cards that may match: few, if there is an index for what is asked.
+    /// Returns a superset of the matching heads: a small one if an index serves the query.
     fn candidates(&self, query: &Query) -> Vec<&Head> {
         let tenant = match &query.whose {
             Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant,
@@ -246,7 +250,7 @@ impl Index {
             let ids = self.children.get(&parent).into_iter().flatten();
             return ids.filter_map(|id| self.at(tenant, id)).collect();
         }
-        // No id comes before this one.
+        // The smallest valid id.
         let first = Key { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
         self.heads.range(first..).map(|(_, head)| head).take_while(|h| h.tenant == *tenant).collect()
     }
@@ -255,7 +259,8 @@ impl Index {
         self.heads.get(&Key { tenant: tenant.clone(), session: session.clone() })
     }
 
-    /// Checks that a session still began at this time and still ends at this record, if it exists.
+    /// Checks that a session, if it exists, still has this creation time and its log still ends at
+    /// this record.
     pub fn check_at(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         match (self.heads.get(key), expected) {
             (Some(head), Some((created_at, seq))) if (head.info.created_at, head.seq) != (created_at, seq) => {
@@ -265,9 +270,10 @@ impl Index {
         }
     }
 
-    /// What becomes of the forks of a session if it goes. The fork that left it last takes the records that the forks need and
-    /// stands in its place, the others lean on that one. If all of them left before the session's own records begin, they
-    /// lean on its parent.
+    /// Computes the fork inheritance for purging a session. The fork with the latest fork point
+    /// inherits the records that the forks need and takes the session's place; the others are
+    /// re-parented to it. If all fork points lie before the session's own first record, all forks
+    /// are re-parented to its parent (D-001).
     pub fn estate(&self, key: &Key) -> Estate {
         let ids = self.children.get(key).into_iter().flatten();
         let mut forks: Vec<Head> = ids.filter_map(|id| self.at(&key.tenant, id)).cloned().collect();
@@ -292,7 +298,7 @@ impl Index {
         Estate { heir, others: forks }
     }
 
-    /// Counts blobs as used by a session from a record on.
+    /// Adds references of a session to blobs, from a record on.
     pub fn use_blobs(&mut self, key: &Key, blobs: impl IntoIterator<Item = BlobId>, from: Seq) {
         for blob in blobs {
             let used = self.uses.entry(key.clone()).or_default();
@@ -304,7 +310,7 @@ impl Index {
         }
     }
 
-    /// Gives an heir the uses of blobs that go with the records up to a point.
+    /// Copies the blob references that belong to records up to `upto` to the heir.
     pub fn inherit_blobs(&mut self, from: &Key, heir: &Key, upto: Seq) {
         for (blob, first) in self.uses.get(from).cloned().unwrap_or_default() {
             if first <= upto {
@@ -313,11 +319,12 @@ impl Index {
         }
     }
 
-    /// Whether any session of a tenant uses a blob.
+    /// Returns whether any session of a tenant references a blob.
     pub fn uses_blob(&self, tenant: &Tenant, blob: BlobId) -> bool {
         self.counts.contains_key(&(tenant.clone(), blob))
     }
 
+    /// Releases one reference to a blob. Returns whether it was the last one.
     fn release(&mut self, tenant: &Tenant, blob: BlobId) -> bool {
         let at = (tenant.clone(), blob);
         let left = self.counts.get(&at).map_or(0, |n| n - 1);
@@ -328,7 +335,7 @@ impl Index {
         left == 0
     }
 
-    /// Whether a shelf can take anything: a session's only if the session exists.
+    /// Checks that a namespace can be written: one of a session requires that the session exists.
     pub fn check_shelf(&self, shelf: &Shelf) -> Result<()> {
         match &shelf.owner {
             Owner::Session(id) if self.at(&shelf.tenant, id).is_none() => {
@@ -342,14 +349,15 @@ impl Index {
         self.shelves.entry(shelf.clone()).or_default().put(item);
     }
 
-    /// Items of a shelf that have any word of a text, best first.
+    /// Returns the items of a namespace that contain any word of a text, ranked best first.
     pub fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Vec<Hit> {
         let Some(rack) = self.shelves.get(shelf) else { return Vec::new() };
         let hit = |(key, score)| Some(Hit { item: Item::clone(rack.items.get(key)?), score });
         rack.words.search(text, limit).into_iter().filter_map(hit).collect()
     }
 
-    /// The keys that must go if an item is put on a shelf of at most `keep`: the least recently used, never the new one.
+    /// Returns the keys to evict before an item is put into a namespace of at most `keep`: the
+    /// least recently used, never the new one.
     pub fn crowded_out(&self, shelf: &Shelf, key: &str, keep: Option<usize>) -> Vec<String> {
         let (Some(keep), Some(rack)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
         if rack.items.len() < keep {
@@ -361,7 +369,7 @@ impl Index {
         old.into_iter().take(surplus).map(|i| i.key.clone()).collect()
     }
 
-    /// An item, marked as used if a time is given.
+    /// Returns an item. With `used`, records a use at that time.
     pub fn get(&mut self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Option<Item> {
         let item = self.shelves.get_mut(shelf)?.items.get_mut(key)?;
         if let Some(at) = used {
@@ -372,7 +380,7 @@ impl Index {
         Some(Item::clone(item))
     }
 
-    /// The items of a shelf by key, after a key.
+    /// Iterates over the items of a namespace in the order of their keys, after a key (exclusive).
     pub fn items(&self, shelf: &Shelf, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.shelves
@@ -394,14 +402,14 @@ impl Index {
         was_there
     }
 
-    /// Items whose time is over, with their shelves.
+    /// Returns expired items with their namespaces, at most `limit`.
     pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Shelf, String)> {
         let all = self.shelves.iter().flat_map(|(shelf, rack)| rack.items.values().map(move |i| (shelf, i)));
         let over = all.filter(|(_, i)| i.expires_at.is_some_and(|t| t <= now));
         over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
     }
 
-    /// The shelves of an owner.
+    /// Iterates over the namespaces of an owner.
     pub fn shelves(
         &self,
         tenant: &Tenant,
@@ -413,7 +421,7 @@ impl Index {
         ours.map(|(shelf, rack)| (shelf, &rack.items))
     }
 
-    /// Removes all shelves of an owner.
+    /// Removes all namespaces of an owner.
     pub fn clear(&mut self, tenant: &Tenant, owner: &Owner) {
         let shelves: Vec<_> = self.shelves(tenant, owner).map(|(shelf, _)| shelf.clone()).collect();
         for shelf in shelves {
@@ -422,7 +430,7 @@ impl Index {
     }
 }
 
-/// What is on a shelf, and the words of it.
+/// The items of a namespace, with their word index.
 #[derive(Debug, Default)]
 struct Rack {
     items: BTreeMap<String, Arc<Item>>,
@@ -451,7 +459,7 @@ fn parent_key(head: &Head) -> Option<Key> {
     head.parent.as_ref().map(|p| Key { tenant: head.tenant.clone(), session: p.session.clone() })
 }
 
-/// Takes a value out of a map of sets, and the set with it when that was its last.
+/// Removes a value from a map of sets, and the set when it becomes empty.
 fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key: &K, value: &V) {
     if let Some(set) = map.get_mut(key) {
         set.remove(value);
@@ -488,7 +496,7 @@ mod tests {
         Head { first: seq + 1, seq: seq + 10, parent: Some(parent), ..head("t", session) }
     }
 
-    /// Cards that differ in everything that can be asked for, with many ties.
+    /// Heads that differ in every property that a query can select, with many ties.
     fn many() -> Vec<Head> {
         let one = |i: usize| {
             let mut head = head(["t", "u"][i % 2], &format!("s{}", i / 2));
@@ -541,7 +549,7 @@ mod tests {
     #[test]
     fn answers_agree_with_what_a_query_says_it_matches() {
         let (mut index, heads) = (Index::default(), many());
-        // Put in twice, first with other contents: what was there before must not be found.
+        // Set each head twice, first with other contents: the old contents must not be found.
         for (old, new) in heads.iter().zip(heads.iter().rev()) {
             index.set(Head { tenant: old.tenant.clone(), info: old.info.clone(), ..new.clone() });
         }
@@ -585,7 +593,8 @@ mod tests {
         index.set(gone.clone());
         assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![] });
 
-        // Before its own records began: these never needed it.
+        // A fork point before the session's own first record: such a fork needs none of its
+        // records.
         let early = fork("early", "gone", 2);
         index.set(early.clone());
         index.set(fork("elsewhere", "g", 2));

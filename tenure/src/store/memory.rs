@@ -1,4 +1,5 @@
-//! The store in memory: for tests, and for sessions that need not outlive the process.
+//! The in-memory store, for tests and for sessions that need not outlive the process. Nothing is
+//! persisted.
 
 use crate::store::contract::{Commit, Concurrency, Glance, MAX_PAGE_BYTES, Store, Writes};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
@@ -18,10 +19,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
-/// Everything in memory, gone with the process.
+/// A store of sessions in memory. All data are lost when it is dropped.
 #[derive(Default)]
 pub struct MemoryStore {
-    // A std mutex: nothing waits while it is held.
+    // A std mutex: no task awaits while it is held.
     state: Mutex<State>,
 }
 
@@ -33,7 +34,7 @@ struct State {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Self {
         Self::default()
     }
@@ -50,6 +51,7 @@ impl fmt::Debug for MemoryStore {
 }
 
 impl MemoryStore {
+    /// Purges a session, with fork inheritance; with `expected`, on condition.
     fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -94,7 +96,7 @@ impl Store for MemoryStore {
         Some(Ok(Glance::Now(self.state().index.head(key).cloned().map(Box::new))))
     }
 
-    // Nobody else is there.
+    // There is no notification channel: no other process can use this store.
     fn tell(&self, _: &Key) {}
 
     fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
@@ -205,7 +207,8 @@ impl Store for MemoryStore {
     }
 }
 
-/// The first records, as many as a page takes.
+/// Collects the records of one page: at most `limit`, and at most `MAX_PAGE_BYTES` unless the first
+/// record alone is larger.
 fn page<'a>(records: impl Iterator<Item = &'a Record>, limit: usize) -> Vec<Record> {
     let mut bytes = 0;
     let fits = |record: &&Record| {

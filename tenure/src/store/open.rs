@@ -1,4 +1,6 @@
-//! Opening a store by its URL.
+//! Opens a store by its URL, and redacts URLs for logs.
+//!
+//! Invariant: a URL reaches messages and logs only in its redacted form ([`redacted`]).
 
 use crate::store::contract::{Repair, Store};
 use crate::store::jsonl::JsonlStore;
@@ -8,8 +10,8 @@ use crate::store::sqlite::SqliteStore;
 use crate::types::error::{Error, Result};
 use std::sync::Arc;
 
-/// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Migrations run here. What had to be mended
-/// is reported.
+/// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Runs pending
+/// migrations, and returns the repairs that were made on opening.
 pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
     let none = Vec::new();
     match url.split_once(':') {
@@ -34,7 +36,8 @@ pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
     }
 }
 
-/// The format of what is stored at a URL, which is not changed; `None` if nothing is there yet.
+/// Returns the storage format of the data at a URL, without changing them. `None` means that there
+/// are no data yet.
 pub async fn format(url: &str) -> Result<Option<u32>> {
     match url.split_once(':') {
         Some(("jsonl", dir)) if !dir.is_empty() => JsonlStore::format(dir),
@@ -42,12 +45,12 @@ pub async fn format(url: &str) -> Result<Option<u32>> {
         Some(("sqlite", file)) if !file.is_empty() => SqliteStore::format(file).await,
         #[cfg(feature = "postgres")]
         Some(("postgres" | "postgresql", _)) => PostgresStore::format(url).await,
-        // Nothing lasts there; or it is no store, which opening it says better.
+        // The memory store persists nothing; for an invalid URL, `open` returns the better error.
         _ => Ok(None),
     }
 }
 
-/// Query parameters of URLs that are never secret.
+/// Query parameters whose values are never secret.
 const PUBLIC_PARAMETERS: [&str; 13] = [
     "application_name",
     "channel_binding",
@@ -64,13 +67,15 @@ const PUBLIC_PARAMETERS: [&str; 13] = [
     "target_session_attrs",
 ];
 
-/// A URL without its secrets, for messages and logs: the password, and the value of every query parameter that could be one.
+/// Redacts a URL for messages and logs: replaces the password, and the value of every query
+/// parameter that may be a secret.
 pub fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (place, query) = rest.split_once(['?', '#']).unwrap_or((rest, ""));
     let (user, place) = match place.rsplit_once('@') {
         Some((who, place)) => (format!("{}:***@", who.split(':').next().unwrap_or_default()), place),
-        // Perhaps a password with a `?` in it.
+        // A password that contains `?` may have been split here, so nothing but the scheme is
+        // shown.
         None if query.contains('@') => return format!("{scheme}://***"),
         None => (String::new(), place),
     };

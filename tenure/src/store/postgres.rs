@@ -1,21 +1,25 @@
-//! PostgreSQL: many nodes on one database, one round trip per commit.
+//! The store in a PostgreSQL database: many nodes share it, and a commit takes one round trip.
 //!
-//! The URL is the usual one, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, with four options of ours:
+//! The URL is the usual one, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, with
+//! four additional options:
 //!
-//! * `pool=N`: at most so many connections, 16 unless said otherwise;
-//! * `schema=NAME`: tables and views live in this schema, which is created if it is missing;
-//! * `prepare=off`: behind a pooler in transaction mode. Nothing is prepared or kept on a connection then;
-//! * `retry=30s`: for how long a step that finds the server away is tried again, ten seconds unless said otherwise.
+//! * `pool=N`: maximum number of connections, 16 by default;
+//! * `schema=NAME`: the schema of all tables and views, which is created if it does not exist;
+//! * `prepare=off`: for a pooler in transaction mode. No statement is prepared and no state is left
+//!   on a connection then;
+//! * `retry=30s`: for how long an operation is retried while the server is unavailable, ten seconds
+//!   by default.
 //!
-//! Several hosts may be named (`postgres://USER@A:5432,B:5432/DATABASE`): the one that accepts writes is used, and when another one
-//! becomes the primary, that one. `connect_timeout` is for each of them.
+//! Several hosts may be named (`postgres://USER@A:5432,B:5432/DATABASE`): the one that accepts
+//! writes is used, and after a failover the new primary. `connect_timeout` applies to each host.
 //!
-//! `sslmode` is `disable`, `prefer` (TLS if the server offers it) or `require`. With TLS, the server's certificate must be
-//! one that this system trusts.
+//! `sslmode` is `disable`, `prefer` (TLS if the server offers it) or `require`. With TLS, the
+//! server's certificate must be one that this system trusts.
 //!
-//! Beside its pool, a store that somebody waits on has a connection to listen on (not with `prepare=off`).
+//! A store with subscribers has one additional connection to listen on, besides its pool (not with
+//! `prepare=off`).
 //!
-//! No step waits for ever.
+//! Invariant: no operation waits forever; each has a timeout.
 
 mod check;
 mod commit;
@@ -61,7 +65,7 @@ pub struct PostgresStore {
 }
 
 impl PostgresStore {
-    /// Connects, and brings the tables to the newest format.
+    /// Connects, and migrates the schema to the newest format.
     pub async fn open(url: &str) -> Result<Self> {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
@@ -71,7 +75,8 @@ impl PostgresStore {
         Ok(Self { link, bell, statements: commit::Statements::new(), place })
     }
 
-    /// The format of a database, which is only read; `None` if nothing is there yet.
+    /// Returns the format of a database, which is only read. `None` means that it contains no store
+    /// yet.
     pub async fn format(url: &str) -> Result<Option<u32>> {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
@@ -163,7 +168,7 @@ impl Store for PostgresStore {
         items::clear(&self.link, tenant, owner).await
     }
 
-    // No query sees a row that was deleted; its bytes are for the next VACUUM.
+    // No query sees a deleted row; its bytes are removed by the next VACUUM (D-073).
     async fn wipe(&self, _: &Tenant, _: &Owner) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,7 @@
-//! Queries for heads and records.
+//! Queries for heads and ranges of records.
+//!
+//! Invariant: [`Query::matches`] defines which sessions a query selects; every store's index must
+//! agree with it.
 
 use crate::types::digest::VisibleHash;
 use crate::types::error::{Error, Result};
@@ -10,41 +13,42 @@ use jiff::Timestamp;
 use serde_json::Value;
 use std::fmt;
 
-/// Index cards that were found with bounded work.
+/// A page of heads that was found with a bounded scan ([`Store::page`](crate::store::Store::page)).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeadPage {
-    /// The cards, newest first.
+    /// The matching heads, newest first.
     pub heads: Vec<Head>,
-    /// The last card that was looked at, if the page ended there and not because of its limit or because there are no more.
+    /// The position of the last head that was scanned, if the scan bound ended the page. `None`
+    /// means that the page ended at its limit, or that there are no more heads.
     pub stopped: Option<Cursor>,
 }
 
-/// Which records.
+/// A range of a session's records.
 #[derive(Clone, Debug)]
 pub struct Range {
-    /// Only records after this one.
+    /// Exclusive lower bound: only records after this one.
     pub after: Seq,
-    /// Only records up to this one.
+    /// Inclusive upper bound: only records up to this one.
     pub upto: Seq,
-    /// From which end.
+    /// The order in which the records are read.
     pub order: Direction,
-    /// At most so many.
+    /// Maximum number of records.
     pub limit: usize,
 }
 
 impl Range {
-    /// All records after one, oldest first.
+    /// Selects all records after `seq`, oldest first.
     pub fn after(seq: Seq) -> Self {
         Self { after: seq, upto: Seq::MAX, order: Direction::Forward, limit: usize::MAX }
     }
 
-    /// The last records up to one, newest first.
+    /// Selects the last `limit` records up to `upto` (inclusive), newest first.
     pub fn back_from(upto: Seq, limit: usize) -> Self {
         Self { after: 0, upto, order: Direction::Backward, limit }
     }
 }
 
-/// Which end comes first.
+/// The order in which records are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Oldest first.
@@ -53,76 +57,80 @@ pub enum Direction {
     Backward,
 }
 
-/// Whose sessions a query looks at.
+/// The owner filter of a query: the sessions that it considers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// Those of one user.
+    /// The sessions of one user.
     User(Tenant, User),
-    /// Those of a tenant.
+    /// The sessions of one tenant.
     Tenant(Tenant),
-    /// All: for the sweep and for taking over runs only.
+    /// The sessions of all tenants: only for the sweep and for taking over runs.
     Everyone,
 }
 
-/// The order of index cards.
+/// The sort order of heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Last active first; equal times by session id, descending.
+    /// Most recently active first; equal times by session id, descending (D-029).
     #[default]
     Newest,
-    /// The same, the other way round: longest idle first (without a cursor).
+    /// Least recently active first, the reverse of [`Order::Newest`]. Cannot be combined with a
+    /// cursor.
     Oldest,
-    /// First due first (only with `due_before`, and without a cursor).
+    /// Earliest due time first. Requires `due_before`; cannot be combined with a cursor.
     Due,
 }
 
-/// Which sessions. All conditions must hold.
+/// A query for sessions. A session matches if it satisfies all conditions; a condition that is
+/// `None` or empty always holds.
 #[derive(Clone, Debug)]
 pub struct Query {
-    /// Whose.
+    /// The owner of the session.
     pub whose: Whose,
-    /// Of which assistant.
+    /// The session's assistant.
     pub assistant: Option<String>,
-    /// Of which chat thread.
+    /// The session's chat thread.
     pub thread: Option<String>,
-    /// In one of these states; empty: any.
+    /// The session has one of these statuses. Empty means any status.
     pub status: Vec<Status>,
-    /// Created at or after.
+    /// The session was created at or after this time.
     pub created_after: Option<Timestamp>,
-    /// Created before.
+    /// The session was created before this time.
     pub created_before: Option<Timestamp>,
-    /// With all of these tags.
+    /// The session has all of these tags.
     pub tags: Vec<String>,
-    /// With all of these metadata fields (top level, plain values).
+    /// The session has all of these metadata fields (top level, scalar values).
     pub metadata: Vec<(String, Value)>,
-    /// With this text in the title, whatever its case.
+    /// The session's title contains this text, compared case-insensitively.
     pub title: Option<String>,
-    /// Having to do with people in this way.
+    /// The session has this relation to human review.
     pub reviewing: Option<Reviewing>,
-    /// Imported from the export with this hash ([`Origin::export`](crate::Origin::export)).
+    /// The session was imported from the export with this hash
+    /// ([`Origin::export`](crate::Origin::export)).
     pub origin: Option<String>,
-    /// Leaning on this session.
+    /// The session is a fork whose parent is this session.
     pub parent: Option<SessionId>,
-    /// With one of these conversations.
+    /// The session's visible messages have one of these hashes.
     pub hashes: Vec<VisibleHash>,
-    /// With one of these match keys ([`Mark::match_keys`](crate::Mark::match_keys)); only with [`Whose::User`].
+    /// The session has one of these match keys ([`Mark::match_keys`](crate::Mark::match_keys)).
+    /// Requires [`Whose::User`].
     pub matches: Vec<VisibleHash>,
-    /// Due before.
+    /// The session is due before this time.
     pub due_before: Option<Timestamp>,
-    /// With a lease that ended before.
+    /// The session has a lease that ended before this time.
     pub lease_before: Option<Timestamp>,
-    /// In which order.
+    /// The sort order of the result.
     pub order: Order,
-    /// After the session this cursor names.
+    /// Only sessions after this position in the list.
     pub cursor: Option<Cursor>,
-    /// Leaving out the first so many.
+    /// Number of matching sessions to skip.
     pub offset: usize,
-    /// At most so many.
+    /// Maximum number of sessions.
     pub limit: usize,
 }
 
 impl Query {
-    /// Everything of somebody, newest first.
+    /// Creates a query for all sessions of an owner filter, newest first.
     pub fn new(whose: Whose, limit: usize) -> Self {
         Self {
             whose,
@@ -148,7 +156,8 @@ impl Query {
         }
     }
 
-    /// The labels ([`Head::labels`]) that a session must have.
+    /// The labels ([`Head::labels`]) that a session must have to match: tags, metadata fields,
+    /// review relation and origin.
     pub fn labels(&self) -> Vec<String> {
         let tags = self.tags.iter().map(|t| tag_label(t));
         let fields = self.metadata.iter().map(|(k, v)| field_label(k, v));
@@ -156,12 +165,14 @@ impl Query {
         tags.chain(fields).chain(self.reviewing.iter().map(Reviewing::label)).chain(origin).collect()
     }
 
-    /// What the folded title ([`Head::folded_title`]) must contain.
+    /// The case-folded text that the folded title ([`Head::folded_title`]) must contain. `None`
+    /// means any title.
     pub fn folded_title(&self) -> Option<String> {
         self.title.as_deref().map(fold_case)
     }
 
-    /// Whether a session matches, order, cursor, offset and limit apart: what every store's answer must agree with.
+    /// Returns whether a session matches, regardless of order, cursor, offset and limit. This is
+    /// the reference that every store's result must agree with.
     pub fn matches(&self, head: &Head) -> bool {
         let has = |want: &Option<String>, got: &Option<String>| want.is_none() || want == got;
         let labels = self.labels();
@@ -188,17 +199,17 @@ impl Query {
     }
 }
 
-/// A place in a list of sessions, newest first.
+/// A position in a list of sessions, newest first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
-    /// When the session was last active.
+    /// The last activity of the session at this position.
     pub active_at: Timestamp,
-    /// Which session.
+    /// The session at this position.
     pub session: SessionId,
 }
 
 impl Cursor {
-    /// The place after a session.
+    /// Returns the position of a session: the next page starts after it.
     pub fn of(head: &Head) -> Self {
         Self { active_at: head.active_at, session: head.info.session_id.clone() }
     }

@@ -1,5 +1,8 @@
-//! The store in one SQLite file. One connection writes: whoever is at it takes whatever has queued into one transaction, so that many
-//! commits share one fsync. Readers run beside it, on a few threads of the store's own. Other processes may use the same file at the same time.
+//! The store in one SQLite file, with one writer connection and a bounded pool of readers.
+//!
+//! Writes use group commit: one transaction includes all writes that have queued, so that many
+//! commits share one fsync. Readers run concurrently, on a few dedicated threads. Other processes
+//! may use the same file at the same time.
 
 mod blocking;
 mod check;
@@ -40,7 +43,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, broadcast, oneshot};
 
-/// Sessions in one SQLite file.
+/// A store of sessions in one SQLite file (WAL mode). Several processes may open the same file.
 pub struct SqliteStore {
     readers: Arc<Pool>,
     threads: Readers,
@@ -48,7 +51,7 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens a file, or creates it in a directory that exists, and brings it to the newest format.
+    /// Opens a file, or creates it in an existing directory, and migrates it to the newest format.
     pub async fn open(file: &str) -> Result<Self> {
         let file = File::new(file)?;
         blocking(move || {
@@ -61,13 +64,15 @@ impl SqliteStore {
         .await
     }
 
-    /// The format of a file, which is only read; `None` if there is none yet.
+    /// Returns the format of a file, which is only read. `None` means that the file does not exist
+    /// or has no format yet.
     pub async fn format(file: &str) -> Result<Option<u32>> {
         let file = File::new(file)?;
         blocking(move || file.found()).await
     }
 
-    /// Reads a little: here, if this thread runs nothing else meanwhile.
+    /// Runs a short read: inline on this thread if it runs no other task, otherwise on a reader
+    /// thread (D-031).
     async fn peek<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
@@ -79,7 +84,7 @@ impl SqliteStore {
         }
     }
 
-    /// Reads on a connection of its own.
+    /// Runs a read on a reader thread, with a connection of its own.
     async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
@@ -99,7 +104,7 @@ impl SqliteStore {
         .await
     }
 
-    /// Does work on one of the threads that read.
+    /// Runs work on one of the reader threads (D-032).
     async fn on_reader<T: Send + 'static>(&self, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
         let (pool, (reply, answer)) = (self.readers.clone(), oneshot::channel());
         self.threads.run(move || drop(reply.send(work(&pool)))).map_err(Error::unavailable)?;
@@ -107,10 +112,10 @@ impl SqliteStore {
     }
 }
 
-/// So many records are a little.
+/// Maximum number of records for which a read counts as short.
 const A_LITTLE: Seq = 128;
 
-/// Does what would hold up other tasks.
+/// Runs work that blocks, on a blocking thread of the runtime.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(Error::unavailable(e)))
 }
@@ -137,7 +142,7 @@ impl Store for SqliteStore {
         self.readers.glance(|conn, file| heads::glance(conn, file, key, known))
     }
 
-    // Other processes on this file look for themselves.
+    // There is no notification channel: other processes on this file poll.
     fn tell(&self, _: &Key) {}
 
     fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
@@ -242,7 +247,8 @@ impl Store for SqliteStore {
         let permit = self.readers.permit().await?;
         self.on_reader(move |pool| {
             let _permit = permit;
-            // The text index remembers what it read, and would take what others changed since for damage.
+            // The full-text index caches what it has read on a connection, and would report changes
+            // of other connections as corruption.
             pool.afresh(check::check)
         })
         .await

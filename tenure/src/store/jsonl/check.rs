@@ -1,4 +1,6 @@
-//! Looking for files that are damaged or not the store's, and for blobs that nobody uses.
+//! Consistency checks: damaged and foreign files, and blobs without references (D-027).
+//!
+//! Invariant: files that are not the store's own are reported and never removed.
 
 use super::file::{failed, remove_file, sync_dir};
 use super::open::list;
@@ -16,7 +18,7 @@ const REOPEN: &str = "close the store and open it again";
 const STRAY: &str = "move it to another directory: the store does not read it, and never removes what is not its own";
 
 impl Disk {
-    /// What is wrong with the files, apart from what is in those of sessions and shelves.
+    /// Checks the files of the store, except for the contents of session and item files.
     pub(super) fn check(&self) -> Result<Vec<Finding>> {
         let mut found: Vec<Finding> = {
             let state = self.state();
@@ -69,7 +71,7 @@ impl Disk {
                 }
             }
         }
-        // A session that can not be read may use any of them.
+        // A session that cannot be read may reference any of the blobs.
         let damaged = self.state().is_damaged(tenant);
         for (name, path) in list(&paths::blobs_dir(&self.root, tenant))? {
             match name.parse() {
@@ -86,7 +88,7 @@ impl Disk {
         Ok(found)
     }
 
-    /// Reads a file once more from beginning to end. Its turn is held.
+    /// Verifies a file by replaying it completely. The caller holds its lock.
     pub(super) fn check_file(&self, place: &Place) -> Result<Option<Finding>> {
         let path = place.file(&self.root);
         let (here, broken) = {
@@ -109,7 +111,8 @@ impl Disk {
         })
     }
 
-    /// Removes blobs that nobody uses; what somebody does use stays. Items and uses of blobs are in the files of their sessions.
+    /// Removes those of the given blobs that no session references. Items and blob references are
+    /// part of their session's file, so other orphans cannot exist.
     pub(super) fn remove_orphans(&self, orphans: &[Orphan]) -> Result<()> {
         for orphan in orphans {
             let Orphan::Blob(tenant, id) = orphan else { continue };
@@ -128,7 +131,7 @@ impl Disk {
 }
 
 impl State {
-    /// The files that are known.
+    /// Returns the paths of all known files.
     fn files(&self, root: &Path) -> HashSet<PathBuf> {
         self.logs.keys().chain(self.damaged.keys()).map(|place| place.file(root)).collect()
     }

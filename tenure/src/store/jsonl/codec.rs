@@ -1,22 +1,27 @@
-//! The format of a file of lines.
+//! The JSONL file format: serialization, parsing and checksums.
 //!
-//! A file is a row of commits, a commit is a row of lines, and a line is one JSON object:
+//! A file is a sequence of commits, a commit is a sequence of lines, and a line is one JSON object:
 //!
 //! ```text
-//! {"owner":"user/ada"}                                          whose shelves these are; the first line of such a file
-//! {"gone":{"shelf":"cache","key":"k0"}}                         an item that was removed
-//! {"item":{"shelf":"cache","key":"k1","value":"…",…}}           an item that was put
+//! {"owner":"user/ada"}                                          the owner of the items; the first line of an item file
+//! {"gone":{"shelf":"cache","key":"k0"}}                         a removed item (tombstone)
+//! {"item":{"shelf":"cache","key":"k1","value":"…",…}}           an inserted or replaced item
 //! {"seq":3,"at":"2026-01-01T00:00:00.000001Z","entry":{…}}      a record
 //! ```
 //!
-//! The last line of a commit has more fields after its own (and may have none of its own), in this order:
+//! The last line of a commit has further fields after its own (and may have none of its own), in
+//! this order:
 //!
-//! * `"head":{…}`: the index card, if it is not the one that follows from the card before and the commit's records;
-//! * `"blobs":["…",…]`: the blobs that the session uses from the first record of this commit on;
-//! * `"sum":"xxxxxxxx"`: always, and always last. The CRC-32 in 8 lower-case hexadecimal digits over every byte from the
-//!   start of the commit's first line up to the quotation mark before `sum`, line breaks and the last comma included.
+//! * `"head":{…}`: the head, unless it equals the fold of the previous head and the commit's
+//!   records;
+//! * `"blobs":["…",…]`: the blobs that the session references from the first record of this commit
+//!   on;
+//! * `"sum":"xxxxxxxx"`: always, and always last. The CRC-32 in 8 lower-case hexadecimal digits
+//!   over every byte from the start of the commit's first line up to the quotation mark before
+//!   `sum`, including line breaks and the last comma.
 //!
-//! So the last 18 bytes of a commit are `"sum":"xxxxxxxx"}` and a line break, and no other line ends in `"}`: those end in `}}`.
+//! The last 18 bytes of a commit are therefore `"sum":"xxxxxxxx"}` and a line break. No other line
+//! ends in `"}`: those end in `}}`.
 
 use crate::store::item::{Item, Owner};
 use crate::types::blob::BlobId;
@@ -29,10 +34,12 @@ use serde_json::value::RawValue;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read};
 
+/// The field that begins a checksum.
 const SUM: &[u8] = br#""sum":""#;
+/// Length of a checksum with its field, its brace and its line break, in bytes.
 const SEAL: usize = SUM.len() + 8 + b"\"}\n".len();
 
-/// One line, as it is read.
+/// One parsed line.
 #[derive(Deserialize)]
 pub(super) struct Line<'a> {
     pub seq: Option<Seq>,
@@ -47,7 +54,7 @@ pub(super) struct Line<'a> {
     pub blobs: Vec<BlobId>,
 }
 
-/// An item with the name of its shelf.
+/// An item with the name of its namespace.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Shelved<S, I> {
     pub shelf: S,
@@ -55,7 +62,7 @@ pub(super) struct Shelved<S, I> {
     pub item: I,
 }
 
-/// An item that was removed.
+/// A tombstone: an item that was removed.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Gone<S> {
     pub shelf: S,
@@ -63,26 +70,29 @@ pub(super) struct Gone<S> {
 }
 
 impl<'a> Line<'a> {
+    /// Parses a line. The error does not quote it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
-        // What serde says would quote the line; its place is enough.
+        // The message of serde would quote the line; the column suffices.
         serde_json::from_slice(bytes).map_err(|e| format!("not a line of this format (column {})", e.column()))
     }
 
-    /// Its record, with the entry read.
+    /// Returns the record of the line, with its entry deserialized. `None` means that the line is
+    /// not a record.
     pub fn decode(&self) -> Result<Option<Record>, String> {
         let Some((seq, at, text)) = self.record() else { return Ok(None) };
-        // For the same reason, not what the entry's reader says.
+        // As above, the error of the entry's parser is not passed on.
         let entry = Entry::decode(text).map_err(|_| format!("the entry of record {seq} can not be read"))?;
         Ok(Some(Record { seq, at, entry }))
     }
 
-    /// Its record: place, time and text.
+    /// Returns the record of the line: sequence number, time and serialized entry. `None` means
+    /// that the line is not a record.
     pub fn record(&self) -> Option<(Seq, Timestamp, &'a str)> {
         Some((self.seq?, self.at?, self.entry?.get()))
     }
 }
 
-/// The lines of one commit, being written.
+/// A builder for the lines of one commit.
 #[derive(Default)]
 pub(super) struct Batch {
     text: String,
@@ -91,32 +101,36 @@ pub(super) struct Batch {
     items: usize,
 }
 
-/// The lines of one commit, with their checksum.
+/// A serialized commit with its checksum, ready to be appended.
 pub(super) struct Sealed {
     pub bytes: Vec<u8>,
-    /// The first record; 0 if there is none.
+    /// The sequence number of the first record; 0 if there are no records.
     pub first: Seq,
-    /// Where the records begin.
+    /// The offset of each record, relative to the start of the commit.
     pub offsets: Vec<u64>,
-    /// How many lines are about items.
+    /// The number of lines about items.
     pub items: usize,
 }
 
 impl Batch {
+    /// Adds the owner; the first line of an item file.
     pub fn owner(&mut self, owner: &Owner) {
         self.line("owner", &owner.to_string());
     }
 
+    /// Adds an inserted or replaced item.
     pub fn item(&mut self, shelf: &str, item: &Item) {
         self.items += 1;
         self.line("item", &Shelved { shelf, item });
     }
 
+    /// Adds a tombstone for a removed item.
     pub fn gone(&mut self, shelf: &str, key: &str) {
         self.items += 1;
         self.line("gone", &Gone { shelf, key });
     }
 
+    /// Adds a record with its serialized entry.
     pub fn record(&mut self, seq: Seq, at: Timestamp, entry: &str) {
         if self.offsets.is_empty() {
             self.first = seq;
@@ -129,7 +143,7 @@ impl Batch {
         self.text.is_empty()
     }
 
-    /// Ends the commit.
+    /// Completes the commit with its head, blob references and checksum.
     pub fn seal(self, head: Option<&Head>, blobs: &[BlobId]) -> Sealed {
         let Batch { mut text, first, offsets, items } = self;
         match text.strip_suffix("}\n").map(str::len) {
@@ -159,7 +173,7 @@ fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("cards and items have string keys and finite numbers only")
 }
 
-/// The checksum that a line ends with, if it is the last of a commit.
+/// Returns the checksum that a line ends with, or `None` if it is not the last line of a commit.
 fn sum(line: &[u8]) -> Option<u32> {
     let end = line.strip_suffix(b"\"}\n")?;
     let (start, digits) = end.split_at_checked(end.len().checked_sub(8)?)?;
@@ -167,25 +181,25 @@ fn sum(line: &[u8]) -> Option<u32> {
     start.ends_with(SUM).then(|| u32::from_str_radix(digits, 16).ok())?
 }
 
-/// Reads a file commit by commit.
+/// A reader that yields a file commit by commit.
 pub(super) struct Commits<R> {
     reader: BufReader<R>,
     /// The commit that was read last.
     pub bytes: Vec<u8>,
-    /// Where it begins in the file.
+    /// The byte offset of that commit.
     pub at: u64,
-    /// Its first line, counted from 1.
+    /// The line number of that commit, counted from 1.
     pub line: usize,
 }
 
-/// What comes next in a file.
+/// The result of reading on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A commit whose checksum is right.
+    /// A commit with a valid checksum.
     Whole,
-    /// Bytes that are no commit.
+    /// Bytes that are not a valid commit.
     Bad,
-    /// Nothing.
+    /// The end of the file.
     End,
 }
 
@@ -194,6 +208,7 @@ impl<R: Read> Commits<R> {
         Self { reader: BufReader::with_capacity(1 << 16, reader), bytes: Vec::new(), at: 0, line: 1 }
     }
 
+    /// Reads the next commit and verifies its checksum.
     pub fn next(&mut self) -> io::Result<Next> {
         self.at += self.bytes.len() as u64;
         self.line += self.lines().count();
@@ -210,13 +225,14 @@ impl<R: Read> Commits<R> {
         }
     }
 
-    /// The lines of the commit.
+    /// Iterates over the lines of the commit that was read last.
     pub fn lines(&self) -> impl Iterator<Item = &[u8]> {
         self.bytes.split_inclusive(|b| *b == b'\n')
     }
 }
 
-/// Whether a whole commit begins at any line of what is left: then what is before it is damage, and no write that a crash cut short.
+/// Returns whether a valid commit begins at any line of the rest. If so, the bytes before it are
+/// damaged, and not a write that a crash interrupted.
 pub(super) fn any_commit(reader: impl Read) -> io::Result<bool> {
     let mut reader = BufReader::new(reader);
     let (mut line, mut hashes) = (Vec::new(), Vec::new());
@@ -227,7 +243,8 @@ pub(super) fn any_commit(reader: impl Read) -> io::Result<bool> {
         hashes.push(hash);
         line.clear();
         let Some(sum) = sum else { continue };
-        // From the last line back to the first one that may begin this commit, each time with one more line in front.
+        // Extends the checksum backwards, one line at a time, from the last line to each line that
+        // may begin this commit.
         let mut rest = crc32fast::Hasher::new();
         for mut hash in hashes.drain(..).rev() {
             hash.combine(&rest);

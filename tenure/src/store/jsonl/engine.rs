@@ -1,4 +1,6 @@
-//! The files, and what is known of them: the part of the store that waits for the disk.
+//! The storage engine: the JSONL files and the in-memory index of their contents.
+//!
+//! Invariant: the index never shows a commit that is not yet durable on disk.
 
 use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
 use crate::private_files;
@@ -22,46 +24,52 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A file with more lines about items that are gone than this, and than about items that are there, is written anew.
+/// A file with more dead item lines (of removed or replaced items) than this, and more dead than
+/// live ones, is rewritten.
 const MAX_DEAD: usize = 1_000;
 
-/// The files, and what is known of them. Its methods wait for the disk: they are called from threads that may.
+/// The storage engine. Its methods block on the disk, so they are called only from threads that may
+/// block.
 pub(super) struct Disk {
     pub root: PathBuf,
-    /// A std mutex: never held while anything waits for the disk.
+    /// A std mutex: never held during disk I/O.
     state: Mutex<State>,
-    /// For names of temporary files.
+    /// For unique names of temporary files.
     counter: AtomicU64,
     _lock: File,
 }
 
+/// The in-memory state: the index of all sessions and items, and the state of each file.
 #[derive(Default)]
 pub(super) struct State {
     pub index: Index,
     pub logs: HashMap<Place, Log>,
-    /// Files that can not be read, and why.
+    /// Files that cannot be read, with the damage found in them.
     pub damaged: HashMap<Place, Damage>,
-    /// Files that may have half a commit at their end, which could not be taken back.
+    /// Files that may end in part of a commit that could not be truncated. Appending to them is
+    /// rejected until the store is reopened.
     pub broken: HashSet<Place>,
-    /// Directories that are sure to be there after a crash.
+    /// Directories whose entry in their parent has been fsynced.
     pub dirs: HashSet<PathBuf>,
 }
 
-/// A file of lines.
+/// The index of one JSONL file.
 #[derive(Default)]
 pub(super) struct Log {
-    /// The first record; 0 if it has none.
+    /// The sequence number of the first record; 0 if there are no records.
     first: Seq,
-    /// Where each record begins.
+    /// The byte offset of each record.
     offsets: Vec<u64>,
-    /// Where the last commit ends.
+    /// The byte offset of the end of the last commit.
     len: u64,
-    /// How many lines are about items.
+    /// The number of lines about items, live and dead.
     pub item_lines: usize,
-    /// Whether its name is sure to be there after a crash. Not known of a file that was found.
+    /// Whether the file's directory entry has been fsynced. Unknown, hence `false`, for a file that
+    /// was found on opening.
     lasting: bool,
 }
 
+/// Damage that was found in a file.
 pub(super) struct Damage {
     pub at: String,
     pub why: String,
@@ -76,6 +84,10 @@ impl Disk {
         self.state.lock().expect("nothing panics while it holds the state")
     }
 
+    /// Commits: checks the preconditions, writes new blobs, appends to the session's file and
+    /// updates the index, in this order. A head that equals the fold of the previous head and the
+    /// records is not written. A failure to append the copy of the discarded messages is only
+    /// logged.
     pub fn commit(&self, place: &Place, commit: &Commit) -> Result<()> {
         let (stored, card, new_blobs) = {
             let state = self.state();
@@ -109,7 +121,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Adds a commit to the file of a place. When it is on the disk, `then` changes the rest of the state with it.
+    /// Appends a commit to a file. After it is durable, `then` updates the rest of the state under
+    /// the same lock.
     pub fn add(&self, place: &Place, sealed: &Sealed, then: impl FnOnce(&mut State)) -> Result<()> {
         let (path, dir) = (place.file(&self.root), place.dir(&self.root));
         let (len, lasting) = {
@@ -143,6 +156,7 @@ impl Disk {
         Ok(())
     }
 
+    /// Reads a page of records at the offsets in the index.
     pub fn records(&self, place: &Place, range: &Range) -> Result<Vec<Record>> {
         let spans = {
             let state = self.state();
@@ -159,6 +173,7 @@ impl Disk {
         Ok(records)
     }
 
+    /// Appends an item, and tombstones for the items that it evicts.
     pub fn put(&self, place: &Place, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
         let mut batch = Batch::default();
         let gone = {
@@ -183,7 +198,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes the items of one place that are (still) there and meet the condition; how many.
+    /// Removes those of the given items of one file that still exist and satisfy the condition.
+    /// Returns the number removed.
     pub fn remove(
         &self,
         place: &Place,
@@ -210,6 +226,7 @@ impl Disk {
         Ok(items.len())
     }
 
+    /// Reads a blob and verifies its hash.
     pub fn blob(&self, tenant: &Tenant, id: BlobId) -> Result<Option<Arc<[u8]>>> {
         if !self.state().index.uses_blob(tenant, id) {
             return Ok(None);
@@ -223,7 +240,8 @@ impl Disk {
         }
     }
 
-    /// Writes blobs that no commit has yet. If the commit fails, nobody uses them, and they go when the store is opened next.
+    /// Writes blobs before the commit that references them. If the commit fails, they are orphans,
+    /// which the next opening removes.
     fn write_blobs(&self, tenant: &Tenant, blobs: &[&Blob]) -> Result<()> {
         if blobs.is_empty() {
             return Ok(());
@@ -232,7 +250,7 @@ impl Disk {
         self.make_dir(&dir)?;
         for blob in blobs {
             let path = paths::blob_file(&self.root, tenant, blob.id);
-            // Two commits may write the same blob at once, each to a name of its own.
+            // Concurrent commits may write the same blob, each to its own temporary file.
             let number = self.counter.fetch_add(1, Ordering::Relaxed);
             let temporary = dir.join(format!("{}.{number}{}", blob.id, paths::TEMPORARY));
             write_whole(&temporary, &path, &blob.bytes).map_err(|e| failed(&path, &e))?;
@@ -240,7 +258,7 @@ impl Disk {
         sync_dir(&dir).map_err(|e| failed(&dir, &e))
     }
 
-    /// Makes a directory of the store, and sure that it lasts.
+    /// Creates a directory of the store, and makes it durable.
     fn make_dir(&self, dir: &Path) -> Result<()> {
         let Some(parent) = dir.parent().filter(|_| dir != self.root && !self.state().dirs.contains(dir)) else {
             return Ok(());
@@ -255,7 +273,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes a file anew if most of it is about items that are gone. It can wait if that fails.
+    /// Rewrites a file if most of its item lines are dead. A failure is only logged, because the
+    /// next write tries again.
     fn tidy(&self, place: &Place) {
         let (dead, live) = self.state().dead_and_live(place);
         if dead > MAX_DEAD
@@ -266,7 +285,7 @@ impl Disk {
         }
     }
 
-    /// Writes a file anew, with its records and the items that are there.
+    /// Rewrites a file with its records and its live items only.
     pub fn rewrite(&self, place: &Place) -> Result<()> {
         let part = self.state().part(&self.root, place, Seq::MAX);
         let items = self.state().items(place);
@@ -281,7 +300,8 @@ impl Disk {
         }
     }
 
-    /// Puts a file of records, items and a card in the place of another. `then` changes the rest of the state with it.
+    /// Replaces a file atomically (write, verify, rename) by one of records, items and a head.
+    /// `then` updates the rest of the state under the same lock.
     pub fn replace(
         &self,
         place: &Place,
@@ -300,7 +320,7 @@ impl Disk {
         }
         items.iter().for_each(|(shelf, item)| last.item(shelf, item));
         let written = compose(&temporary, parts, &last.seal(head, &[]).bytes).and_then(|()| {
-            // What was written is read before anything depends on it.
+            // Verifies the new file by replaying it before anything depends on it.
             match replay(&temporary, place).map_err(|e| failed(&temporary, &e))? {
                 (contents, End::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => Ok(contents),
                 _ => Err(Error::corrupt(path.display(), "it could not be written anew without a change")),
@@ -325,7 +345,7 @@ impl Disk {
 }
 
 impl State {
-    /// Fails if the file of a place is damaged.
+    /// Returns an error if the file is damaged.
     pub fn intact(&self, place: &Place) -> Result<()> {
         match self.damaged.get(place) {
             Some(damage) => Err(Error::corrupt(&damage.at, &damage.why)),
@@ -333,13 +353,13 @@ impl State {
         }
     }
 
-    /// The items of a place, with the names of their shelves.
+    /// Returns the items of a file, each with the name of its namespace.
     pub fn items(&self, place: &Place) -> Vec<(String, Arc<Item>)> {
         let shelves = self.index.shelves(&place.tenant, &place.owner);
         shelves.flat_map(|(shelf, items)| items.values().map(|i| (shelf.name.clone(), i.clone()))).collect()
     }
 
-    /// How many lines of a file are about items that are gone, and how many items are there.
+    /// Returns the number of dead item lines of a file, and the number of live items.
     fn dead_and_live(&self, place: &Place) -> (usize, usize) {
         let live = self.index.shelves(&place.tenant, &place.owner).map(|(_, items)| items.len()).sum();
         let lines = self.logs.get(place).map_or(0, |log| log.item_lines);
@@ -354,7 +374,7 @@ impl State {
         self.dead_and_live(place).0 > 0
     }
 
-    /// The records of a place up to one.
+    /// Describes the records of a file up to `upto`, for copying.
     pub fn part(&self, root: &Path, place: &Place, upto: Seq) -> Option<Part> {
         self.logs.get(place).map(|log| Part { path: place.file(root), len: log.len, upto })
     }
@@ -366,7 +386,7 @@ impl Log {
         Self { first, offsets, len, item_lines, lasting: false }
     }
 
-    /// Where the records of a page are.
+    /// Returns the byte ranges of the records of one page, in file order.
     fn spans(&self, range: &Range) -> Vec<Span> {
         let index = |seq: Seq| usize::try_from(seq).unwrap_or(usize::MAX).min(self.offsets.len());
         let from = index((range.after.saturating_add(1)).saturating_sub(self.first));
@@ -393,7 +413,8 @@ impl Log {
     }
 }
 
-/// The card that follows from the one before and some records.
+/// Folds records into a head. The result is the head that a reader of the file derives, so it need
+/// not be stored.
 fn follow(stored: Option<Head>, key: &Key, records: &[Record]) -> Option<Head> {
     let (mut head, rest) = match (stored, records) {
         (Some(head), all) => (head, all),

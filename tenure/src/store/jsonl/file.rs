@@ -1,4 +1,6 @@
-//! Work on one file: adding to it for good, writing it anew, reading records from it.
+//! Operations on one file: durable append, atomic replacement, and reading records.
+//!
+//! Invariant: a failed append leaves the file as it was, or reports that it could not be truncated.
 
 use crate::private_files;
 use crate::store::jsonl::codec::{Batch, Commits, Line, Next};
@@ -9,7 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// A failure of the file system, as an error of the store.
+/// Converts a file system error into an error of the store.
 pub(super) fn failed(path: &Path, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::Full { place: path.display().to_string() },
@@ -17,12 +19,12 @@ pub(super) fn failed(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Makes what happened in a directory last: new names, other names, names that are gone.
+/// Fsyncs a directory: makes created, renamed and removed entries durable.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 pub(super) fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -30,16 +32,16 @@ pub(super) fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What an addition that failed left behind.
+/// The state of a file after a failed append.
 pub(super) enum Left {
-    /// The file is as it was.
+    /// The file is unchanged: the append was undone.
     Nothing(io::Error),
-    /// The file may have half of it at its end.
+    /// The file may end in part of the append, because truncating it failed as well.
     Half(io::Error),
 }
 
-/// Adds bytes at the end of a file, or makes a new one if its length is 0, and waits until they are on the disk. With
-/// `dir`, the file's name is made to last, too.
+/// Appends bytes to a file (creates it if `len` is 0) and waits until they are on disk. With `dir`,
+/// the file's directory entry is fsynced as well.
 pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) -> Result<(), Left> {
     let file = match len {
         0 => private_files::options().write(true).create_new(true).open(path),
@@ -60,7 +62,7 @@ pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) ->
     Err(if undone.is_ok() { Left::Nothing(error) } else { Left::Half(error) })
 }
 
-/// Adds lines to a copy that only people read: nothing depends on it.
+/// Appends lines to a copy that only people read. Nothing depends on it.
 pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>) -> io::Result<()> {
     let mut file = private_files::options().read(true).append(true).create(true).open(path)?;
     let len = file.metadata()?.len();
@@ -69,7 +71,7 @@ pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>)
         let mut last = [0];
         file.seek(SeekFrom::Start(len - 1))?;
         file.read_exact(&mut last)?;
-        // After a crash in the middle of a line, the next one must not be glued to it.
+        // After a crash in the middle of a line, start a new line instead of continuing that one.
         text.extend((last != *b"\n").then_some('\n'));
     }
     for line in lines {
@@ -80,7 +82,8 @@ pub(super) fn append_copy<'a>(path: &Path, lines: impl Iterator<Item = &'a str>)
     added.inspect_err(|_| drop(file.set_len(len)))
 }
 
-/// Writes a file that is there wholly or not at all, once its directory is synced.
+/// Writes a file atomically: it exists completely or not at all. It is durable once its directory
+/// is fsynced.
 pub(super) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = private_files::create(temporary).and_then(|mut file| {
         file.write_all(bytes)?;
@@ -90,14 +93,15 @@ pub(super) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Re
     written.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
-/// The records of a file up to one, to be copied.
+/// The records of a file up to `upto`, to be copied.
 pub(super) struct Part {
     pub path: PathBuf,
     pub len: u64,
     pub upto: Seq,
 }
 
-/// Writes a file from the records of others, commit by commit as they were but without cards and items, and a last commit.
+/// Writes a file from the records of other files and a last commit. Commit boundaries are
+/// preserved; heads and items are left out.
 pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
     let io = |e: io::Error| failed(path, &e);
     let mut out = BufWriter::new(private_files::create(path).map_err(io)?);
@@ -122,7 +126,8 @@ pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
                 }
                 blobs.extend(line.blobs);
             }
-            // A commit of which only a part is copied keeps its blobs: they count from its first record on.
+            // A commit of which only a part is copied keeps all of its blobs: they are referenced
+            // from its first record on.
             if !batch.is_empty() || (!blobs.is_empty() && seq <= part.upto) {
                 out.write_all(&batch.seal(None, &blobs).bytes).map_err(io)?;
             }
@@ -133,22 +138,22 @@ pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
     file.sync_all().map_err(io)
 }
 
-/// A record's place in a file.
+/// The byte range of a record in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub seq: Seq,
     pub start: u64,
-    /// The record's line ends here or before.
+    /// An upper bound of the end of the record's line.
     pub end: u64,
 }
 
-/// Reads records, in the file's order.
+/// Reads records at the given byte ranges, which are in file order.
 pub(super) fn read_records(path: &Path, spans: &[Span]) -> Result<Vec<Record>> {
     let io = |e: io::Error| failed(path, &e);
     let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
     let (mut records, mut line, mut at) = (Vec::with_capacity(spans.len()), Vec::new(), 0);
     for span in spans {
-        // Lines about items may be in between; they are not read.
+        // Skip lines about items between records.
         file.seek_relative(span.start as i64 - at as i64).map_err(io)?;
         line.clear();
         let read = (&mut file).take(span.end - span.start).read_until(b'\n', &mut line).map_err(io)?;
@@ -169,7 +174,7 @@ fn parse(line: &[u8], want: Seq) -> Result<Record, String> {
     }
 }
 
-/// The number of the line that begins at an offset, from 1.
+/// Returns the number of the line that begins at an offset, counted from 1.
 fn line_number(path: &Path, offset: u64) -> io::Result<usize> {
     let mut before = BufReader::new(File::open(path)?.take(offset));
     let mut breaks = 0;
@@ -184,7 +189,7 @@ fn line_number(path: &Path, offset: u64) -> io::Result<usize> {
     }
 }
 
-/// Damage at a line of a file.
+/// Creates the error for damage at a line of a file.
 pub(super) fn corrupt(path: &Path, line: usize, why: impl std::fmt::Display) -> Error {
     Error::corrupt(format!("{}:{line}", path.display()), why)
 }

@@ -1,17 +1,17 @@
-//! Turns: who works on a file waits until the one before is done, without holding up a thread.
+//! Asynchronous locks per file: writers of one file are serialized, without blocking a thread.
 
 use crate::store::jsonl::paths::Place;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::OwnedMutexGuard;
 
-/// The files that are being worked on, and who waits for them.
+/// The locks of all files that are in use. A lock exists only while it is held or waited for.
 #[derive(Clone, Default)]
 pub(super) struct Gates(Arc<Mutex<Map>>);
 
 type Map = HashMap<Place, Arc<tokio::sync::Mutex<()>>>;
 
-/// A turn on a file: nobody else changes it while this is held.
+/// The guard of a file lock: no other task changes the file while it is held.
 pub(super) struct Turn {
     gates: Gates,
     place: Place,
@@ -19,7 +19,7 @@ pub(super) struct Turn {
 }
 
 impl Gates {
-    /// Waits for a turn on a file.
+    /// Waits for the lock of a file.
     pub async fn turn(&self, place: Place) -> Turn {
         let gate = self.map().entry(place.clone()).or_default().clone();
         let guard = Some(gate.lock_owned().await);
@@ -35,7 +35,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut map = self.gates.map();
         drop(self.guard.take());
-        // The map's own reference is the last one if nobody waits.
+        // If the map holds the only reference, no task waits for the lock.
         if map.get(&self.place).is_some_and(|gate| Arc::strong_count(gate) == 1) {
             map.remove(&self.place);
         }

@@ -1,4 +1,7 @@
-//! Opening a directory: claiming it, reading every file, mending what a crash left behind.
+//! Opening a directory: locking it, replaying every file, and recovering from a crash.
+//!
+//! Invariant: an unfinished commit at the end of a file is truncated; damage anywhere else is
+//! reported and left unchanged.
 
 use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
 use crate::private_files;
@@ -16,8 +19,8 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-/// Claims a directory for this process and checks its format; a new or empty one becomes a store. Gives back its full path
-/// and the lock.
+/// Locks a directory for this process and checks its format; a new or empty directory becomes a
+/// store. Returns its canonical path and the lock.
 pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
     let io = |e: io::Error| failed(dir, &e);
     private_files::create_dir_all(dir).map_err(io)?;
@@ -41,7 +44,8 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
                 Err(Error::NewerFormat { place: dir.display().to_string(), found, known: FORMAT })
             }
             Ok(FORMAT) => Ok((dir.clone(), lock)),
-            // Older formats are read as they are; what is written from now on is of the newest one.
+            // Files of older formats can be read as they are; from now on the newest format is
+            // written.
             Ok(1..) => {
                 write_format(dir, &format).map_err(io)?;
                 Ok((dir.clone(), lock))
@@ -50,7 +54,8 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             write_format(dir, &format).map_err(io)?;
-            // The directory itself may be new. Not everybody may read the one above it; then there is nothing to be done.
+            // The directory itself may be new. Its parent may not be readable, and then a failed
+            // fsync cannot be helped.
             dir.parent().map(sync_dir);
             Ok((dir.clone(), lock))
         }
@@ -63,7 +68,7 @@ fn write_format(dir: &Path, format: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// The format of a directory as it is.
+/// Returns the format of a directory without changing it. `None` means that it is not a store.
 pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
     let format = dir.join(FORMAT_FILE);
     match fs::read_to_string(&format) {
@@ -76,7 +81,8 @@ pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
     }
 }
 
-/// Reads everything in a directory. What a crash left unfinished is removed and reported; damage is reported and left alone.
+/// Loads all files of a directory. Leftovers of a crash are removed and reported; damage is
+/// reported and left unchanged.
 pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
     let (mut state, mut repairs) = (State::default(), Vec::new());
     for (name, path) in list(root)? {
@@ -86,6 +92,8 @@ pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
     Ok((state, repairs))
 }
 
+/// Loads the sessions and items of a tenant, and removes leftovers: temporary files, discarded
+/// messages of sessions that do not exist, and unreferenced blobs.
 fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
     let key = |session| Key { tenant: tenant.clone(), session };
     let mut discarded = Vec::new();
@@ -110,13 +118,15 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Ve
             (_, None) => repairs.push(not_mended(&path, "nothing says whose shelves these are")),
         }
     }
-    // A session that can not be read may use any of them.
+    // A session that cannot be read may reference any of the blobs.
     if !state.damaged.keys().any(|place| place.tenant == *tenant) {
         remove_unused_blobs(root, tenant, |id| state.index.uses_blob(tenant, id))?;
     }
     Ok(())
 }
 
+/// Loads one file: truncates a torn end, removes a file without a complete commit, and registers
+/// damage.
 fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
     let io = |e: io::Error| failed(path, &e);
     let (contents, end) = replay(path, &place).map_err(io)?;
@@ -138,7 +148,7 @@ fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Rep
             let at = format!("{}:{line}", path.display());
             repairs.push(not_mended(Path::new(&at), &why));
             let why = format!("{why}; restore the file from a backup, or purge the session");
-            // Its card is still listed, so that it can be found and purged.
+            // The head stays listed, so that the session can be found and purged.
             if let Some(head) = contents.head.filter(|h| Some(h.key()) == place.key()) {
                 state.index.set(head);
             }
@@ -148,7 +158,7 @@ fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Rep
     Ok(())
 }
 
-/// Takes a file that is in order into the state.
+/// Adds an intact file to the state.
 fn adopt(place: Place, mut contents: Contents, state: &mut State) {
     if let (Some(key), Some(head)) = (place.key(), contents.head.take()) {
         state.index.set(head);
@@ -163,7 +173,7 @@ fn adopt(place: Place, mut contents: Contents, state: &mut State) {
     state.logs.insert(place, Log::found(contents));
 }
 
-/// Removes the files of blobs that no session uses: what a commit that failed, or a crash, left behind.
+/// Removes the files of blobs that no session references: leftovers of a failed commit or a crash.
 pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn(BlobId) -> bool) -> Result<()> {
     let dir = paths::blobs_dir(root, tenant);
     let used = |name: &str| name.parse().is_ok_and(&is_used);
@@ -178,13 +188,14 @@ fn not_mended(path: &Path, why: &str) -> Repair {
     Repair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
 }
 
+/// Reads the owner from the first line of an item file whose name is truncated.
 fn first_line_owner(path: &Path) -> Option<Owner> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;
     paths::parse_owner(&Line::parse(&line).ok()?.owner?)
 }
 
-/// What is in a directory, by name; nothing, if it is not there.
+/// Lists a directory by name. A directory that does not exist is empty.
 pub(super) fn list(dir: &Path) -> Result<BTreeSet<(String, PathBuf)>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -1,30 +1,32 @@
-//! Where things are: the names of files and directories. Nothing a client can choose leads out of its tenant's directory.
+//! File and directory names. Invariant: no name that a client can choose leads out of its tenant's
+//! directory.
 
 use crate::store::item::{Owner, Shelf};
 use crate::types::blob::BlobId;
 use crate::types::id::{Key, SessionId, Tenant};
 use std::path::{Path, PathBuf};
 
-/// The file with the number of the format.
+/// The file that contains the format number.
 pub(super) const FORMAT_FILE: &str = "format";
 /// The file that is locked while the store is open.
 pub(super) const LOCK_FILE: &str = "lock";
-/// The end of a name that is not in use yet; what is left of it after a crash is removed.
+/// The suffix of temporary files; leftovers of a crash are removed on opening.
 pub(super) const TEMPORARY: &str = ".tmp";
 
 const LINES: &str = ".jsonl";
 const DISCARDED: &str = ".discarded";
-/// Longer names are cut and get a hash; file systems take up to 255 bytes.
+/// Maximum length of a file name in bytes. Longer names are truncated and get a hash; file systems
+/// allow up to 255 bytes.
 const MAX_NAME: usize = 200;
 
-/// What a file of lines belongs to: a session, or the shelves of somebody else.
+/// The owner of a JSONL file: a session, or the namespaces of a user, group or tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Place {
     pub tenant: Tenant,
     pub owner: Owner,
 }
 
-/// A file in a tenant's directory, by its name.
+/// The kind of a file in a tenant's directory, by its name.
 pub(super) enum Named {
     Session(SessionId),
     Discarded(SessionId),
@@ -41,7 +43,7 @@ impl Place {
         Self { tenant: shelf.tenant.clone(), owner: shelf.owner.clone() }
     }
 
-    /// Its session, if it is one's.
+    /// Returns the session's key, or `None` if the owner is not a session.
     pub fn key(&self) -> Option<Key> {
         match &self.owner {
             Owner::Session(id) => Some(Key { tenant: self.tenant.clone(), session: id.clone() }),
@@ -49,7 +51,7 @@ impl Place {
         }
     }
 
-    /// Its directory.
+    /// Returns the directory of the file.
     pub fn dir(&self, root: &Path) -> PathBuf {
         match &self.owner {
             Owner::Session(_) => tenant_dir(root, &self.tenant),
@@ -57,7 +59,7 @@ impl Place {
         }
     }
 
-    /// Its file.
+    /// Returns the path of the file.
     pub fn file(&self, root: &Path) -> PathBuf {
         let name = match &self.owner {
             Owner::Session(id) => session_name(id),
@@ -70,7 +72,7 @@ impl Place {
 pub(super) fn tenant_dir(root: &Path, tenant: &Tenant) -> PathBuf {
     let name = tenant.as_str();
     match name {
-        // These names are taken; a tenant may have them all the same.
+        // Escapes a tenant whose name is that of a file of the store itself.
         FORMAT_FILE | LOCK_FILE | "format.tmp" => root.join(format!("%{:02X}{}", name.as_bytes()[0], &name[1..])),
         _ => root.join(name),
     }
@@ -88,18 +90,18 @@ pub(super) fn blob_file(root: &Path, tenant: &Tenant, id: BlobId) -> PathBuf {
     blobs_dir(root, tenant).join(id.to_string())
 }
 
-/// The file with the messages that rewinds cut off, for people.
+/// Returns the path of the human-readable file with the messages that rewinds discarded.
 pub(super) fn discarded_file(root: &Path, key: &Key) -> PathBuf {
     tenant_dir(root, &key.tenant).join(session_name(&key.session) + DISCARDED + LINES)
 }
 
-/// The tenant of a directory.
+/// Parses the name of a tenant's directory.
 pub(super) fn parse_tenant(root: &Path, name: &str) -> Option<Tenant> {
     let tenant = Tenant::new(unescape(name)?).ok()?;
     (tenant_dir(root, &tenant) == root.join(name)).then_some(tenant)
 }
 
-/// What a file in a tenant's directory is.
+/// Parses the name of a file in a tenant's directory.
 pub(super) fn parse_file(name: &str) -> Named {
     if name.ends_with(TEMPORARY) {
         return Named::Temporary;
@@ -112,13 +114,14 @@ pub(super) fn parse_file(name: &str) -> Named {
     }
 }
 
-/// The owner of a shelf file, from its name; a long name does not tell.
+/// Parses the owner from the name of an item file. `None` also for a truncated name, whose owner is
+/// in the first line.
 pub(super) fn parse_shelf_file(name: &str) -> Option<Owner> {
     let name = name.strip_suffix(LINES)?;
     parse_owner(&unescape(name)?).filter(|owner| owner_name(owner) == name)
 }
 
-/// The owner of a shelf file, from its first line.
+/// Parses the owner from the first line of an item file.
 pub(super) fn parse_owner(text: &str) -> Option<Owner> {
     match text.split_once('/') {
         Some(("user", name)) => Some(Owner::User(name.try_into().ok()?)),
@@ -128,7 +131,8 @@ pub(super) fn parse_owner(text: &str) -> Option<Owner> {
     }
 }
 
-/// A session's id as a file name. Only an end that would make it look like another session's discarded messages is escaped.
+/// Returns a session's id as a file name. Only a suffix that would make it the name of another
+/// session's discarded messages is escaped.
 fn session_name(id: &SessionId) -> String {
     match id.as_str().strip_suffix(DISCARDED) {
         Some(start) => format!("{start}%2E{}", &DISCARDED[1..]),
@@ -136,7 +140,7 @@ fn session_name(id: &SessionId) -> String {
     }
 }
 
-/// An owner as a file name: everything but letters, digits, `_` and `-` is escaped.
+/// Returns an owner as a file name: everything but letters, digits, `_` and `-` is escaped.
 fn owner_name(owner: &Owner) -> String {
     let owner = owner.to_string();
     let mut name = String::new();

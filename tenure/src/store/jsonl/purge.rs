@@ -1,10 +1,12 @@
-//! Destroying: sessions, shelves, blobs.
+//! Purging sessions, and removing items and blobs.
 //!
-//! The order of the steps of a purge is such that a crash between any two leaves a store in order. First the heir gets a file
-//! with records of its own: until the purge is done, both have them, which harms nobody. Then the other forks are told to lean on
-//! the heir, one after the other: both are there. When nobody leans on the session any more, its file goes; after a crash before
-//! that it is still there, whole, and the purge can be repeated. The blobs go last: those that nobody uses go when a
-//! store is opened, too.
+//! The steps of a purge are ordered so that a crash between any two of them leaves a consistent
+//! store. First, the heir (the fork with the latest fork point) gets a file with its own copy of
+//! the inherited records; until the purge completes, both sessions have them, which is harmless.
+//! Then the other forks are re-parented to the heir, one after the other, while both still exist.
+//! Then, when no fork reads from the session any more, its file is removed; after a crash before
+//! this step, the file is still complete and the purge can be repeated. Blobs are removed last,
+//! because opening a store removes unreferenced ones as well (D-001).
 
 use super::file::{failed, remove_file, sync_dir};
 use super::open;
@@ -15,7 +17,7 @@ use crate::types::error::Result;
 use crate::types::id::{Key, Tenant};
 
 impl Disk {
-    /// Destroys a session. The turns of its forks are held.
+    /// Purges a session. The caller holds the locks of its forks.
     pub(super) fn purge(&self, place: &Place, key: &Key) -> Result<()> {
         let estate = {
             let state = self.state();
@@ -60,7 +62,7 @@ impl Disk {
         if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| failed(&dir, &e)) }
     }
 
-    /// Removes all items of an owner and every byte of them.
+    /// Removes all items of an owner, and all of their bytes.
     pub(super) fn clear(&self, place: &Place) -> Result<()> {
         let Some(key) = place.key() else {
             self.remove_files(place, None)?;
@@ -79,20 +81,22 @@ impl Disk {
         self.replace(place, &[part], head.as_ref(), &[], |state| state.index.clear(&place.tenant, &place.owner))
     }
 
-    /// Removes the blobs that no session uses.
+    /// Removes the blobs that no session references.
     pub(super) fn remove_unused_blobs(&self, tenant: &Tenant) -> Result<()> {
         let damaged = self.state().damaged.keys().any(|place| place.tenant == *tenant);
         let used = |id| self.state().index.uses_blob(tenant, id);
-        // A session that can not be read may use any of them.
+        // A session that cannot be read may reference any of the blobs.
         if damaged { Ok(()) } else { open::remove_unused_blobs(&self.root, tenant, used) }
     }
 
+    /// Removes the file of an owner, and the discarded messages of a session.
     fn remove_files(&self, place: &Place, key: Option<&Key>) -> Result<()> {
         let (path, dir) = (place.file(&self.root), place.dir(&self.root));
         if !path.exists() {
             return Ok(());
         }
-        // The session's own file last: what else is there would not be looked for without it.
+        // The session's own file is removed last: without it, a retry would not look for the other
+        // one.
         let discarded = key.map(|key| paths::discarded_file(&self.root, key));
         let removed = discarded.map_or(Ok(()), |file| remove_file(&file)).and_then(|()| remove_file(&path));
         removed.and_then(|()| sync_dir(&dir)).map_err(|e| failed(&path, &e))

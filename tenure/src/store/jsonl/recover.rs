@@ -1,4 +1,7 @@
-//! Reading a whole file: what is in it, and whether it is in order.
+//! Replaying a whole file: its contents, and whether it is intact, torn or damaged.
+//!
+//! Invariant: a torn end (an interrupted write) is distinguished from damage, because only the
+//! former may be truncated.
 
 use crate::store::item::Item;
 use crate::store::jsonl::codec::{Commits, Line, Next, any_commit};
@@ -12,37 +15,37 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// What is in a file.
+/// The contents of a file.
 #[derive(Default)]
 pub(super) struct Contents {
     pub head: Option<Head>,
-    /// The first record.
+    /// The sequence number of the first record.
     pub first: Seq,
-    /// Where each record begins.
+    /// The byte offset of each record.
     pub offsets: Vec<u64>,
-    /// Where the last whole commit ends.
+    /// The byte offset of the end of the last complete commit.
     pub len: u64,
-    /// Items by shelf and key.
+    /// Items by namespace and key.
     pub items: BTreeMap<(String, String), Item>,
-    /// How many lines are about items.
+    /// The number of lines about items, live and dead.
     pub item_lines: usize,
-    /// The blobs used, and from which record on.
+    /// The referenced blobs, each with the record from which on it is referenced.
     pub blobs: Vec<(BlobId, Seq)>,
     pub owner: Option<String>,
 }
 
-/// How a file ends.
+/// The state of the end of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// With a whole commit.
+    /// The file ends in a complete commit.
     Clean,
-    /// With bytes of a commit that was never finished.
+    /// The file ends in bytes of an unfinished commit.
     Torn { bytes: u64, line: usize },
-    /// It does not matter: something before it is damaged.
+    /// The file is damaged before its end.
     Damaged { line: usize, why: String },
 }
 
-/// Reads the file of a place.
+/// Replays the file of an owner.
 pub(super) fn replay(path: &Path, place: &Place) -> io::Result<(Contents, End)> {
     let file = File::open(path)?;
     let mut commits = Commits::new(&file);
@@ -64,7 +67,7 @@ pub(super) fn replay(path: &Path, place: &Place) -> io::Result<(Contents, End)> 
     }
 }
 
-/// What to think of bytes that are no commit.
+/// Classifies bytes that are not a valid commit: a torn end, or damage if valid commits follow.
 fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<End> {
     let bytes = file.metadata()?.len().saturating_sub(at);
     file.seek(SeekFrom::Start(at))?;
@@ -75,7 +78,8 @@ fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<End> {
 }
 
 impl Contents {
-    /// Takes a commit in; an error says what is wrong in which of its lines.
+    /// Applies a commit. An error contains the index of the invalid line in the commit, and the
+    /// reason.
     fn take<R: Read>(&mut self, commit: &Commits<R>, key: Option<&Key>) -> Result<(), (usize, String)> {
         let (mut at, mut from) = (commit.at, None);
         for (number, bytes) in commit.lines().enumerate() {
@@ -103,6 +107,7 @@ impl Contents {
         Ok(())
     }
 
+    /// Applies a record: checks that its sequence number is contiguous, and folds it into the head.
     fn record(&mut self, record: &Record, at: u64, key: Option<&Key>) -> Result<(), String> {
         if self.offsets.is_empty() {
             self.first = record.seq;
@@ -120,12 +125,12 @@ impl Contents {
         Ok(())
     }
 
-    /// The last record.
+    /// Returns the sequence number of the last record.
     fn last(&self) -> Seq {
         (self.first + self.offsets.len() as u64).saturating_sub(1)
     }
 
-    /// Why this can not be the file of that place.
+    /// Returns the reason for which this cannot be the file of that owner, if there is one.
     fn misfit(&self, place: &Place) -> Option<&'static str> {
         match (place.key(), &self.head) {
             _ if self.len == 0 => None,

@@ -1,4 +1,4 @@
-//! What is special about files. What all stores have in common is tested in the conformance suite.
+//! Tests specific to JSONL files. The conformance suite tests the behavior common to all stores.
 
 mod crash;
 mod model;
@@ -44,7 +44,7 @@ fn shelf_of(session: &str) -> Shelf {
     shelf(Owner::Session(session.try_into().unwrap()))
 }
 
-/// The first step of a session.
+/// Creates the first commit of a session.
 fn begin(key: &Key, entries: &[Entry]) -> Commit {
     begin_at(key, 0, Created::default(), entries)
 }
@@ -58,13 +58,13 @@ fn begin_at(key: &Key, before: u64, created: Created, entries: &[Entry]) -> Comm
     commit
 }
 
-/// A fork's first step.
+/// Creates the first commit of a fork.
 fn fork(key: &Key, parent: &Head, seq: u64) -> Commit {
     let parent = Parent { session: parent.info.session_id.clone(), seq, mark: parent.mark.clone() };
     begin_at(key, seq, Created { parent: Some(parent), ..Created::default() }, &[user(&format!("in {key}"))])
 }
 
-/// The next step of a session.
+/// Creates the next commit of a session.
 fn next(head: &Head, entries: &[Entry]) -> Commit {
     let mut after = head.clone();
     let record = |(seq, entry): (u64, &Entry)| {
@@ -86,7 +86,7 @@ async fn open_mended(dir: &Path) -> (JsonlStore, Vec<Repair>) {
     JsonlStore::open(dir.to_str().unwrap()).await.unwrap()
 }
 
-/// Everything a store shows of a session.
+/// Reads everything that a store returns for a session.
 async fn all(store: &dyn Store, key: &Key) -> (Option<Head>, Vec<Record>, Vec<Item>) {
     let head = store.head(key).await.unwrap();
     let records = store.records(key, &Range::after(0)).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_session_is_found_again_byte_for_byte() {
     assert_eq!(post.message.as_str(), raw);
     assert_eq!(store.blob(&key.tenant, &BlobId::of(b"picture")).await.unwrap().as_deref(), Some(&b"picture"[..]));
 
-    // Every line is an object that any tool can read, and only the last of a commit has a checksum.
+    // Every line is a JSON object, and only the last line of a commit has a checksum.
     let text = fs::read_to_string(dir.path().join("default/s1.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let seqs: Vec<_> = lines.iter().map(|l| l["seq"].as_u64()).collect();
@@ -167,7 +167,7 @@ async fn the_tail_of_a_long_log_is_read_alone() {
     let (store, key) = (open(&dir).await, key("long"));
     let said: Vec<_> = (0..100_000).map(|i| user(&format!("message {i}"))).collect();
     store.commit(&begin(&key, &said)).await.unwrap();
-    // Whoever reads more than the tail now finds rubbish.
+    // Overwrite the first half: a read of more than the tail now finds damage.
     let path = dir.path().join("default/long.jsonl");
     let mut bytes = fs::read(&path).unwrap();
     let half = bytes.len() / 2;
@@ -370,7 +370,7 @@ async fn blobs_are_checked_and_go_with_their_last_user() {
     store.purge(&key("b")).await.unwrap();
     assert!(!path.exists());
 
-    // Left by a crash between blob and commit.
+    // Leftovers of a crash between writing a blob and the commit.
     fs::write(&path, b"bytes").unwrap();
     fs::write(path.with_extension("0.tmp"), b"by").unwrap();
     drop(store);

@@ -1,4 +1,7 @@
-//! Looking for what does not belong, and removing it.
+//! Consistency checks of the database, and removal of orphans (D-027).
+//!
+//! Invariant: data that a session may still need are never removed, even if that session has lost
+//! its head.
 
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::Owner;
@@ -13,34 +16,38 @@ use tokio_postgres::types::Type;
 
 const RESTORE: &str = "restore the session from a backup, or purge it";
 
-// `$1` is how many are told.
+// In each statement, `$1` is the maximum number of findings.
 
+// Records of sessions without a head.
 const HEADLESS: &str = "
     SELECT tenant, session, count(*) FROM tenure_record r
     WHERE NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = r.tenant AND h.session = r.session)
     GROUP BY tenant, session LIMIT $1";
 
+// Records outside the range of their log.
 const OUTSIDE: &str = "
     SELECT tenant, session, count(*) FROM tenure_record r JOIN tenure_head h USING (tenant, session)
     WHERE r.seq > h.seq OR r.seq < h.first GROUP BY tenant, session LIMIT $1";
 
+// Blobs without references.
 const UNUSED: &str = "
     SELECT tenant, id FROM tenure_blob b
     WHERE NOT EXISTS (SELECT 1 FROM tenure_blob_use u WHERE u.tenant = b.tenant AND u.blob = b.id) LIMIT $1";
 
-// Not of a session that only lost its card: it still needs them.
+// Excludes sessions that only lost their head: they still need the blobs.
 
 const USELESS: &str = "
     SELECT DISTINCT tenant, session FROM tenure_blob_use u
     WHERE NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = u.tenant AND h.session = u.session)
     AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = u.tenant AND r.session = u.session) LIMIT $1";
 
+// Items of sessions that do not exist.
 const HOMELESS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM tenure_item i WHERE starts_with(owner, 'session/')
     AND NOT EXISTS (SELECT 1 FROM tenure_head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9))
     AND NOT EXISTS (SELECT 1 FROM tenure_record r WHERE r.tenant = i.tenant AND r.session = substr(i.owner, 9)) LIMIT $1";
 
-// Labels that are not in the index, and entries of it that are no label of their session.
+// Labels that are missing in the index, and index entries that are no label of their session.
 
 const MISLABELED: &str = "
     SELECT tenant, session FROM tenure_head h WHERE EXISTS (SELECT 1 FROM unnest(h.labels) AS wanted WHERE NOT EXISTS (
@@ -50,6 +57,7 @@ const MISLABELED: &str = "
         SELECT 1 FROM tenure_head h WHERE h.tenant = l.tenant AND h.session = l.session AND l.label = ANY(h.labels))
     LIMIT $1";
 
+/// Runs all checks and returns the findings.
 pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     let limit = [(&(MAX_FINDINGS as i64) as _, Type::INT8)];
@@ -86,7 +94,7 @@ pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
     Ok(found)
 }
 
-/// Removes what belongs to nobody; what does belong to somebody stays.
+/// Removes those of the given orphans that no session references at this moment; the others stay.
 pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
     for orphan in orphans {
         match orphan {
@@ -123,7 +131,7 @@ pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a statement that may look at whole tables.
+/// Runs a statement that may scan whole tables, with the timeout of maintenance.
 async fn rows(link: &Link, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
     let sql = link.sql(sql);
     let mut tries = link.tries();

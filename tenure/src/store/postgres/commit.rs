@@ -1,4 +1,7 @@
-//! The commit: one statement, one round trip, all or nothing.
+//! Commits: one statement and one round trip for each.
+//!
+//! Invariant: the head, records, items and blobs of a commit are written by a single statement,
+//! hence atomically.
 
 use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
@@ -13,7 +16,8 @@ use crate::types::log_hash::LogHash;
 use std::collections::BTreeMap;
 use tokio_postgres::types::Type;
 
-/// The statements, put together once. All bind the same values ([`Bound::params`]).
+/// The SQL of the commit statements, composed once. All bind the same parameters
+/// ([`Bound::params`]).
 pub(super) struct Statements {
     append: String,
     create: String,
@@ -21,6 +25,8 @@ pub(super) struct Statements {
     create_with: String,
 }
 
+// Compare-and-set on log end, log hash and creation time: no row is returned if one of them
+// differs.
 const APPEND: &str = r#"WITH head AS (
     UPDATE tenure_head SET "user" = $3, assistant = $4, thread = $5, status = $6, active_at = $8,
         due_at = $9, seq = $10, hash = $11, lease_until = $12, title = $13, labels = $14, card = $15,
@@ -29,7 +35,7 @@ const APPEND: &str = r#"WITH head AS (
     RETURNING 1
 )"#;
 
-// The lock on the parent keeps a purge of it away until the fork is there to be seen.
+// The row lock on the parent delays a concurrent purge of it until the new fork is visible.
 const CREATE: &str = r#"WITH parent AS (
     SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $18 AND seq >= $19 FOR KEY SHARE
 ), head AS (
@@ -77,9 +83,10 @@ impl Statements {
     }
 }
 
-/// Takes a step. If the connection breaks on the way, nobody knows whether it was taken: it is sent again, and the log's
-/// end decides. A second try finds that end moved if the first got through; that the step is there is then confirmed with a
-/// commit of its own ([`Bound::confirm`]).
+/// Commits, and resolves unknown outcomes. If the connection breaks, the commit may or may not have
+/// been applied: it is sent again, and the compare-and-set on the log end decides. If the first
+/// attempt was applied, the second one finds the log end moved; the presence of the records is then
+/// confirmed by another commit ([`Bound::confirm`], D-038).
 pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit) -> Result<()> {
     commit.check()?;
     let bound = Bound::new(commit)?;
@@ -107,7 +114,7 @@ pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit
     }
 }
 
-/// Why a step was not taken.
+/// Determines why a commit was rejected.
 async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
     let head = &commit.head;
     let session_id = head.info.session_id.clone();
@@ -119,18 +126,18 @@ async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
         (Some(_), _) => Error::NotFound { session_id },
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
-        // It was there a moment ago.
+        // The session existed when the commit was rejected, and has been purged since.
         (None, None) => return Ok(Fail::Undone(format!("session {session_id} was purged at the same time"))),
     };
     Ok(Fail::Final(error))
 }
 
-/// A hash as it is stored.
+/// A log hash as PostgreSQL stores it: a signed integer.
 fn signed(hash: Option<LogHash>) -> Option<i64> {
     hash.map(|hash| hash.0.cast_signed())
 }
 
-/// A commit as columns and arrays.
+/// A commit as columns and arrays to bind.
 struct Bound<'a> {
     commit: &'a Commit,
     tenant: &'a str,
@@ -166,7 +173,7 @@ struct Bound<'a> {
     used_from: i64,
 }
 
-/// Items as arrays.
+/// Items as arrays to bind, one for each column.
 #[derive(Default)]
 struct Items<'a> {
     shelves: Vec<&'a str>,
@@ -281,11 +288,14 @@ impl<'a> Bound<'a> {
         params
     }
 
-    /// Whether the log holds these very records: the same places, times and texts.
+    /// Returns whether the log contains exactly these records: with the same sequence numbers,
+    /// times and texts.
     ///
-    /// Asking is a write, which changes nothing: a step can be seen before it is replicated (its connection ended while it waited for a
-    /// synchronous standby), and may still be lost with this server. A commit after it is not acknowledged before it is replicated, so
-    /// what this one confirms is as durable as if its own acknowledgement had arrived.
+    /// The check is a write that changes nothing. A commit may be visible before it is replicated
+    /// (its connection ended while it waited for a synchronous standby), and may still be lost with
+    /// this server. A later commit is not acknowledged before the earlier one is replicated, so
+    /// what this write confirms is as durable as if the original acknowledgement had arrived
+    /// (D-038).
     async fn confirm(&self, link: &Link) -> Result<bool, Fail> {
         if self.seqs.is_empty() {
             return Ok(false);
@@ -307,7 +317,8 @@ impl<'a> Bound<'a> {
 
 impl<'a> Items<'a> {
     fn new(owner: &str, items: &'a [(String, Item)]) -> Result<Self> {
-        // One statement can not write a row twice: of items with the same key, the last counts.
+        // One statement cannot write a row twice: of items with the same key, the last one is
+        // written.
         let last: BTreeMap<_, _> = items.iter().map(|(shelf, item)| ((shelf, &item.key), item)).collect();
         let mut arrays = Self::default();
         for ((shelf, key), item) in last {

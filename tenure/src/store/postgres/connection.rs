@@ -1,4 +1,6 @@
-//! The way to the server: connections, statements, and what to do when either fails.
+//! The connection pool, the execution of statements, and retries with exponential backoff.
+//!
+//! Invariant: a connection returns to the pool only after its last operation has completed.
 
 use super::hosts::Hosts;
 use super::url::{Prepare, Settings};
@@ -14,19 +16,21 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-/// How long a statement may take.
+/// Timeout of a statement.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a migration, a purge or a vacuum may take.
+/// Timeout of a migration, a purge or a vacuum.
 pub(super) const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
+/// First delay between retries; each further one is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A value to bind, and its type.
+/// A value to bind, with its type.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Decides how often and how long to try again.
+/// A retry budget with exponential backoff.
 pub(super) struct Tries {
-    /// How long a step is tried again when the server is away, or undid it because of others.
+    /// Maximum time for retries while the server is unavailable, or rolls the operation back
+    /// because of concurrent ones.
     limit: Duration,
     until: Option<Instant>,
     pause: Duration,
@@ -37,7 +41,8 @@ impl Tries {
         Self { limit, until: None, pause: FIRST_PAUSE }
     }
 
-    /// Waits before the next try, or gives up.
+    /// Waits before the next attempt, or returns the error if it is final or the budget is
+    /// exhausted.
     pub async fn wait(&mut self, fail: Fail) -> Result<()> {
         let why = match fail {
             Fail::Final(e) => return Err(e),
@@ -63,7 +68,7 @@ pub(super) struct Link {
     retry: Duration,
 }
 
-/// Makes the connections of the pool.
+/// The connection factory of the pool.
 pub(super) struct Connector(Arc<Hosts>);
 
 /// A connection of the pool.
@@ -100,7 +105,7 @@ impl Link {
     pub fn new(settings: Settings) -> Result<Self> {
         let hosts = Arc::new(Hosts::new(&settings)?);
         let Settings { pool, schema, prepare, retry, .. } = settings;
-        // Connecting has limits of its own.
+        // Connecting has its own timeouts.
         let pool = Pool::builder(Connector(hosts.clone()))
             .max_size(pool)
             .runtime(Runtime::Tokio1)
@@ -114,22 +119,23 @@ impl Link {
         &self.hosts
     }
 
-    /// Tries for as long as the URL says.
+    /// Creates a retry budget with the limit from the URL.
     pub fn tries(&self) -> Tries {
         Tries::new(self.retry)
     }
 
-    /// How many connections there are at most.
+    /// Returns the maximum number of connections.
     pub fn connections(&self) -> usize {
         self.pool.status().max_size
     }
 
-    /// The schema from the URL.
+    /// Returns the schema from the URL.
     pub fn schema(&self) -> Option<&str> {
         self.schema.as_deref()
     }
 
-    /// A statement with its tables in the schema from the URL. Written out, because a pooler keeps no `search_path`.
+    /// Qualifies the tables of a statement with the schema from the URL. They are qualified because
+    /// a pooler does not preserve `search_path`.
     pub fn sql<'a>(&self, sql: &'a str) -> Cow<'a, str> {
         match &self.schema {
             Some(schema) => sql.replace("tenure_", &format!("\"{schema}\".tenure_")).into(),
@@ -137,7 +143,7 @@ impl Link {
         }
     }
 
-    /// A connection for one step.
+    /// Takes a connection from the pool for one operation.
     pub async fn lease(&self) -> Result<Lease, Fail> {
         match self.pool.get().await {
             Ok(pooled) => Ok(Lease(Some(pooled))),
@@ -149,17 +155,20 @@ impl Link {
         }
     }
 
-    /// The rows that a statement gives. Tried again while the server is away: for what may be done twice.
+    /// Executes a statement and returns its rows. Retried while the server is unavailable, so only
+    /// for idempotent statements.
     pub async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
         self.retry(self.prepare, sql, params).await
     }
 
-    /// The same, planned anew each time: for statements whose best plan depends on what is bound.
+    /// Executes a statement like [`Link::rows`], but plans it each time: for statements whose best
+    /// plan depends on the bound values.
     pub async fn rows_planned(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
         self.retry(Prepare::Never, sql, params).await
     }
 
-    /// The rows of a statement that is committed without waiting for the disk or a standby: for what may be lost in a crash.
+    /// Executes a statement whose commit waits neither for an fsync nor for a standby: for changes
+    /// that may be lost in a crash.
     pub async fn rows_unsynced(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
         let mut tries = self.tries();
         loop {
@@ -180,7 +189,7 @@ impl Link {
         }
     }
 
-    /// The rows that a statement gives, tried once.
+    /// Executes a statement once, without retries.
     pub async fn once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
         self.send(self.prepare, Durability::Full, sql, params).await
     }
@@ -210,7 +219,8 @@ impl Link {
         Ok(rows)
     }
 
-    /// What a step gives, unless it takes too long, or another host becomes the primary while it waits for an answer.
+    /// Runs an operation with a timeout. Also ends it if another host becomes the primary while it
+    /// waits for a response.
     pub async fn within<T>(&self, limit: Duration, step: impl Future<Output = Result<T, Fail>>) -> Result<T, Fail> {
         self.within_since(self.hosts.generation(), limit, step).await
     }
@@ -235,7 +245,8 @@ impl Link {
     }
 }
 
-/// Whether the server waits for the disk, and for a synchronous standby, before it says that a statement is done.
+/// Whether the server waits for the fsync, and for a synchronous standby, before it acknowledges a
+/// statement.
 #[derive(Clone, Copy)]
 enum Durability {
     Full,
@@ -243,7 +254,8 @@ enum Durability {
 }
 
 impl Durability {
-    /// Sends a statement. What an unsynced one needs around it goes with it, in the same round trip.
+    /// Sends a statement. The transaction around an unsynced one is pipelined with it, in the same
+    /// round trip.
     async fn apply<T, E: From<tokio_postgres::Error>>(
         self,
         client: &ClientWrapper,
@@ -263,16 +275,18 @@ impl Durability {
     }
 }
 
-/// A connection in use. It goes back to the pool with [`Lease::keep`] only: one that was given up in the middle of
-/// something, also because nobody waits for the answer any more, is closed.
+/// An exclusively held connection. It returns to the pool only with [`Lease::keep`]: a connection
+/// that is dropped in the middle of an operation, for example because the caller was cancelled, is
+/// closed.
 pub(super) struct Lease(Option<Object<Connector>>);
 
 impl Lease {
-    /// When it was made, as [`Hosts`] counts.
+    /// The generation of [`Hosts`] in which the connection was opened.
     fn generation(&self) -> u64 {
         self.0.as_ref().map_or(0, |pooled| pooled.generation)
     }
 
+    /// Returns the connection to the pool.
     pub fn keep(mut self) {
         self.0.take();
     }

@@ -1,20 +1,21 @@
-//! How work on a connection fails, and whether it is worth another attempt.
+//! Classification of failures by whether a retry can succeed.
 
 use crate::types::error::Error;
 use std::error::Error as _;
 use std::fmt;
 use std::io::{self, ErrorKind};
 
-/// Why a step failed, by what can be done about it.
+/// A failure of an operation, classified by its remedy.
 #[derive(Debug)]
 pub(super) enum Fail {
-    /// The connection broke, or there was none: what was sent may have happened.
+    /// The connection broke, or there was none: the outcome is unknown.
     Lost(String),
-    /// The server accepts no writes: it has become a standby, and so have all connections to it.
+    /// The server accepts no writes: it has become a standby, so all connections to it are
+    /// unusable.
     ReadOnly(String),
-    /// The server undid the step because of what others did meanwhile.
+    /// The server rolled the operation back because of concurrent operations.
     Undone(String),
-    /// Trying again would not help.
+    /// A retry would not succeed.
     Final(Error),
 }
 
@@ -49,14 +50,15 @@ impl From<Error> for Fail {
 impl From<tokio_postgres::Error> for Fail {
     fn from(e: tokio_postgres::Error) -> Self {
         if let Some(db) = e.as_db_error() {
-            // Without the detail: it may quote what was to be stored.
+            // Without the detail, which may quote the data to be stored.
             let why = format!("{} ({})", db.message(), db.code().code());
             return match db.code().code() {
-                // Serialization failure, deadlock, a table that was not free in time, and a reference to what was removed at the same time.
+                // Serialization failure, deadlock, lock timeout, and a reference to a row that was
+                // removed concurrently.
                 "40001" | "40P01" | "55P03" | "23503" => Fail::Undone(why),
                 // Shutting down, starting up, or too many connections.
                 "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Fail::Lost(why),
-                // A standby after a failover.
+                // The server is a standby after a failover.
                 "25006" => Fail::ReadOnly(why),
                 code if code.starts_with("08") => Fail::Lost(why),
                 "53100" => Fail::Final(Error::Full { place: "the PostgreSQL server".to_owned() }),

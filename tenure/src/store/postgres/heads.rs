@@ -1,4 +1,7 @@
-//! Index cards and how they are found.
+//! Reading and querying heads.
+//!
+//! Invariant: a query selects exactly the sessions that [`Query::matches`] accepts; every value in
+//! SQL is a bound parameter.
 
 use crate::store::postgres::connection::{Link, Param};
 use crate::store::postgres::row::{column, micros, row_limit};
@@ -14,10 +17,10 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-/// The columns that [`read`] takes.
+/// The columns that [`read`] expects.
 const CARD: &str = "tenant, session, card, first, parent, parent_seq, parent_mark, log";
 
-/// So much of a thread's name is in the index: see the migration.
+/// Number of characters of a thread's name that are indexed (see the migration).
 const THREAD_CHARS: usize = 200;
 
 pub(super) async fn head(link: &Link, key: &Key) -> Result<Option<Head>> {
@@ -26,13 +29,14 @@ pub(super) async fn head(link: &Link, key: &Key) -> Result<Option<Head>> {
     link.rows(&sql, &params).await?.first().map(read).transpose()
 }
 
-/// A query without a bound of its own looks for sessions by a label that is on at most so many.
+/// Maximum number of sessions with a label for which a query without a scan bound uses that label's
+/// index.
 const MAX_NARROW: usize = 10_000;
 
-/// So many labels of a query are counted to find the one that is on the fewest sessions.
+/// Maximum number of labels of a query that are counted to find the most selective one.
 const MAX_PROBES: usize = 16;
 
-/// A scan begins with so many sessions, and looks at four times as many each time that this was not enough.
+/// Number of heads in the first window of a scan. Each further window is four times as large.
 const FIRST_WINDOW: usize = 256;
 
 pub(super) async fn heads(link: &Link, query: &Query) -> Result<Vec<Head>> {
@@ -43,7 +47,7 @@ pub(super) async fn heads(link: &Link, query: &Query) -> Result<Vec<Head>> {
     matching(link, query, narrow.as_deref()).await
 }
 
-/// The newest that match, found by looking at no more than `max_scan` heads.
+/// Returns the newest matching heads, scanning at most `max_scan`.
 pub(super) async fn page(link: &Link, query: &Query, max_scan: usize) -> Result<HeadPage> {
     if finds_nothing(query) {
         return Ok(HeadPage::default());
@@ -56,18 +60,19 @@ pub(super) async fn page(link: &Link, query: &Query, max_scan: usize) -> Result<
     scan(link, query.clone(), max_scan).await
 }
 
-/// Nothing with a NUL is stored.
+/// Returns whether the query cannot match anything: text with a NUL character is never stored.
 fn finds_nothing(query: &Query) -> bool {
     let nul = |s: &Option<String>| s.as_ref().is_some_and(|s| s.contains('\0'));
     query.limit == 0 || nul(&query.assistant) || nul(&query.thread)
 }
 
-/// Whether the query names what few sessions have, whatever its other conditions are.
+/// Returns whether the query names a value that few sessions have, whatever its other conditions
+/// are.
 fn is_indexed(query: &Query) -> bool {
     !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some() || query.thread.is_some()
 }
 
-/// Looks at heads one after the other, in the order of their activity.
+/// Scans heads in the order of their activity, newest first, up to `max_scan`.
 async fn scan(link: &Link, mut query: Query, max_scan: usize) -> Result<HeadPage> {
     let (mut page, mut left, mut window, mut skipped) = (HeadPage::default(), max_scan, FIRST_WINDOW, 0);
     while left > 0 && page.heads.len() < query.limit {
@@ -94,7 +99,8 @@ async fn scan(link: &Link, mut query: Query, max_scan: usize) -> Result<HeadPage
     Ok(page)
 }
 
-/// The label that is on the fewest sessions of the tenant, if those are not more than `most`.
+/// Chooses the label that the fewest sessions of the tenant have. Returns `None` if each label
+/// selects more than `most` sessions, or if another index serves the query.
 async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String>> {
     let labels: Vec<String> = query.labels().into_iter().take(MAX_PROBES).collect();
     let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
@@ -113,14 +119,16 @@ async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String
     Ok(counts.into_iter().min().filter(|(n, _)| *n < bound).map(|(_, label)| label))
 }
 
+/// Returns the matching heads of a query, by the index of the label `narrow` if it is given.
 async fn matching(link: &Link, query: &Query, narrow: Option<&str>) -> Result<Vec<Head>> {
     let mut heads: Vec<Head> = link.run(&build(query, narrow)).await?.iter().map(read).collect::<Result<_>>()?;
-    // A number may stand for another key by chance.
+    // Two keys may have the same 64-bit digest.
     heads.retain(|h| query.matches.is_empty() || query.matches(h));
     Ok(heads)
 }
 
-/// How many sessions there are in each state. Most are active: they are what is left of all.
+/// Counts the sessions by status. Most are active: their number is the total minus the others,
+/// which the index counts.
 pub(super) async fn count(link: &Link) -> Result<Vec<(Status, u64)>> {
     let sql = "SELECT status, count(*) FROM tenure_head WHERE status <> 'active' GROUP BY status \
         UNION ALL SELECT 'all', count(*) FROM tenure_head";
@@ -133,7 +141,8 @@ pub(super) async fn count(link: &Link) -> Result<Vec<(Status, u64)>> {
     Ok(Status::counts(all, &counts))
 }
 
-/// A card as it was stored, with the lineage and the hash over the log as they are now: see the migrations.
+/// Deserializes a stored head. Lineage and log hash are taken from their own columns, which are
+/// current (see the migrations).
 fn read(row: &Row) -> Result<Head> {
     let table = || "postgres, table tenure_head".to_owned();
     let (tenant, session): (&str, &str) = (column(row, 0, table)?, column(row, 1, table)?);
@@ -152,12 +161,13 @@ fn read(row: &Row) -> Result<Head> {
     Ok(head)
 }
 
-/// What a conversation of a user is looked up by: 64 bits of a hash, where an index with the names and the whole hash would be
-/// several times as large. The few that share it by chance are told apart by the other conditions.
+/// The lookup key of a user's conversation: a 64-bit digest, because an index of the names and the
+/// full hash would be several times as large. Collisions are resolved by the other conditions of
+/// the query (D-036).
 pub(super) fn talk(tenant: &Tenant, user: &User, hash: &VisibleHash) -> i64 {
     let mut all = blake3::Hasher::new();
     for name in [tenant.as_str(), user.as_str()] {
-        // Names have no control characters.
+        // A separator that cannot occur: names contain no control characters.
         all.update(name.as_bytes()).update(&[0]);
     }
     all.update(&hash.0);
@@ -166,7 +176,7 @@ pub(super) fn talk(tenant: &Tenant, user: &User, hash: &VisibleHash) -> i64 {
     i64::from_le_bytes(bits)
 }
 
-/// A statement of fixed pieces, and what is bound to it.
+/// A builder for SQL: fixed fragments and bound values.
 struct Built {
     sql: String,
     values: Vec<(Box<dyn ToSql + Send + Sync>, Type)>,
@@ -192,7 +202,8 @@ impl Link {
     }
 }
 
-/// The heads in the order of their activity, at most `window`: those that match with their card, the others without.
+/// Selects the heads in the order of their activity, at most `window`; the serialized head is NULL
+/// where the filters do not match.
 fn build_scan(query: &Query, window: usize) -> Built {
     let mut b = Built { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), values: Vec::new() };
     filters(&mut b, query);
@@ -202,6 +213,7 @@ fn build_scan(query: &Query, window: usize) -> Built {
     b
 }
 
+/// Builds the SQL of a query, with the index lookup first.
 fn build(query: &Query, narrow: Option<&str>) -> Built {
     let mut b = Built { sql: format!("SELECT {CARD} FROM "), values: Vec::new() };
     let keys = |hashes: &[VisibleHash]| -> Vec<i64> {
@@ -212,7 +224,8 @@ fn build(query: &Query, narrow: Option<&str>) -> Built {
     };
     let (talks, matches) = (keys(&query.hashes), keys(&query.matches));
     let by_talk = !talks.is_empty() || !matches.is_empty() || narrow.is_some();
-    // The offset keeps the other conditions out: without statistics, the server would rather go through the whole tenant.
+    // OFFSET 0 is an optimization barrier: without statistics, the planner would prefer to scan the
+    // whole tenant.
     if !talks.is_empty() {
         b.text("(SELECT * FROM tenure_head WHERE talk = ANY(").bind(talks, Type::INT8_ARRAY);
         b.text(") OFFSET 0) head WHERE true");
@@ -224,14 +237,16 @@ fn build(query: &Query, narrow: Option<&str>) -> Built {
         b.text(" WHERE l.tenant = ").bind(tenant.to_string(), Type::TEXT);
         b.text(" AND l.label = ").bind(label.to_owned(), Type::TEXT).text(" OFFSET 0) head WHERE true");
     } else {
-        // True of every card, and what lets the indexes for lists be used: see the migration.
+        // True for every head; needed to match the predicate of the partial indexes for lists (see
+        // the migration).
         b.text("tenure_head WHERE first > 0");
     }
     scope(&mut b, query);
     filters(&mut b, query);
     b.text(match query.order {
         Order::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
-        // The slot first, for the index: see the migration. It does not change the order.
+        // The time slot comes first to match the index (see the migration). It does not change the
+        // order.
         Order::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
         Order::Oldest => " ORDER BY active_at, session",
         Order::Due => " ORDER BY due_at, session",
@@ -241,7 +256,7 @@ fn build(query: &Query, narrow: Option<&str>) -> Built {
     b
 }
 
-/// Whose heads, and from where on: what the indexes on activity serve.
+/// Adds the owner and cursor conditions, which the indexes on activity serve.
 fn scope(b: &mut Built, query: &Query) {
     match &query.whose {
         Whose::User(tenant, user) => {
@@ -261,6 +276,7 @@ fn scope(b: &mut Built, query: &Query) {
     }
 }
 
+/// Adds all conditions except owner and cursor.
 fn filters(b: &mut Built, query: &Query) {
     if let Some(assistant) = &query.assistant {
         b.text(" AND assistant = ").bind(assistant.clone(), Type::TEXT);
@@ -302,7 +318,8 @@ fn filters(b: &mut Built, query: &Query) {
     }
 }
 
-/// A bound in whole microseconds: what is at or after it, or before it, is the same for whole microseconds.
+/// Rounds a bound up to whole microseconds. Stored times are whole microseconds, so `>=` and `<`
+/// select the same rows.
 fn micros_up(at: Timestamp) -> i64 {
     let up = (at.as_nanosecond() + 999).div_euclid(1000);
     i64::try_from(up).expect("a timestamp's microseconds fit")

@@ -1,8 +1,9 @@
-//! The hosts of the URL: connecting to whichever of them is the primary, and noticing when another one has become it.
+//! Host selection: connects to the host that is the primary, and detects failovers (D-039).
 //!
-//! Every host has a time limit of its own around everything that connecting takes: the name lookup, TCP, TLS, the login and the check
-//! that it accepts writes. The driver has none after TCP, so a host that accepts a connection and then stays silent (a frozen process, a
-//! machine behind a partition) would block all others. The hosts are tried at staggered times, the one that worked last first.
+//! Every host has its own timeout for all steps of connecting: name lookup, TCP, TLS, login, and
+//! the check that it accepts writes. The driver has no timeout after TCP, so a host that accepts a
+//! connection and then stays silent (a frozen process, a machine behind a partition) would block
+//! all others. Attempts are staggered, starting with the host that worked last.
 
 use super::url::{Settings, tls};
 use crate::store::postgres::failure::Fail;
@@ -21,26 +22,29 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// The next host is tried when the one before has failed, or has not answered for so long.
+/// Delay after which the next host is tried, unless the previous one has failed before.
 const STAGGER: Duration = Duration::from_millis(250);
-/// A statement without an answer for so long may be waiting for a host that is gone: then another primary is looked for, so often.
+/// Time without a response after which a statement may be waiting for a dead host. The primary is
+/// then searched for, at this interval.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
-/// No host has worked yet.
+/// The value of `current` while no host has worked yet.
 const NONE: usize = usize::MAX;
 
+/// A client and its connection, which must be polled.
 pub(super) type Connected = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>);
 
+/// The hosts of the URL, and the one that is currently the primary.
 pub(super) struct Hosts {
     /// One configuration for each host of the URL.
     hosts: Vec<Config>,
     tls: MakeRustlsConnect,
-    /// How long connecting to one host may take.
+    /// Timeout for connecting to one host.
     limit: Duration,
-    /// The host that worked last.
+    /// The index of the host that worked last.
     current: AtomicUsize,
-    /// Counts how often another host has taken its place. Connections of an earlier generation are not used again.
+    /// The number of detected failovers. Connections of an earlier generation are not reused.
     generation: watch::Sender<u64>,
-    /// Held while another primary is looked for: one look serves all who wait.
+    /// Held while the primary is searched for: one search serves all waiting statements.
     probing: Mutex<()>,
 }
 
@@ -81,7 +85,8 @@ impl Hosts {
         connected.map_err(|fail| fail.at(&host_name(host)))
     }
 
-    /// Notes which host works. If it is another one than before, the connections to that one are no longer used.
+    /// Records which host works. If it has changed, connections to the previous one are no longer
+    /// used.
     fn works(&self, host: usize) {
         let before = self.current.swap(host, Ordering::Relaxed);
         if before != NONE && before != host {
@@ -90,7 +95,7 @@ impl Hosts {
         }
     }
 
-    /// Lets go of all connections there are: their host is no longer the primary.
+    /// Invalidates all existing connections: their host is no longer the primary.
     pub fn distrust(&self) {
         self.generation.send_modify(|generation| *generation += 1);
     }
@@ -99,13 +104,14 @@ impl Hosts {
         *self.generation.borrow()
     }
 
-    /// Ends when another host has become the primary since a generation.
+    /// Completes when another host has become the primary since the given generation.
     pub async fn changed(&self, since: u64) {
         drop(self.generation.subscribe().wait_for(|now| *now != since).await);
     }
 
-    /// Ends when another host has become the primary, for a statement that waits for its answer. After `PROBE_AFTER` it looks for the
-    /// primary: a connection to a frozen host never fails by itself.
+    /// Completes when another host has become the primary, for a statement that waits for its
+    /// response. After `PROBE_AFTER` it searches for the primary, because a connection to a frozen
+    /// host never fails by itself.
     pub async fn replaced(&self, since: u64) {
         sleep(PROBE_AFTER).await;
         if self.hosts.len() < 2 {
@@ -114,7 +120,8 @@ impl Hosts {
         let probe = async {
             loop {
                 let probing = self.probing.lock().await;
-                // What it finds is noted; that there is no primary yet is no news.
+                // `connect` records the host that it finds. That there is no primary yet is no
+                // reason to stop.
                 drop(self.connect().await);
                 sleep(PROBE_AFTER).await;
                 drop(probing);
@@ -127,7 +134,7 @@ impl Hosts {
     }
 }
 
-/// Where a host's name leads, or `None` if the driver needs no lookup.
+/// Resolves the name of a host. The element `None` means that the driver needs no lookup.
 async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, Fail> {
     let (Some(Host::Tcp(name)), []) = (host.get_hosts().first(), host.get_hostaddrs()) else { return Ok(vec![None]) };
     let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
@@ -140,7 +147,8 @@ async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, Fail> {
     }
 }
 
-/// The first attempt that succeeds, and its place. Each begins when all before it have failed, or after its share of time.
+/// Returns the first attempt that succeeds, with its index. Each attempt starts when all before it
+/// have failed, or after its stagger delay.
 async fn first_success<T, F: Future<Output = Result<T, Fail>>>(attempts: Vec<F>) -> Result<(usize, T), Vec<Fail>> {
     let failed = watch::Sender::new(0);
     let staggered = attempts.into_iter().enumerate().map(|(i, attempt)| {
@@ -165,7 +173,7 @@ async fn first_success<T, F: Future<Output = Result<T, Fail>>>(attempts: Vec<F>)
     Err(fails)
 }
 
-/// One failure of several hosts. As long as one of them may come back, it is worth trying again.
+/// Combines the failures of several hosts. The result can be retried unless all of them are final.
 fn together(fails: Vec<Fail>, separator: &str) -> Fail {
     let mut fails = fails;
     if fails.iter().all(|fail| matches!(fail, Fail::Final(_))) || fails.len() == 1 {

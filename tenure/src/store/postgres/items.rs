@@ -1,4 +1,4 @@
-//! Items on their shelves.
+//! Key-value items: writing, reading, expiring and full-text search.
 
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
@@ -10,15 +10,16 @@ use std::collections::BTreeSet;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-/// Longest place of an item (owner, shelf and key together), in bytes: what an index takes, with the tenant.
+/// Maximum length of owner, namespace and key of an item together, in bytes: with the tenant, the
+/// limit of an index entry.
 const MAX_ITEM_KEY_BYTES: usize = 2048;
-/// A word is compared by so many characters.
+/// Number of characters of a word that are compared.
 const MAX_WORD_CHARS: usize = 64;
-/// So many bytes of different words of an item can be found.
+/// Maximum total size of an item's distinct words that are indexed, in bytes.
 const MAX_WORDS_BYTES: usize = 256 << 10;
-/// So many words of a query are looked for.
+/// Maximum number of words of a query that are searched for.
 const MAX_QUERY_WORDS: usize = 64;
-/// So many matches are ranked.
+/// Maximum number of matches that are ranked.
 const MAX_RANKED: i64 = 10_000;
 
 pub(super) const ITEM_COLUMNS: &str =
@@ -27,7 +28,7 @@ pub(super) const ITEM_REPLACE: &str = "ON CONFLICT (tenant, owner, shelf, key) D
     text = excluded.text, words = excluded.words, created_at = excluded.created_at, used_at = excluded.used_at,
     uses = excluded.uses, expires_at = excluded.expires_at";
 
-/// Text that can be stored as it is.
+/// Validates that a text contains no NUL character, which PostgreSQL cannot store.
 pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
     match value.contains('\0') {
         true => Err(Error::invalid(name, format!("{name} has a NUL character, which can not be stored; leave it out"))),
@@ -35,7 +36,7 @@ pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
     }
 }
 
-/// A key that an index takes.
+/// Validates that the key of an item fits into an index entry.
 pub(super) fn key_fits(owner: &str, shelf: &str, key: &str) -> Result<()> {
     no_nul("owner", owner)?;
     no_nul("shelf", shelf)?;
@@ -47,15 +48,15 @@ pub(super) fn key_fits(owner: &str, shelf: &str, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// The different words of a text, in lower case. Split here and not by the server, whose idea of words and of case
-/// depends on how it was set up.
+/// Returns the distinct words of a text, in lower case. They are split here and not by the server,
+/// whose rules for words and case depend on its configuration.
 fn split(text: &str) -> BTreeSet<String> {
     let text = text.to_lowercase();
     let words = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty());
     words.map(|w| w.chars().take(MAX_WORD_CHARS).collect()).collect()
 }
 
-/// The words that an item is found by, with a space between them.
+/// Returns the indexed words of an item, separated by spaces.
 pub(super) fn words(text: &str) -> String {
     let mut all = String::new();
     for word in split(text) {
@@ -70,6 +71,8 @@ pub(super) fn words(text: &str) -> String {
     all
 }
 
+/// Inserts or replaces an item and evicts the least recently used ones beyond `keep`, in one
+/// statement.
 pub(super) async fn put(link: &Link, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
     let (tenant, owner) = (shelf.tenant.as_str(), shelf.owner.to_string());
     key_fits(&owner, &shelf.name, &item.key)?;
@@ -78,8 +81,9 @@ pub(super) async fn put(link: &Link, shelf: &Shelf, item: &Item, keep: Option<us
         Owner::Session(id) => Some(id.as_str()),
         _ => None,
     };
-    // The new item is not among those to be counted: the statement sees the shelf as it was before. An old item that
-    // another step holds is left to that step or the next: waiting for it here, with the new one in hand, would deadlock.
+    // The new item is not counted, because the statement sees the namespace as it was before. Old
+    // items that another transaction has locked are skipped and left to that transaction or the
+    // next: waiting for them while holding the new row would deadlock.
     let others = keep.map(|n| row_limit(n.saturating_sub(1)));
     let sql = format!(
         "WITH owned AS (
@@ -143,7 +147,7 @@ pub(super) async fn get(link: &Link, shelf: &Shelf, key: &str, used: Option<Time
     };
     let rows = match used {
         None => link.rows(&sql, &params).await?,
-        // A mark of use is not worth a wait for the disk.
+        // A use mark is not worth an fsync.
         Some(_) => link.rows_unsynced(&sql, &params).await?,
     };
     rows.first().map(|row| item(row, shelf)).transpose()
@@ -151,7 +155,7 @@ pub(super) async fn get(link: &Link, shelf: &Shelf, key: &str, used: Option<Time
 
 pub(super) async fn items(link: &Link, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
     let Some(at) = At::new(shelf, &[]) else { return Ok(Vec::new()) };
-    // No stored key has a NUL: what comes after `a\0b` is what comes after `a`.
+    // No stored key contains a NUL character: what follows `a\0b` is what follows `a`.
     let (after, limit) = (after.and_then(|a| a.split('\0').next()), row_limit(limit));
     let mut params: Vec<Param<'_>> = at.params().into();
     params.extend::<[Param<'_>; 2]>([(&after, Type::TEXT), (&limit, Type::INT8)]);
@@ -170,8 +174,9 @@ pub(super) async fn remove(link: &Link, shelf: &Shelf, key: &str) -> Result<bool
     Ok(!link.rows(sql, &params).await?.is_empty())
 }
 
+/// Ranks the items that contain any word of the text, with `ts_rank`.
 pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
-    // Letters and digits only: nothing in a word can be mistaken for syntax.
+    // Words consist of letters and digits, so they contain no query syntax.
     let query: Vec<String> = split(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
     let Some(at) = At::new(shelf, &[]).filter(|_| !query.is_empty()) else { return Ok(Vec::new()) };
     let (query, limit) = (query.join(" | "), row_limit(limit));
@@ -188,14 +193,16 @@ pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize)
     rows.iter().map(hit).collect()
 }
 
+/// Removes expired items, at most `limit`.
 pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<usize> {
-    // Tenant by tenant, so that each statement that locks or changes rows is about one of them (see `docs/decisions.md`, Citus).
+    // One statement for each tenant, so that every statement that locks or changes rows concerns a
+    // single tenant (Citus, D-040).
     let sql = "SELECT tenant, count(*) FROM (
             SELECT tenant FROM tenure_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
         ) due GROUP BY tenant ORDER BY tenant";
     let now = micros(now);
     let due = link.rows(sql, &[(&now, Type::INT8), (&row_limit(limit), Type::INT8)]).await?;
-    // Nodes that sweep at the same time share the work instead of waiting for each other.
+    // SKIP LOCKED: nodes that sweep concurrently share the work instead of waiting for each other.
     let sql = "WITH over AS MATERIALIZED (
             SELECT owner, shelf, key FROM tenure_item WHERE tenant = $1 AND expires_at <= $2
             ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED
@@ -213,6 +220,7 @@ pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<
     Ok(expired)
 }
 
+/// Removes all items of an owner, and vacuums the tables (D-035).
 pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result<()> {
     let owner = owner.to_string();
     if !owner.contains('\0') {
@@ -235,7 +243,7 @@ pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result
     }
 }
 
-/// A shelf as values to bind.
+/// A namespace as values to bind.
 struct At<'a> {
     tenant: &'a str,
     owner: String,
@@ -243,7 +251,8 @@ struct At<'a> {
 }
 
 impl<'a> At<'a> {
-    /// `None` if nothing can be stored there: a name or one of the keys has a NUL character.
+    /// Returns `None` if nothing can be stored there, because a name or one of the keys contains a
+    /// NUL character.
     fn new(shelf: &'a Shelf, keys: &[&str]) -> Option<Self> {
         let at = Self { tenant: shelf.tenant.as_str(), owner: shelf.owner.to_string(), name: &shelf.name };
         let nul = keys.iter().chain([&at.owner.as_str(), &at.name]).any(|s| s.contains('\0'));

@@ -1,8 +1,9 @@
-//! The schema and its versions.
+//! Schema migrations.
 //!
-//! While one node migrates, nodes of the version before go on with their work. So a migration only adds: tables, columns that may be
-//! left out, indexes. What is no longer needed goes a version later. It may wait a moment for a table, but not longer: whoever came
-//! after it would wait too.
+//! While one node migrates, nodes of the previous version continue to work. A migration therefore
+//! only adds: tables, optional columns, and indexes. What is no longer needed is removed one
+//! version later. A migration waits only briefly for a table lock, because every later statement
+//! would queue behind it.
 
 use crate::store::contract::FORMAT;
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tokio_postgres::types::Type;
 
-/// One file per version: version 1 is the first.
+/// The migrations, one file for each version, starting with version 1 (D-118).
 pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/postgres/0001_init.sql"),
     include_str!("../../../migrations/postgres/0002_match.sql"),
@@ -20,16 +21,19 @@ pub(super) const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/postgres/0004_labels.sql"),
 ];
 
-/// The lock that lets one node migrate at a time: any number will do that nothing else in the database uses.
+/// The key of the advisory lock that serializes migrations: any number that nothing else in the
+/// database uses.
 const LOCK: i64 = 0x74_65_6e_75_72_65;
 
-/// When nothing has come from the server for so long, the log says so, and names it.
+/// Time without a response from the server after which a warning names it.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a migration waits for a table that others use, before it lets them go on and tries again.
+/// Limits the wait for a table lock; afterwards other statements proceed, and the migration is
+/// retried.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
 
-/// Brings the schema to the last of these versions. Any number of nodes may do so at once.
+/// Migrates the schema to the last of these versions. Safe to run concurrently on any number of
+/// nodes.
 pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Result<()> {
     let (mut tries, mut told) = (link.tries(), false);
     loop {
@@ -47,7 +51,7 @@ pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Re
         match taken {
             Ok(Step::Done) => return Ok(()),
             Ok(Step::More) => {}
-            // No such database, a wrong password, no TLS: waiting would not help.
+            // No such database, a wrong password, no TLS: a retry would not succeed.
             Err(Fail::Final(Error::Unavailable { why })) => {
                 return Err(Error::invalid("store", format!("{place} can not be used: {why}")));
             }
@@ -61,7 +65,7 @@ pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Re
     }
 }
 
-/// The format that is there.
+/// Returns the format of the schema. `None` means that there is no store yet.
 pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
     let mut tries = link.tries();
     loop {
@@ -72,6 +76,7 @@ pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
     }
 }
 
+/// Runs one attempt of [`found`].
 async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
@@ -87,12 +92,13 @@ async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
     Ok((found > 0).then_some(found))
 }
 
+/// The result of one migration transaction: whether more migrations may follow.
 enum Step {
     Done,
     More,
 }
 
-/// Takes one step, in one transaction.
+/// Applies one migration, in one transaction.
 async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fail> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
@@ -104,12 +110,13 @@ async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fai
         }
         tx.batch_execute(&format!("SET LOCAL search_path TO \"{schema}\"")).await?;
     }
-    // Looked for first: a role that may not create anything can still open what is there.
+    // Look the table up first: a role without the right to create tables can still open an existing
+    // store.
     let found = tx.query_typed_one("SELECT to_regclass('tenure_format') IS NOT NULL", &[]).await?;
     let version: i32 = match found.try_get(0)? {
         true => tx.query_typed_one("SELECT coalesce(max(version), 0) FROM tenure_format", &[]).await?.try_get(0)?,
         false => {
-            // A row per version, written under the lock: it needs no index.
+            // One row for each version, written under the lock: it needs no index.
             let sql =
                 "CREATE TABLE tenure_format (version int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
             tx.batch_execute(sql).await?;
@@ -136,7 +143,7 @@ async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fai
     Ok(next)
 }
 
-/// Says what to do when our names are taken.
+/// Explains what to do when the table names are in use by another program.
 fn taken(e: tokio_postgres::Error) -> Fail {
     match e.as_db_error() {
         Some(db) if db.code().code() == "42P07" => {

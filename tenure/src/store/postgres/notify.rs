@@ -1,7 +1,8 @@
-//! Telling other nodes that a session has changed, with `NOTIFY`. Only a hint to look: nothing is lost with one that gets lost.
+//! Change notifications between nodes, with `NOTIFY`. They are hints: losing one loses no data.
 //!
-//! A notification is sent after the commit that it tells of, by itself: within it, it would make all commits of the database wait
-//! for each other. What is to be told while one is on its way goes with the next.
+//! A notification is sent after the commit that it announces, in its own transaction: inside the
+//! commit, it would serialize all commits of the database (D-037). Changes that occur while a
+//! notification is being sent are batched into the next one.
 
 use super::hosts::Hosts;
 use super::url::{Prepare, Settings};
@@ -19,32 +20,35 @@ use tokio::time::sleep;
 use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client, Connection};
 
-/// All stores of a database share it; each finds its own by the schema.
+/// The notification channel. All stores of a database share it; the payload contains the schema.
 const CHANNEL: &str = "tenure";
-/// Between two notifications; what is to be told meanwhile is gathered.
+/// Minimum time between two notifications; changes in between are batched.
 const PAUSE: Duration = Duration::from_millis(10);
-/// After a connection was lost.
+/// Delay before reconnecting after the connection was lost.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// How long the server may take to begin to listen.
+/// Maximum time for the server to confirm LISTEN.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// So many are kept for whoever is slow to take them.
+/// Capacity of the channel to subscribers. A subscriber that falls further behind misses
+/// notifications.
 const QUEUE: usize = 4096;
 
+/// The notifier: sends change notifications, and distributes received ones to subscribers.
 pub(super) struct Bell {
     hosts: Arc<Hosts>,
     schema: Option<String>,
     prepare: Prepare,
-    /// Who tells: what we say ourselves is no news.
+    /// The id of this sender, by which it ignores its own notifications.
     name: String,
     heard: broadcast::Sender<Option<Key>>,
     listener: Mutex<Option<AbortHandle>>,
     untold: Arc<Mutex<Untold>>,
 }
 
+/// Changes that have not been announced yet.
 #[derive(Default)]
 struct Untold {
     keys: HashSet<Key>,
-    /// Whether somebody is telling.
+    /// Whether a task is sending notifications.
     telling: bool,
 }
 
@@ -55,6 +59,7 @@ impl Bell {
         Self { hosts, schema, prepare, name, heard, listener: Mutex::default(), untold: Arc::default() }
     }
 
+    /// Queues a notification. At most one task sends at a time; it ends when the queue is empty.
     #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
     pub fn tell(&self, link: &Arc<Link>, key: &Key) {
         let mut untold = lock(&self.untold);
@@ -65,7 +70,8 @@ impl Bell {
         }
     }
 
-    /// Connects when it is first asked for. A pooler that gives each transaction another connection has none to listen on.
+    /// Subscribes, and connects on the first call. Returns `None` behind a pooler in transaction
+    /// mode, which provides no connection to listen on.
     #[expect(clippy::disallowed_methods, reason = "it ends with the store")]
     pub fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
         if self.prepare == Prepare::Never {
@@ -96,8 +102,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+/// Sends queued notifications until there are none. A failure is only logged.
 async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String; 2]) {
-    // Nobody waits for it to be durable.
+    // Notifications need not be durable.
     let sql = "SELECT pg_notify($1, told), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS told";
     loop {
         let keys = {
@@ -117,7 +124,8 @@ async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String;
     }
 }
 
-/// Listens for ever. When another host becomes the primary, the connection to the one before is given up: it may stay silent for ever.
+/// Listens until the store is dropped. After a failover the old connection is closed, because it
+/// may stay silent forever.
 async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<Key>>, from: &[String; 2]) {
     loop {
         let ended = match hosts.connect().await {
@@ -159,7 +167,8 @@ where
             done = &mut asked, if !listening => {
                 done?;
                 listening = true;
-                // What was told before is gone. That nobody hears it here is no fault.
+                // Earlier notifications may have been missed: report a gap. A send without
+                // subscribers is not an error.
                 let _ = heard.send(None);
             }
             message = poll_fn(|cx| connection.poll_message(cx)) => match message {
@@ -176,7 +185,7 @@ where
     }
 }
 
-/// What somebody else says of our schema. What is not understood was not meant for us.
+/// Parses a notification of another sender for this schema. Any other payload is ignored.
 fn news(payload: &str, [schema, name]: &[String; 2]) -> Option<Key> {
     let [theirs, who, tenant, session]: [String; 4] = serde_json::from_str(payload).ok()?;
     let told = theirs == *schema && who != *name;

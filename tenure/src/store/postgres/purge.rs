@@ -1,4 +1,6 @@
-//! The end of a session, and who inherits its log.
+//! Purging a session, with fork inheritance, in one transaction.
+//!
+//! Invariant: what a fork of the purged session shows does not change (D-001).
 
 use crate::store::item::Owner;
 use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
@@ -9,7 +11,8 @@ use jiff::Timestamp;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
-/// Purges a session; with `expected`, only if it still began then and still ends there.
+/// Purges a session. With `expected`, only if it still has this creation time and its log still
+/// ends at this record.
 pub(super) async fn purge(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
     let mut tries = link.tries();
     loop {
@@ -24,7 +27,7 @@ pub(super) async fn purge(link: &Link, key: &Key, expected: Option<(Timestamp, S
     }
 }
 
-/// Whether the session was as expected.
+/// Runs one attempt. Returns `false` if the session was not as expected.
 async fn attempt(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<bool, Fail> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
@@ -35,6 +38,7 @@ async fn attempt(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> 
     Ok(done)
 }
 
+/// A purge within a transaction.
 struct Step<'a> {
     tx: &'a Transaction<'a>,
     link: &'a Link,
@@ -42,7 +46,7 @@ struct Step<'a> {
     session: &'a str,
 }
 
-/// Where a session's own log begins, and what it leans on.
+/// The lineage of a session: where its own log begins, and its parent.
 struct Lineage {
     first: i64,
     parent: Option<String>,
@@ -51,7 +55,7 @@ struct Lineage {
 }
 
 impl Step<'_> {
-    /// Runs a statement with `$1` the tenant, `$2` the session, and more.
+    /// Runs a statement with the tenant as `$1`, the session as `$2`, and further parameters.
     async fn run(&self, sql: &str, more: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
         let mut params: Vec<Param<'_>> = vec![(&self.tenant, Type::TEXT), (&self.session, Type::TEXT)];
         params.extend(more.iter().cloned());
@@ -59,10 +63,11 @@ impl Step<'_> {
     }
 
     async fn purge(&self, owner: &str, expected: Option<(Timestamp, Seq)>) -> Result<bool, Fail> {
-        // One purge per tenant at a time: two in one family would change the lineage under each other.
+        // One purge per tenant at a time: concurrent purges of related sessions would change the
+        // lineage that the other one has read.
         let lock = "SELECT pg_advisory_xact_lock(hashtextextended('tenure purge ' || $1, 0))";
         self.run(lock, &[]).await?;
-        // From here on nobody can commit to it or fork it.
+        // From here on, commits to the session and forks of it wait for this transaction.
         let sql = "SELECT first, parent, parent_seq, parent_mark, created_at, seq FROM tenure_head
             WHERE tenant = $1 AND session = $2 FOR UPDATE";
         let Some(row) = self.run(sql, &[]).await?.pop() else { return Ok(true) };
@@ -94,7 +99,7 @@ impl Step<'_> {
         Ok(true)
     }
 
-    /// Puts the fork that left last in the session's place.
+    /// Lets the fork with the latest fork point inherit the records and take the session's place.
     async fn inherit(&self, heir: &str, left_at: i64, lineage: &Lineage) -> Result<(), Fail> {
         if left_at >= lineage.first {
             let upto: [Param<'_>; 2] = [(&heir, Type::TEXT), (&left_at, Type::INT8)];
@@ -116,7 +121,8 @@ impl Step<'_> {
             ];
             self.run(sql, &params).await?;
         } else {
-            // It left before the session had a record of its own: all it needs is further up.
+            // Its fork point lies before the session's own first record: all records that it needs
+            // are in the session's ancestors.
             let sql = "UPDATE tenure_head SET parent = $4 WHERE tenant = $1 AND session = $3";
             self.run(sql, &[(&heir, Type::TEXT), (&lineage.parent, Type::TEXT)]).await?;
         }

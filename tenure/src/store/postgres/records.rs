@@ -1,4 +1,6 @@
-//! Pages of the log.
+//! Reading pages of a log.
+//!
+//! Invariant: a missing or damaged record is reported as [`Error::Corrupt`] and never skipped.
 
 use crate::store::contract::MAX_PAGE_BYTES;
 use crate::store::postgres::connection::{Link, Param};
@@ -9,11 +11,11 @@ use crate::types::error::{Error, Result};
 use crate::types::id::{Key, Seq};
 use tokio_postgres::types::Type;
 
-/// A page ends after so many records, even if the limit is not reached.
+/// Maximum number of records in a page, even if the limit of the range is not reached.
 const MAX_PAGE_RECORDS: usize = 4096;
 
-/// One page. The server adds up the lengths, so that it never sends more than a page; the ends of the log come from the
-/// same moment, so that a hole can be told from an end.
+/// Reads one page. The server sums the lengths, so it never sends more than a page; the ends of the
+/// log come from the same snapshot, so that a gap can be distinguished from the end.
 pub(super) async fn records(link: &Link, key: &Key, range: &Range) -> Result<Vec<Record>> {
     let order = match range.order {
         Direction::Forward => "ASC",

@@ -1,4 +1,4 @@
-//! Columns and parameters of rows.
+//! Conversions between columns, parameters and the types of the crate.
 
 use crate::types::error::{Error, Result};
 use crate::types::id::Key;
@@ -6,32 +6,33 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
-/// A value of a row. One that can not be read is damage at a place.
+/// Reads a column of a row. A value of another type is reported as [`Error::Corrupt`] at `place`.
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, place: impl FnOnce() -> String) -> Result<T> {
     row.try_get(index).map_err(|e| Error::corrupt(place(), e))
 }
 
-/// A session's place, for errors.
+/// Describes the location of a session, for errors.
 pub(super) fn place(key: &Key) -> String {
     format!("postgres, session {key}")
 }
 
-/// A time as it is stored.
+/// A time as it is stored, in microseconds.
 pub(super) fn micros(at: Timestamp) -> i64 {
     at.as_microsecond()
 }
 
-/// A time that was stored.
+/// Converts a stored time; out of range is [`Error::Corrupt`] at `place`.
 pub(super) fn instant(at: i64, place: impl FnOnce() -> String) -> Result<Timestamp> {
     Timestamp::from_microsecond(at).map_err(|_| Error::corrupt(place(), "a time is out of range"))
 }
 
-/// A count as it is stored. No log or counter comes near the largest number that fits; `Seq::MAX` stands for no bound.
+/// A count as it is stored. Logs and counters never reach the largest number that fits; `Seq::MAX`
+/// (no bound) becomes that number.
 pub(super) fn whole(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// A number of rows as it is bound.
+/// A number of rows as it is bound, capped at the largest number that fits.
 pub(super) fn row_limit(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }

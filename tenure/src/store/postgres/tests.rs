@@ -1,4 +1,4 @@
-//! Against a real server, which `TENURE_TEST_POSTGRES` names. Each test has a schema of its own.
+//! Tests against a real server, which `TENURE_TEST_POSTGRES` names. Each test uses its own schema.
 
 mod basics;
 mod family;
@@ -19,7 +19,8 @@ use crate::types::message::Message;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-/// The server's URL. Without one, tests are skipped; but never in CI.
+/// The URL of the test server. Without one, tests are skipped, except in CI, where that is an
+/// error.
 #[expect(
     clippy::disallowed_methods,
     reason = "tests find their server in the environment; the library never looks there"
@@ -33,7 +34,7 @@ fn server() -> Option<String> {
     url
 }
 
-/// A store in a schema of its own.
+/// A store in its own schema.
 struct Db {
     store: PostgresStore,
     url: String,
@@ -51,7 +52,8 @@ impl Db {
         Self { store: PostgresStore::open(&url).await.unwrap(), url, schema }
     }
 
-    /// Rows of a statement in which `S.` stands for the schema, where the store does not put it itself.
+    /// Runs a statement in which `S.` is replaced by the schema, for names that the store does not
+    /// qualify itself.
     async fn rows(&self, sql: &str) -> Vec<Row> {
         self.store.link.rows_planned(&sql.replace("S.", &format!("{}.", self.schema)), &[]).await.unwrap()
     }
@@ -69,7 +71,7 @@ fn key(session: &str) -> Key {
     Key { tenant: tenant(), session: SessionId::new(session).unwrap() }
 }
 
-/// A moment, in seconds after some other.
+/// A time, in seconds after a fixed start.
 fn at(second: i64) -> Timestamp {
     Timestamp::from_microsecond(1_700_000_000_000_000 + second * 1_000_000).unwrap()
 }
@@ -78,11 +80,11 @@ fn say(text: &str) -> Entry {
     Entry::message(Message::user(text))
 }
 
-/// One who writes to a session and remembers its card.
+/// A writer of one session, with its cached head.
 #[derive(Clone, Debug)]
 struct Writer {
     head: Head,
-    /// Microseconds after the full second, so that no two writers need to write at the same time.
+    /// Offset in microseconds, so that different writers write at different times.
     skew: i64,
 }
 
@@ -91,7 +93,7 @@ impl Writer {
         Self::begin(store, session, Created::default()).await
     }
 
-    /// A fork of a session at a place.
+    /// Creates a fork of a session at a point.
     async fn fork(store: &PostgresStore, from: &str, point: &Point, session: &str) -> Result<Self> {
         let place = load(store, &key(from)).await.locate(point).expect("the place is there");
         let parent = Parent { session: key(from).session, seq: place.seq, mark: place.mark };
@@ -106,7 +108,7 @@ impl Writer {
         Ok(Self { head, skew: 0 })
     }
 
-    /// The next step of these entries.
+    /// Creates the next commit, with these entries.
     fn step(&self, entries: impl IntoIterator<Item = Entry>) -> Commit {
         let (mut head, base) = (self.head.clone(), self.head.end());
         let skew = jiff::SignedDuration::from_micros(self.skew);
@@ -127,7 +129,7 @@ impl Writer {
     }
 }
 
-/// A session's own records, page by page.
+/// Reads a session's own records, page by page.
 async fn own(store: &PostgresStore, key: &Key) -> Vec<Record> {
     let mut all: Vec<Record> = Vec::new();
     loop {
@@ -139,7 +141,7 @@ async fn own(store: &PostgresStore, key: &Key) -> Vec<Record> {
     }
 }
 
-/// A session's whole log, its ancestors' part included.
+/// Reads a session's whole log, including the records of its ancestors.
 async fn log(store: &PostgresStore, key: &Key) -> Vec<Record> {
     let (mut line, mut key, mut upto) = (Vec::new(), key.clone(), u64::MAX);
     loop {
@@ -158,7 +160,7 @@ async fn load(store: &PostgresStore, key: &Key) -> Session {
     Session::replay(key, log(store, key).await).unwrap()
 }
 
-/// Numbers that look random and are the same in every run.
+/// A deterministic pseudo-random number generator.
 struct Dice(u64);
 
 impl Dice {

@@ -1,4 +1,6 @@
-//! The store's URL: what the driver takes, and what is ours.
+//! Parsing of the store's URL: the options of the driver, and those of the store.
+//!
+//! Invariant: error messages never contain the password or the value of an option of the driver.
 
 use crate::types::error::{Error, Result};
 use rustls::{ClientConfig, RootCertStore, crypto::ring};
@@ -7,28 +9,29 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// Connections of one store, unless its URL says otherwise.
+/// Default number of connections of a store.
 const DEFAULT_POOL: usize = 16;
-/// Most connections of one store.
+/// Maximum number of connections of a store.
 const MAX_POOL: usize = 1024;
-/// How long connecting to the only host of a URL may take, unless the URL says otherwise (`connect_timeout`).
+/// Default timeout for connecting to a single host (`connect_timeout`).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long connecting to each of several hosts may take: a silent one is soon given up.
+/// Default timeout for connecting to each of several hosts. It is short, because a silent host
+/// delays the others.
 const CONNECT_TIMEOUT_EACH: Duration = Duration::from_secs(2);
-/// How long a step is tried again when the server is away, unless the URL says otherwise.
+/// Default time for which an operation is retried while the server is unavailable.
 const DEFAULT_RETRY: Duration = Duration::from_secs(10);
-/// The longest that it may be tried.
+/// Maximum value of `retry`.
 const MAX_RETRY: Duration = Duration::from_secs(3600);
 pub(super) const DEFAULT_PORT: u16 = 5432;
-/// How long sent bytes may go without an answer from the other machine before the connection counts as broken.
+/// Maximum time that sent bytes may stay unacknowledged before the connection counts as broken.
 const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
-/// Longest name that PostgreSQL gives to anything.
+/// Maximum length of a PostgreSQL identifier, in bytes.
 const MAX_IDENTIFIER: usize = 63;
 
-/// A URL, taken apart.
+/// The parsed URL.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub driver: Config,
@@ -38,20 +41,22 @@ pub(super) struct Settings {
     pub retry: Duration,
 }
 
-/// Whether statements are kept prepared on their connection.
+/// Whether prepared statements are cached on their connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prepare {
-    /// Yes.
+    /// Statements are prepared once for each connection.
     Once,
-    /// No: behind a pooler that gives each transaction another connection, there is nothing to keep them on.
+    /// Statements are never prepared: behind a pooler in transaction mode, each transaction may use
+    /// another connection.
     Never,
 }
 
 impl Settings {
+    /// Parses a URL. The store's own options are removed from it; the rest is passed to the driver.
     pub fn parse(url: &str) -> Result<Self> {
         let (mut pool, mut schema, mut prepare, mut retry) = (DEFAULT_POOL, None, Prepare::Once, DEFAULT_RETRY);
         let mut attributes = false;
-        // Like the driver: what comes before the first `@` is the user and the password.
+        // Like the driver, take everything before the first `@` as user and password.
         let query = url.find('@').unwrap_or(0);
         let query = url[query..].find('?').map(|at| query + at);
         let (base, query) = query.map_or((url, ""), |at| (&url[..at], &url[at + 1..]));
@@ -80,7 +85,8 @@ impl Settings {
                 ("schema", _) => {
                     return Err(wrong("schema must be a name of a-z, 0-9 and _, not starting with a digit"));
                 }
-                // We verify every certificate: these ask for no more than `require` does here.
+                // Every certificate is verified, so these modes require no more than `require`
+                // does.
                 ("sslmode", "verify-ca" | "verify-full") => rest.push("sslmode=require"),
                 _ => rest.push(pair),
             }
@@ -111,14 +117,15 @@ impl Settings {
         Ok(Self { driver, pool, schema, prepare, retry })
     }
 
-    /// How long connecting to one host may take.
+    /// Returns the timeout for connecting to one host.
     pub fn host_limit(&self) -> Duration {
         let several = self.driver.get_hosts().len().max(self.driver.get_hostaddrs().len()) > 1;
         let default = if several { CONNECT_TIMEOUT_EACH } else { CONNECT_TIMEOUT };
         self.driver.get_connect_timeout().copied().unwrap_or(default)
     }
 
-    /// One configuration for each host. The driver can not take hosts out of one, so each is put together anew.
+    /// Returns one configuration for each host. The driver cannot remove hosts from a
+    /// configuration, so each is built from scratch.
     pub fn hosts(&self) -> Vec<Config> {
         let all = &self.driver;
         let (names, addresses, ports) = (all.get_hosts(), all.get_hostaddrs(), all.get_ports());
@@ -162,7 +169,7 @@ impl Settings {
         (0..names.len().max(addresses.len())).map(host).collect()
     }
 
-    /// Which database, for people. Nothing secret is in it.
+    /// Describes the database for people, without secrets.
     pub fn place(&self) -> String {
         let host = self.hosts().iter().map(host_name).collect::<Vec<_>>().join(",");
         let database = self.driver.get_dbname().or(self.driver.get_user()).unwrap_or_default();
@@ -181,7 +188,7 @@ fn is_identifier(name: &str) -> bool {
     starts && rest && name.len() <= MAX_IDENTIFIER
 }
 
-/// A time: a whole number of milliseconds, seconds or minutes.
+/// Parses a whole number of milliseconds, seconds or minutes.
 fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
     let number: u64 = number.parse().ok()?;
@@ -193,7 +200,8 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// TLS that trusts what this system trusts, if there is to be any.
+/// Creates the TLS configuration, which trusts the root certificates of this system. With
+/// `Disable`, none are loaded.
 pub(super) fn tls(mode: SslMode) -> Result<MakeRustlsConnect> {
     let mut roots = RootCertStore::empty();
     if mode != SslMode::Disable {
@@ -275,7 +283,7 @@ mod tests {
     }
 }
 
-/// A host with its port, for people.
+/// Returns a host with its port, for people.
 pub(super) fn host_name(host: &Config) -> String {
     let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
     match (host.get_hosts().first(), host.get_hostaddrs().first()) {

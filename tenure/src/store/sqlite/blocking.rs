@@ -1,19 +1,21 @@
-//! Where work on the file may be done without another thread: to wake one up takes longer than most of the work.
+//! Detects where blocking is allowed, so that short work on the file needs no other thread: waking
+//! one takes longer than most of the work.
 
 use tokio::runtime::{self, Handle, RuntimeFlavor};
 use tokio::task;
 
-/// A thread that may wait for the disk.
+/// A thread context in which blocking on the disk is allowed.
 #[derive(Clone, Copy)]
 pub(super) enum Seat {
-    /// It runs one future and nothing else.
+    /// A thread that runs a single future and nothing else (`block_on`).
     Own,
-    /// It runs tasks, and others can take them over.
+    /// A worker thread of a multi-thread runtime, whose other tasks can move to another worker.
     Worker,
 }
 
 impl Seat {
-    /// Whether this thread is one. Not on a runtime of one thread, nor in a task of a `LocalSet`: others would have to wait too.
+    /// Returns how this thread may block, or `None` if it must not: on a current-thread runtime or
+    /// in a `LocalSet`, blocking would stall other tasks.
     pub fn here() -> Option<Self> {
         let flavor = Handle::try_current().ok()?.runtime_flavor();
         match (runtime::worker_index(), task::try_id()) {
@@ -24,7 +26,7 @@ impl Seat {
         }
     }
 
-    /// Does work that may have to wait for the disk.
+    /// Runs work that may block on the disk.
     pub fn wait<T>(self, work: impl FnOnce() -> T) -> T {
         match self {
             Seat::Own => work(),

@@ -1,4 +1,7 @@
-//! Looking for what does not belong, and removing it.
+//! Consistency checks of the file, and removal of orphans (D-027).
+//!
+//! Invariant: data that a session may still need are never removed, even if that session has lost
+//! its head.
 
 use super::items;
 use crate::store::finding::{Cure, Finding, MAX_FINDINGS, Orphan};
@@ -15,10 +18,11 @@ const RECOVER: &str =
     "stop writing to it, and restore the file from a backup, or what can be read with `sqlite3 FILE .recover`";
 const RESTORE: &str = "restore the session from a backup, or purge it";
 
+/// Runs all checks and returns the findings.
 pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
     let damage = pragma(conn, file)?;
     if !damage.is_empty() {
-        // Below it nothing can be trusted.
+        // In a damaged file, the results of the other checks cannot be trusted.
         return Ok(damage);
     }
     let mut found = Vec::new();
@@ -73,7 +77,7 @@ pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
         Ok(())
     })?;
     if headless {
-        // Items may belong to the session that lost its card.
+        // Items may belong to a session that has lost its head.
         return Ok(found);
     }
     each(conn, HOMELESS, |row| {
@@ -85,7 +89,7 @@ pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
     Ok(found)
 }
 
-/// What SQLite itself says of the file.
+/// Runs SQLite's own integrity and foreign key checks.
 fn pragma(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
     let mut found = Vec::new();
     let mut damage = |said: &dyn std::fmt::Display| {
@@ -102,7 +106,7 @@ fn pragma(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
                 }
             }
             Ok(None) => break,
-            // So much that the search for it fails.
+            // The damage is severe enough that the check itself fails.
             Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
                 damage(&e);
                 break;
@@ -122,40 +126,47 @@ fn pragma(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
     Ok(found)
 }
 
-// At each place, `?1` is how many are told.
+// In each statement, `?1` is the maximum number of findings.
 
+// Heads that are not valid JSON.
 const UNREADABLE: &str = "SELECT tenant, session FROM head WHERE NOT json_valid(card) LIMIT ?1";
 
+// Heads whose columns for identity, parent or log end differ from the serialized head.
 const MOVED: &str = "
     SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
         card ->> '$.seq' IS NOT seq OR card ->> '$.tenant' IS NOT tenant OR card ->> '$.info.session_id' IS NOT session
         OR card ->> '$.parent.session' IS NOT parent
     END LIMIT ?1";
 
+// Heads whose columns for user, status or hash differ from the serialized head. They can be
+// rebuilt.
 const DIFFERENT: &str = "
     SELECT tenant, session FROM head WHERE CASE WHEN json_valid(card) THEN
         card ->> '$.user' IS NOT user OR card ->> '$.status' IS NOT status OR unhex(card ->> '$.mark.hash') IS NOT hash
     END LIMIT ?1";
 
+// Records of sessions without a head.
 const HEADLESS: &str = "
     SELECT k >> 32, count(*) FROM record WHERE k >> 32 NOT IN (SELECT id FROM head) GROUP BY k >> 32 LIMIT ?1";
 
+// Records outside the range of their log.
 const OUTSIDE: &str = "
     SELECT h.tenant, h.session, count(*)
     FROM head h JOIN record r ON r.k >= h.id << 32 AND r.k < (h.id + 1) << 32
     WHERE CASE WHEN json_valid(h.card) THEN r.k > h.id << 32 | h.seq OR r.k & 0xffffffff < h.card ->> '$.first' END
     GROUP BY h.id LIMIT ?1";
 
+// Blobs without references.
 const UNUSED: &str = "
     SELECT tenant, id FROM blob b
     WHERE NOT EXISTS (SELECT 1 FROM blob_use u WHERE u.tenant = b.tenant AND u.id = b.id) LIMIT ?1";
 
-// Not of a session that only lost its card: its records still need them.
+// Excludes sessions that only lost their head: their records still need the blobs.
 const USELESS: &str = "
     SELECT DISTINCT tenant, head_id FROM blob_use u WHERE head_id NOT IN (SELECT id FROM head)
         AND NOT EXISTS (SELECT 1 FROM record WHERE k >= u.head_id << 32 AND k < (u.head_id + 1) << 32) LIMIT ?1";
 
-// Labels that are not in the index, and entries of it that are no label of their session.
+// Labels that are missing in the index, and index entries that are no label of their session.
 const MISLABELED: &str = "
     SELECT tenant, id FROM head h WHERE CASE WHEN json_valid(labels) THEN EXISTS (
         SELECT 1 FROM json_each(h.labels) l WHERE NOT EXISTS (
@@ -166,6 +177,7 @@ const MISLABELED: &str = "
         WHERE l.value = x.label)
     LIMIT ?1";
 
+// Items of sessions that do not exist.
 const HOMELESS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
         AND NOT EXISTS (SELECT 1 FROM head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9)) LIMIT ?1";
@@ -196,7 +208,7 @@ fn id(name: &str) -> Done<SessionId> {
     Ok(SessionId::new(name).map_err(|e| Error::corrupt(format!("session {name}", name = excerpt(name)), e))?)
 }
 
-/// Removes what belongs to nobody; what does belong to somebody stays.
+/// Removes those of the given orphans that no session references at this moment; the others stay.
 pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> Done<()> {
     let mut headless = None;
     for orphan in orphans {

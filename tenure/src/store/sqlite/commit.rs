@@ -1,4 +1,5 @@
-//! A commit, made ready outside the thread that writes: what is left to do there is to bind and step.
+//! Commits: a commit is serialized into rows on the caller's side, so that the writer only binds
+//! and executes statements.
 
 use super::{heads, items};
 use crate::store::contract::Commit;
@@ -15,18 +16,19 @@ use crate::types::log_hash::LogHash;
 use crate::types::status::Status;
 use rusqlite::{Connection, OptionalExtension, named_params, params};
 
-/// So many sessions fit into one file.
+/// Maximum number of sessions in one file.
 const MAX_SESSIONS: u64 = (1 << 31) - 1;
 
-/// So many records fit into one session.
+/// Maximum number of records in one session.
 const MAX_RECORDS: u64 = (1 << 32) - 1;
 
-/// The key of a record, or of the place before the first with `seq` 0.
+/// The primary key of a record: session id and sequence number in one integer. `seq` 0 is the
+/// position before the first record.
 pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
     id << 32 | seq.min(MAX_RECORDS) as i64
 }
 
-/// Removes what a session was found by.
+/// Removes the match keys of a session from the index.
 pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: &str) -> Done<()> {
     let mut delete =
         conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND key = unhex(?2) AND head_id = ?3")?;
@@ -36,12 +38,12 @@ pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: 
     Ok(())
 }
 
-/// A hash as it is stored.
+/// A log hash as SQLite stores it: a signed integer.
 fn signed(hash: Option<LogHash>) -> Option<i64> {
     hash.map(|hash| hash.0.cast_signed())
 }
 
-/// A commit as rows.
+/// A commit, serialized into rows.
 pub(super) struct Write {
     base: Option<LogEnd>,
     tenant: Tenant,
@@ -69,6 +71,7 @@ pub(super) struct Write {
     blobs: Vec<Blob>,
 }
 
+/// A record, serialized with its checksum.
 struct Row {
     seq: Seq,
     at: i64,
@@ -84,22 +87,25 @@ impl Row {
     }
 }
 
-/// What the writer must agree with, and what the common step leaves as it is.
+/// Reads the columns that a commit is compared with (optimistic concurrency), and those that the
+/// common update leaves unchanged.
 const STORED: &str = "
     SELECT id, seq, created_at, parent, user, assistant, thread, status, due_at, lease_until, title, labels, matches,
         log
     FROM head WHERE tenant = ?1 AND session = ?2";
 
-/// The common step: only what was said and when is new. Other columns are not named, because an index is written if one of
-/// its columns is named after SET, whether it has changed or not.
+/// The common update: only messages and activity are new. Other columns are not named, because
+/// SQLite writes an index if one of its columns is named after SET, whether its value has changed
+/// or not.
 const ADVANCE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7
     WHERE id = ?1";
 
-/// The same where a run begins or ends: its lease is new, or gone.
+/// The update at the begin or end of a run, when the lease changes as well.
 const LEASE: &str = "UPDATE head SET active_at = ?2, seq = ?3, hash = ?4, card = ?5, matches = ?6, log = ?7,
     lease_until = ?8
     WHERE id = ?1";
 
+/// The update of all columns, when anything else has changed.
 const CHANGE: &str = "
     UPDATE head SET user = :user, assistant = :assistant, thread = :thread, status = :status, active_at = :active_at,
         due_at = :due_at, seq = :seq, hash = :hash, lease_until = :lease_until, title = :title,
@@ -114,6 +120,7 @@ const CREATE: &str = "
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
 
 impl Write {
+    /// Validates and serializes a commit.
     pub fn new(commit: &Commit) -> Result<Self> {
         commit.check()?;
         let head = &commit.head;
@@ -148,6 +155,7 @@ impl Write {
         })
     }
 
+    /// Executes the commit in the current transaction.
     pub fn apply(&self, conn: &Connection, file: &File) -> Done<()> {
         let id = match self.base {
             Some(base) => self.advance(conn, file, base)?,
@@ -171,7 +179,8 @@ impl Write {
         Ok(())
     }
 
-    /// The head's new state, if its log ends at `base`; its id.
+    /// Updates the head, if the stored log ends at `base` ([`Error::Conflict`] otherwise). Returns
+    /// its id.
     fn advance(&self, conn: &Connection, file: &File, base: LogEnd) -> Done<i64> {
         let mut find = conn.prepare_cached(STORED)?;
         let mut rows = find.query([self.tenant.as_str(), self.session.as_str()])?;
@@ -225,7 +234,7 @@ impl Write {
         Ok(id)
     }
 
-    /// Replaces what the session is found by.
+    /// Replaces the match keys of the session in the index.
     fn rematch(&self, conn: &Connection, id: i64, stored: &str) -> Done<()> {
         remove_matches(conn, self.tenant.as_str(), id, stored)?;
         let mut insert = conn.prepare_cached("INSERT INTO head_match VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?;
@@ -235,8 +244,10 @@ impl Write {
         Ok(())
     }
 
+    /// Updates all columns of the head. With `moved`, keeps the stored `first` and `parent`.
     fn change(&self, conn: &Connection, file: &File, id: i64, moved: bool) -> Done<i64> {
-        // Which records are its own is the store's to say: a purge may have moved them since the writer read the head.
+        // The store decides which records are the session's own: a purge may have moved them since
+        // the writer read the head.
         let card = match moved {
             false => None,
             true => {
@@ -256,7 +267,7 @@ impl Write {
         Ok(id)
     }
 
-    /// A new head, if there is none; its id.
+    /// Inserts a head, if the session does not exist ([`Error::Exists`] otherwise). Returns its id.
     fn create(&self, conn: &Connection) -> Done<i64> {
         if let Some((parent, at)) = &self.parent {
             self.check_parent(conn, parent, *at)?;
@@ -287,6 +298,7 @@ impl Write {
         }
     }
 
+    /// Checks that the session does not exist, and that the parent's log reaches the fork point.
     fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> Done<()> {
         if heads::seq(conn, &self.tenant, &self.session)?.is_some() {
             return Err(self.exists());
@@ -301,6 +313,7 @@ impl Write {
         Error::Exists { session_id: self.session.clone() }.into()
     }
 
+    /// Stores a blob unless the tenant has it, and adds the session's reference.
     fn keep(&self, conn: &Connection, id: i64, blob: &Blob) -> Done<()> {
         conn.prepare_cached("INSERT INTO blob (tenant, id, bytes) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
             .execute(params![self.tenant.as_str(), blob.id.0, &*blob.bytes])?;

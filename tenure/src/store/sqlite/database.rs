@@ -1,4 +1,8 @@
-//! The file: opening, migrating and scrubbing it, the connections to it, and its errors in words.
+//! The database file: opening, migrating and scrubbing it, the reader pool, and the conversion of
+//! SQLite errors.
+//!
+//! Invariant: every connection of an open store is in WAL mode with `secure_delete`, and has
+//! `synchronous = FULL` except for transactions that may be lost.
 
 use crate::private_files;
 use crate::store::contract::FORMAT;
@@ -13,7 +17,8 @@ use std::time::Duration;
 use std::{fmt, thread};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Each is applied once, in its own transaction; the number of those that were is the file's `user_version`.
+/// Schema migrations. Each is applied once, in its own transaction; the file's `user_version` is
+/// the number applied (D-118).
 const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/sqlite/0001_init.sql"),
     include_str!("../../../migrations/sqlite/0002_match.sql"),
@@ -21,24 +26,26 @@ const MIGRATIONS: [&str; FORMAT as usize] = [
     include_str!("../../../migrations/sqlite/0004_labels.sql"),
 ];
 
-/// How long to wait for another process that writes.
+/// Maximum time to wait for the write lock of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often, and how long each time, to wait for readers that keep old bytes alive.
+/// Attempts to truncate the write-ahead log while readers still need old pages, and the time to
+/// wait for readers in each attempt.
 const SCRUB_TRIES: u32 = 5;
 const SCRUB_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to wait for readers before something that can be done later.
+/// Maximum time to wait for readers when the work can be retried later.
 const WIPE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Bytes of disk that are kept for the day when it is full: what is purged then must be written to the log first. The file of this
-/// size is removed when a purge finds no room, and written again after it.
+/// Size of the reserve file in bytes. Purging on a full disk must first write to the write-ahead
+/// log, so a purge that finds no space deletes this file, and writes it again afterwards (D-034).
 const RESERVE_BYTES: usize = 8 << 20;
 
-/// At most so many read at once.
+/// Maximum number of concurrent readers.
 pub(super) const MAX_READERS: usize = 8;
 
-/// A checkpoint each 16 MB, and a log that is cut back to 64 MB.
+/// Connection settings: a checkpoint every 4000 pages (16 MB), and a write-ahead log that is
+/// truncated to 64 MB.
 const SETTINGS: &str = "
     PRAGMA synchronous = FULL;
     PRAGMA foreign_keys = OFF;
@@ -49,7 +56,7 @@ const SETTINGS: &str = "
     PRAGMA journal_size_limit = 67108864;
 ";
 
-/// Where the database is.
+/// The path of the database file.
 #[derive(Clone)]
 pub(super) struct File(Arc<str>);
 
@@ -81,21 +88,23 @@ impl File {
         Ok(Self(file.into()))
     }
 
-    /// A connection that can write.
+    /// Opens a read-write connection, and creates the file if it does not exist.
     pub fn open(&self) -> Result<Connection> {
         self.connect().map_err(|e| self.error(&e))
     }
 
+    /// Opens a connection with the settings of the store, in WAL mode.
     fn connect(&self) -> rusqlite::Result<Connection> {
         use OpenFlags as Flags;
-        // Without URIs: a file name is a file name.
+        // No URI parsing: a path is taken literally.
         let flags = Flags::SQLITE_OPEN_READ_WRITE | Flags::SQLITE_OPEN_CREATE | Flags::SQLITE_OPEN_NO_MUTEX;
-        // SQLite would create it readable by everybody; its log and index files take their mode from it.
+        // SQLite would create the file world-readable. Its write-ahead log and shared-memory files
+        // inherit its mode.
         let _ = private_files::options().append(true).create(true).open(&*self.0);
         let conn = Connection::open_with_flags(&*self.0, flags)?;
         conn.busy_timeout(BUSY_TIMEOUT)?;
         conn.set_prepared_statement_cache_capacity(64);
-        // SQLite does not wait for another connection that switches the journal at the same moment.
+        // The busy timeout does not cover a concurrent switch of the journal mode, so retry.
         let mut tries = 0;
         while let Err(e) = conn.pragma_update(None, "journal_mode", "WAL") {
             tries += 1;
@@ -108,7 +117,7 @@ impl File {
         Ok(conn)
     }
 
-    /// Brings the file to the newest format. Several processes may try at once.
+    /// Migrates the file to the newest format. Safe to run concurrently in several processes.
     pub fn migrate(&self, conn: &Connection) -> Result<()> {
         while self.format(conn)? < MIGRATIONS.len() {
             self.step(conn).map_err(|fault| self.told(fault))?;
@@ -116,6 +125,7 @@ impl File {
         Ok(())
     }
 
+    /// Reads the format of an open file; a newer one is [`Error::NewerFormat`].
     fn format(&self, conn: &Connection) -> Result<usize> {
         let found = conn.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(|e| self.error(&e))?;
         let known = MIGRATIONS.len() as u32;
@@ -125,7 +135,8 @@ impl File {
         Ok(found as usize)
     }
 
-    /// The format of the file as it is.
+    /// Returns the format of the file without changing it. `None` means that there is no file, or
+    /// an empty one.
     pub fn found(&self) -> Result<Option<u32>> {
         if !Path::new(&*self.0).exists() {
             return Ok(None);
@@ -137,6 +148,8 @@ impl File {
         Ok((found > 0).then_some(found))
     }
 
+    /// Applies one migration, unless a concurrent process has applied it. Rejects the database of
+    /// another program.
     fn step(&self, conn: &Connection) -> Done<()> {
         let transaction = rusqlite::Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
         let done = self.format(conn)?;
@@ -151,13 +164,14 @@ impl File {
         Ok(transaction.commit()?)
     }
 
-    /// Writes the reserve, unless it is there. Without room for it the store works as well, but can not purge on a full disk.
+    /// Creates the reserve file unless it exists. Without space for it the store still works, but
+    /// cannot purge on a full disk.
     pub fn keep_reserve(&self) {
         let path = self.reserve();
         if fs::metadata(&path).is_ok_and(|m| m.len() == RESERVE_BYTES as u64) {
             return;
         }
-        // Written and not only made as long: a hole takes no room.
+        // Write the zeros instead of extending the file: a sparse file reserves no space.
         let zeros = vec![0; 1 << 16];
         let written = private_files::create(&path)
             .and_then(|mut file| (0..RESERVE_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros)));
@@ -167,12 +181,12 @@ impl File {
         }
     }
 
-    /// Gives the reserve up; whether it was there.
+    /// Deletes the reserve file. Returns whether it existed.
     pub fn release_reserve(&self) -> bool {
         fs::remove_file(self.reserve()).is_ok()
     }
 
-    /// Writes the reserve again, with the room that the log has taken since.
+    /// Creates the reserve file again, after truncating the write-ahead log to make room for it.
     pub fn regain_reserve(&self, conn: &Connection) {
         if let Err(e) = self.wipe(conn) {
             tracing::warn!(error = %e, "the log of the SQLite file can not be emptied");
@@ -184,8 +198,9 @@ impl File {
         format!("{}-reserve", self.0)
     }
 
-    /// Empties the log, which has pages as they were before something was deleted; in the file itself that is zeroed already
-    /// (`secure_delete`). If somebody reads just now, it is left for the next time.
+    /// Truncates the write-ahead log, which contains pages from before a deletion; the main file is
+    /// zeroed already (`secure_delete`). If a reader is active, this is left to the next call
+    /// (D-073).
     pub fn wipe(&self, conn: &Connection) -> Result<()> {
         conn.busy_timeout(WIPE_TIMEOUT).map_err(|e| self.error(&e))?;
         let done = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
@@ -193,7 +208,8 @@ impl File {
         done.map_err(|e| self.error(&e))
     }
 
-    /// Sees to it that no byte of what was deleted is left in the file or its log.
+    /// Removes all bytes of deleted data from the file and its write-ahead log (D-033). Fails if
+    /// readers prevent this.
     pub fn scrub(&self, conn: &Connection) -> Result<()> {
         self.rewrite(conn).map_err(|e| self.error(&e))?;
         conn.busy_timeout(SCRUB_TIMEOUT).map_err(|e| self.error(&e))?;
@@ -216,17 +232,18 @@ impl File {
         }
     }
 
-    /// Writes everything anew, for SQLite leaves traces that no other statement reaches. `secure_delete` zeroes deleted rows
-    /// where they are, but not the copies that stay in the unused part of a page when rows move to balance a tree; and
-    /// FTS5's `secure-delete` keeps words that separate two pages of its index.
+    /// Rewrites the whole file, because SQLite leaves traces that no other statement reaches.
+    /// `secure_delete` zeroes deleted rows in place, but not the copies that remain in the unused
+    /// part of a page when rows move to balance a tree; and FTS5's `secure-delete` keeps words that
+    /// separate two pages of its index.
     fn rewrite(&self, conn: &Connection) -> rusqlite::Result<()> {
         conn.execute_batch("INSERT INTO item_text (item_text) VALUES ('rebuild')")?;
-        // What VACUUM copies has none of the traces, but may not fit into memory.
+        // The copy that VACUUM makes contains none of the traces, but may not fit into memory.
         let done = conn.execute_batch("PRAGMA temp_store = FILE; VACUUM;");
         done.and(conn.execute_batch("PRAGMA temp_store = MEMORY;"))
     }
 
-    /// A fault as callers see it.
+    /// Converts a fault into the error that callers receive.
     pub fn told(&self, fault: Fault) -> Error {
         match fault {
             Fault::Told(e) => e,
@@ -234,14 +251,15 @@ impl File {
         }
     }
 
-    /// What SQLite said, as callers see it.
+    /// Converts an error of SQLite into the error that callers receive.
     pub fn error(&self, e: &rusqlite::Error) -> Error {
         let Some(code) = e.sqlite_error() else { return Error::corrupt(self, e) };
         match code.code {
             ErrorCode::DiskFull => Error::Full { place: self.to_string() },
-            // The index of the log could not grow.
+            // The shared-memory file (the index of the write-ahead log) could not grow.
             _ if code.extended_code == ffi::SQLITE_IOERR_SHMSIZE => Error::Full { place: self.to_string() },
-            // Every rule of the tables is checked before: only rows that should not be there can break one.
+            // Every constraint is checked before the write, so only rows that should not exist can
+            // violate one.
             ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
             ErrorCode::NotADatabase => Error::corrupt(self, "it is not a SQLite database"),
             ErrorCode::TooBig => {
@@ -252,7 +270,7 @@ impl File {
     }
 }
 
-/// Connections for readers.
+/// A pool of read-only connections.
 pub(super) struct Pool {
     pub file: File,
     permits: Arc<Semaphore>,
@@ -264,12 +282,12 @@ impl Pool {
         Self { file, permits: Arc::new(Semaphore::new(MAX_READERS)), idle: Mutex::default() }
     }
 
-    /// Waits until there are fewer than [`MAX_READERS`].
+    /// Waits for a permit: at most [`MAX_READERS`] are held at a time.
     pub async fn permit(&self) -> Result<OwnedSemaphorePermit> {
         self.permits.clone().acquire_owned().await.map_err(Error::unavailable)
     }
 
-    /// Reads on a connection that nobody else uses meanwhile.
+    /// Runs a read on an exclusively held connection, which returns to the pool afterwards.
     pub fn with<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
         let idle = self.idle().pop();
         let conn = match idle {
@@ -281,12 +299,13 @@ impl Pool {
         done
     }
 
-    /// Reads on a connection that is idle now, or not at all: nobody waits here, neither for a connection nor for a lock on the file.
+    /// Runs a read without blocking, on an idle connection. Returns `None` if no connection is
+    /// idle, or if the file is locked.
     pub fn glance<T>(&self, look: impl FnOnce(&Connection, &File) -> Done<T>) -> Option<Result<T>> {
         let _permit = self.permits.try_acquire().ok()?;
         let conn = self.idle().pop()?;
         let done = conn.busy_timeout(Duration::ZERO).map_err(Fault::from).and_then(|()| look(&conn, &self.file));
-        // A connection without its patience is of no use to others.
+        // A connection whose busy timeout could not be restored is not reused.
         let patient = conn.busy_timeout(BUSY_TIMEOUT);
         if patient.is_ok() {
             self.idle().push(conn);
@@ -297,12 +316,13 @@ impl Pool {
         }
     }
 
-    /// Reads on a new connection, which remembers nothing.
+    /// Runs a read on a new connection, whose caches are empty.
     pub fn afresh<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
         let conn = self.open().map_err(|e| self.file.error(&e))?;
         work(&conn, &self.file).map_err(|fault| self.file.told(fault))
     }
 
+    /// Opens a read-only connection.
     fn open(&self) -> rusqlite::Result<Connection> {
         let conn = self.file.connect()?;
         conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -4096;")?;

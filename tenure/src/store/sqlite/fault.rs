@@ -1,9 +1,10 @@
-//! How work on a connection fails.
+//! The error type of work on a SQLite connection.
 
 use crate::types::error::Error;
 use std::result;
 
-/// What stopped a piece of work: a rule of the store, or SQLite itself, whose errors the [`File`] puts into words.
+/// A failure of work on a connection: a rejection by the store, or an error of SQLite, which `File`
+/// converts into an [`Error`].
 pub(crate) enum Fault {
     Told(Error),
     Sql(rusqlite::Error),

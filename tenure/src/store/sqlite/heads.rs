@@ -1,4 +1,7 @@
-//! Index cards: finding and reading them.
+//! Reading and querying heads.
+//!
+//! Invariant: a query selects exactly the sessions that [`Query::matches`] accepts; every value in
+//! SQL is a bound parameter.
 
 use crate::store::contract::Glance;
 use crate::store::query::{HeadPage, Order, Query, Whose};
@@ -13,12 +16,12 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};
 use std::fmt::Display;
 
-/// A card as it is stored.
+/// Serializes a head as it is stored.
 pub(super) fn encode(head: &Head) -> String {
     head.to_json()
 }
 
-/// A card as it was stored.
+/// Deserializes a stored head; damage is [`Error::Corrupt`].
 pub(super) fn decode(file: &File, tenant: impl Display, session: impl Display, card: &str) -> Result<Head> {
     serde_json::from_str(card).map_err(|e| Error::corrupt(format!("{file}, head of session {tenant}/{session}"), e))
 }
@@ -30,7 +33,7 @@ pub(super) fn head(conn: &Connection, file: &File, key: &Key) -> Done<Option<Hea
     }
 }
 
-/// The card, unless it is the same text as the one that is known.
+/// Reads a head, unless the stored text equals `known`.
 pub(super) fn glance(conn: &Connection, file: &File, key: &Key, known: &str) -> Done<Glance> {
     let mut find = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
     let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
@@ -42,14 +45,15 @@ pub(super) fn glance(conn: &Connection, file: &File, key: &Key, known: &str) -> 
     Ok(Glance::Now(Some(Box::new(decode(file, &key.tenant, &key.session, card)?))))
 }
 
-/// Where a log ends.
+/// Returns the last sequence number of a session's log, or `None` if the session does not exist.
 pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> Done<Option<Seq>> {
     let mut find = conn.prepare_cached("SELECT seq FROM head WHERE tenant = ?1 AND session = ?2")?;
     let seq = find.query_row([tenant.as_str(), session.as_str()], |r| r.get::<_, i64>(0));
     Ok(seq.optional()?.map(|seq| seq as Seq))
 }
 
-/// A query without a bound of its own looks for sessions by a label or thread that is on at most so many.
+/// Maximum number of sessions with a label or thread for which a query without a scan bound uses
+/// that label's or thread's index.
 const MAX_NARROW: usize = 10_000;
 
 pub(super) fn heads(conn: &Connection, file: &File, query: &Query) -> Done<Vec<Head>> {
@@ -57,9 +61,9 @@ pub(super) fn heads(conn: &Connection, file: &File, query: &Query) -> Done<Vec<H
     matching(conn, file, query, narrow.as_ref())
 }
 
-/// The newest that match, found by looking at no more than `max_scan` heads.
+/// Returns the newest matching heads, scanning at most `max_scan`.
 pub(super) fn page(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
-    // One moment for both statements.
+    // Both statements read one snapshot.
     let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
     match Narrow::choose(conn, query, max_scan)? {
         narrow if narrow.is_some() || Select::is_indexed(query) => {
@@ -69,7 +73,7 @@ pub(super) fn page(conn: &Connection, file: &File, query: &Query, max_scan: usiz
     }
 }
 
-/// Looks at heads one after the other, in the order of their activity.
+/// Scans heads in the order of their activity, newest first, up to `max_scan`.
 fn scan(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
     let Select { sql, params } = Select::scan(query, max_scan);
     let mut find = conn.prepare_cached(&sql)?;
@@ -95,14 +99,15 @@ fn scan(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<
     Ok(HeadPage { heads, stopped })
 }
 
-/// A condition that few heads meet, which are looked up by it.
+/// A selective condition, by whose index the matching heads are looked up.
 pub(super) enum Narrow {
     Label(String),
     Thread,
 }
 
 impl Narrow {
-    /// The condition that the fewest heads meet, if those are not more than `most`.
+    /// Chooses the condition that the fewest heads satisfy. Returns `None` if each condition
+    /// selects more than `most` heads, or if another index serves the query.
     pub fn choose(conn: &Connection, query: &Query, most: usize) -> Done<Option<Self>> {
         let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
         if Select::is_indexed(query) {
@@ -129,6 +134,7 @@ impl Narrow {
     }
 }
 
+/// Returns the matching heads of a query, by the index of `narrow` if it is given.
 fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narrow>) -> Done<Vec<Head>> {
     let Select { sql, params } = Select::new(query, narrow);
     let mut find = conn.prepare_cached(&sql)?;
@@ -141,7 +147,8 @@ fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narro
     Ok(heads)
 }
 
-/// How many sessions there are in each state. Most are active: they are what is left of all.
+/// Counts the sessions by status. Most are active: their number is the total minus the others,
+/// which the index counts.
 pub(super) fn count(conn: &Connection) -> Done<Vec<(Status, u64)>> {
     let sql = "SELECT status, count(*) FROM head WHERE status <> 'active' GROUP BY status";
     let mut find = conn.prepare_cached(sql)?;
@@ -151,13 +158,13 @@ pub(super) fn count(conn: &Connection) -> Done<Vec<(Status, u64)>> {
     Ok(Status::counts(all, &others))
 }
 
-/// A query in SQL, put together from the fragments below; every value is a parameter.
+/// A query in SQL, composed of the fragments below; every value is a bound parameter.
 pub(super) struct Select {
     pub sql: String,
     pub params: Vec<Value>,
 }
 
-/// So many labels of a query are counted to find the one that is on the fewest sessions.
+/// Maximum number of labels of a query that are counted to find the most selective one.
 const MAX_PROBES: usize = 16;
 
 impl Select {
@@ -183,7 +190,8 @@ impl Select {
         select
     }
 
-    /// The heads in the order of their activity, at most `max_scan`: those that match with their card, the others without.
+    /// Selects the heads in the order of their activity, at most `max_scan`; the serialized head is
+    /// NULL where the filters do not match.
     pub fn scan(query: &Query, max_scan: usize) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), params: Vec::new() };
         select.filters(query);
@@ -194,16 +202,18 @@ impl Select {
         select
     }
 
-    /// Whether the query names what few sessions have, whatever its other conditions are.
+    /// Returns whether the query names a value that few sessions have, whatever its other
+    /// conditions are.
     fn is_indexed(query: &Query) -> bool {
         !query.matches.is_empty() || !query.hashes.is_empty() || query.parent.is_some()
     }
 
-    /// Without statistics the planner may prefer an index in the right order to one that finds the few rows that match.
+    /// Forces an index: without statistics the planner may prefer one in the right order to one
+    /// that finds the few matching rows.
     fn choose_index(&mut self, query: &Query, narrow: Option<&Narrow>) {
         let index = match query.whose {
             Whose::Everyone => return,
-            // The few rows that match are looked up by their number.
+            // The few matching rows are looked up by rowid.
             _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
@@ -216,7 +226,7 @@ impl Select {
         self.sql.push_str(index);
     }
 
-    /// Whose heads, and from where on: what the indexes on activity serve.
+    /// Adds the owner and cursor conditions, which the indexes on activity serve.
     fn scope(&mut self, query: &Query) {
         match &query.whose {
             Whose::User(tenant, user) => {
@@ -233,6 +243,7 @@ impl Select {
         }
     }
 
+    /// Adds all conditions except owner and cursor.
     fn filters(&mut self, query: &Query) {
         self.and_if("assistant = ?", query.assistant.clone());
         self.and_if("thread = ?", query.thread.clone());
@@ -255,7 +266,7 @@ impl Select {
             self.sql.push_str(&format!(" AND key IN ({keys}))"));
             self.params.push(values.to_string().into());
         }
-        // Of the labels that are wanted, none is missing.
+        // No wanted label may be missing.
         let has = "SELECT 1 FROM head_label WHERE tenant = head.tenant AND label = want.value AND head_id = head.id";
         let missing = format!("SELECT 1 FROM json_each(?) want WHERE NOT EXISTS ({has})");
         self.and_any(&format!("NOT EXISTS ({missing})"), query.labels().into_iter());
@@ -273,7 +284,7 @@ impl Select {
         }
     }
 
-    /// A condition on a JSON list, unless that is empty.
+    /// Adds a condition on a JSON list, unless the list is empty.
     fn and_any(&mut self, condition: &str, values: impl Iterator<Item = String>) {
         let values: Vec<_> = values.collect();
         if !values.is_empty() {
@@ -282,7 +293,7 @@ impl Select {
     }
 }
 
-/// The first whole microsecond that is not before a bound.
+/// Rounds a bound up to the first whole microsecond that is not before it.
 fn micros(bound: Timestamp) -> i64 {
     let micros = bound.as_microsecond();
     let below = Timestamp::from_microsecond(micros).is_ok_and(|t| t < bound);

@@ -1,4 +1,6 @@
-//! Items on shelves: keeping, finding and removing them.
+//! Key-value items: writing, reading, expiring and full-text search.
+//!
+//! Invariant: the rank of an item depends only on its own namespace.
 
 use crate::store::item::{Hit, Item, Owner, Shelf};
 use crate::store::sqlite::database::File;
@@ -10,16 +12,18 @@ use jiff::Timestamp;
 use rusqlite::{Connection, Row, params};
 use std::collections::{BTreeSet, HashMap};
 
-/// A search looks for at most so many different words, and at so many items for each.
+/// Limits of a search: the number of distinct words, and the number of candidate items for each
+/// word.
 const MAX_WORDS: usize = 64;
 const MAX_CANDIDATES: i64 = 10_000;
 
-/// BM25: how soon more matches stop counting, and how much a long text counts for less.
+/// BM25 parameters: the saturation of term frequency, and the weight of text length.
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
 const COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
 
+/// Inserts or replaces an item and evicts the least recently used ones beyond `keep`.
 pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Done<()> {
     if let Owner::Session(id) = &shelf.owner
         && crate::store::sqlite::heads::seq(conn, &shelf.tenant, id)?.is_none()
@@ -40,7 +44,7 @@ pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<us
     Ok(())
 }
 
-/// Puts an item in place of one with the same key; its id.
+/// Inserts an item or replaces the one with the same key. Returns its id.
 pub(super) fn upsert(conn: &Connection, tenant: &Tenant, owner: &str, shelf: &str, item: &Item) -> Done<i64> {
     let place = item.text.is_some().then(|| place(tenant, owner, shelf));
     let mut upsert = conn.prepare_cached(
@@ -58,7 +62,7 @@ pub(super) fn upsert(conn: &Connection, tenant: &Tenant, owner: &str, shelf: &st
     Ok(upsert.query_row(row, |r| r.get(0))?)
 }
 
-/// One word for a shelf, in letters and digits.
+/// The digest of a namespace as a single FTS5 token of letters and digits.
 fn place(tenant: &Tenant, owner: &str, shelf: &str) -> String {
     let mut hash = blake3::Hasher::new();
     for part in [tenant.as_str(), owner, shelf] {
@@ -75,7 +79,7 @@ pub(super) fn get(conn: &Connection, file: &File, shelf: &Shelf, key: &str) -> D
     rows.next()?.map(|row| read(row, file)).transpose()
 }
 
-/// Marks an item as used.
+/// Records a use of an item: sets its time of last use and increments its use count.
 pub(super) fn mark(conn: &Connection, shelf: &Shelf, key: &str, at: Timestamp) -> Done<()> {
     conn.prepare_cached(
         "UPDATE item SET used_at = ?5, uses = uses + 1 WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4",
@@ -122,6 +126,7 @@ pub(super) fn remove(conn: &Connection, shelf: &Shelf, key: &str) -> Done<bool> 
     Ok(remove.execute(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, key])? > 0)
 }
 
+/// Removes expired items, at most `limit`, earliest expiry first.
 pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> Done<usize> {
     let mut remove = conn.prepare_cached(
         "DELETE FROM item WHERE id IN (SELECT id FROM item WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)",
@@ -136,16 +141,18 @@ pub(super) fn clear(conn: &Connection, tenant: &Tenant, owner: &Owner) -> Done<(
     Ok(())
 }
 
-/// The ids of items that have a word, with the lengths of their texts.
+/// Ids of items that contain a word, with the lengths of their texts.
 type Matches = Vec<(i64, f64)>;
 
-/// Ranks with BM25 over the shelf alone: FTS5's own counts words in all shelves, so that one tenant's texts would change the
-/// answers of another. How often a word is in an item does not count.
+/// Ranks with BM25 over the namespace alone: the built-in ranking of FTS5 counts words over all
+/// namespaces, so that one tenant's texts would change the results of another. The frequency of a
+/// word within an item does not count.
 pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, limit: usize) -> Done<Vec<Hit>> {
     let words: BTreeSet<_> = text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase).collect();
     let words = words.iter().filter(|w| !w.is_empty()).take(MAX_WORDS);
     let matches = words.map(|word| matches(conn, shelf, word)).collect::<Done<Vec<_>>>()?;
-    // Among more than can be candidates, a word is as rare as among so many: counting all would take longer than all the rest.
+    // The count is capped at the number of candidates: an exact count of a large namespace would
+    // take longer than the rest of the search.
     let count = "SELECT count(*) FROM (SELECT 1 FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 LIMIT ?4)";
     let at = params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, MAX_CANDIDATES];
     let count = conn.prepare_cached(count)?.query_row(at, |r| r.get(0))?;
@@ -153,7 +160,7 @@ pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, 
     let mut hits = Vec::new();
     for (id, score) in rank(&matches, count).into_iter().take(limit) {
         let mut rows = find.query([id])?;
-        // Somebody may have removed it by now.
+        // A concurrent writer may have removed the item.
         if let Some(row) = rows.next()? {
             hits.push(Hit { item: read(row, file)?, score });
         }
@@ -161,9 +168,10 @@ pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, 
     Ok(hits)
 }
 
+/// Finds the items of a namespace that contain a word.
 fn matches(conn: &Connection, shelf: &Shelf, word: &str) -> Done<Matches> {
     let (tenant, owner) = (&shelf.tenant, shelf.owner.to_string());
-    // A quoted word is no syntax, and there are no quotes in it.
+    // A quoted word has no query syntax, and words contain no quotes.
     let query = format!("place : \"{}\" AND text : \"{word}\"", place(tenant, &owner, &shelf.name));
     let mut find = conn.prepare_cached(
         "SELECT item.id, length(item.text) FROM item_text CROSS JOIN item ON item.id = item_text.rowid
@@ -174,14 +182,15 @@ fn matches(conn: &Connection, shelf: &Shelf, word: &str) -> Done<Matches> {
     Ok(found.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Items by score, the best first. `count` is the number of items on the shelf.
+/// Ranks items by score, best first. `count` is the number of items in the namespace.
 fn rank(matches: &[Matches], count: f64) -> Vec<(i64, f64)> {
     let lengths: HashMap<_, _> = matches.iter().flatten().copied().collect();
     let mean = (lengths.values().sum::<f64>() / lengths.len() as f64).max(1.0);
     let mut scores = HashMap::<i64, f64>::new();
     for found in matches {
         let n = found.len() as f64;
-        // Somebody may have removed items since they were found.
+        // A concurrent writer may have removed items since the match, so the difference may be
+        // negative.
         let rarity = (1.0 + ((count - n).max(0.0) + 0.5) / (n + 0.5)).ln();
         for (id, length) in found {
             *scores.entry(*id).or_default() += rarity * (K1 + 1.0) / (1.0 + K1 * (1.0 - B + B * length / mean));

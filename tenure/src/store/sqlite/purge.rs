@@ -1,4 +1,6 @@
-//! Purging: a session goes, and the forks that lean on its log keep what is theirs.
+//! Purging a session, with fork inheritance.
+//!
+//! Invariant: what a fork of the purged session shows does not change (D-001).
 
 use super::commit::{record_key, remove_matches};
 use super::{heads, items};
@@ -11,7 +13,8 @@ use crate::types::id::{Key, Seq, SessionId};
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// Purges a session; with `expected`, only if it still began then and still ends there.
+/// Purges a session. With `expected`, only if it still has this creation time and its log still
+/// ends at this record.
 pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<(Timestamp, Seq)>) -> Done<()> {
     let sql = "SELECT id, card, matches FROM head WHERE tenant = ?1 AND session = ?2";
     let gone = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
@@ -26,7 +29,7 @@ pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<
     }
     let forks = forks(conn, file, key)?;
     if !forks.is_empty() {
-        // Only now: a damaged card must not keep a session without forks from being purged.
+        // Deserialized only here: a damaged head must not prevent purging a session without forks.
         let gone = heads::decode(file, &key.tenant, &key.session, &card)?;
         bequeath(conn, id, &gone, forks)?;
     }
@@ -44,7 +47,7 @@ pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<
     Ok(())
 }
 
-/// The forks of a session, by where they left it: the one that left last is last.
+/// Returns the forks of a session, ordered by fork point; the latest is last.
 fn forks(conn: &Connection, file: &File, key: &Key) -> Done<Vec<(i64, Head)>> {
     let mut find =
         conn.prepare_cached("SELECT id, session, card FROM head WHERE tenant = ?1 AND parent = ?2 ORDER BY id")?;
@@ -58,12 +61,14 @@ fn forks(conn: &Connection, file: &File, key: &Key) -> Done<Vec<(i64, Head)>> {
     Ok(forks)
 }
 
+/// The fork point: the last inherited record.
 fn left_at(fork: &Head) -> Seq {
     fork.parent.as_ref().map_or(0, |p| p.seq)
 }
 
-/// Gives the fork that left last the records up to there, and the place of the session that goes. If all left before its own
-/// records begin, nothing is inherited: then they lean on its parent.
+/// Moves the records up to the latest fork point to that fork, which takes the purged session's
+/// place. If all fork points lie before the session's own first record, no records are inherited,
+/// and the forks are re-parented to its parent.
 fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>) -> Done<()> {
     let upto = forks.last().map_or(0, |(_, last)| left_at(last));
     let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
@@ -82,6 +87,7 @@ fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>
     Ok(())
 }
 
+/// Re-parents a fork.
 fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
     if let (Some(parent), Some(session)) = (&mut fork.parent, on) {
         parent.session = session.clone();
@@ -89,6 +95,7 @@ fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
     fork
 }
 
+/// Moves records and blob references up to `upto` to another session.
 fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
     conn.prepare_cached("UPDATE record SET k = k + ?3 WHERE k > ?1 AND k <= ?2")?.execute([
         record_key(from, 0),
@@ -103,6 +110,7 @@ fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
     Ok(())
 }
 
+/// Updates the lineage of a stored head.
 fn replace(conn: &Connection, id: i64, head: &Head) -> Done<()> {
     let parent = head.parent.as_ref().map(|p| p.session.as_str());
     conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![

@@ -1,5 +1,6 @@
-//! The threads that read: a bounded pool, apart from the runtime's own blocking threads, so that reads wait for reads only and the
-//! number of threads (each of which keeps memory of the allocator) does not follow the number of clients.
+//! A bounded pool of reader threads, separate from the runtime's blocking threads. Reads therefore
+//! queue only behind reads, and the number of threads (each of which retains allocator memory) does
+//! not grow with the number of clients (D-032).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +9,8 @@ use std::thread::{self, JoinHandle};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads. They start when they are needed and end when this is dropped, after what was brought before is done.
+/// The thread pool. Threads are started on demand; dropping the pool ends them after the queued
+/// jobs have completed.
 pub(super) struct Readers {
     shared: Arc<Shared>,
     max: usize,
@@ -24,7 +26,7 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Threads that wait for a job.
+    /// The number of threads that wait for a job.
     idle: usize,
     closed: bool,
 }
@@ -34,7 +36,8 @@ impl Readers {
         Self { shared: Arc::default(), max, threads: Mutex::default() }
     }
 
-    /// Does a job on one of the threads; a panic ends the job only. Fails if no thread can be started.
+    /// Runs a job on one of the threads; a panic ends only that job. Fails if no thread can be
+    /// started.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let mut queue = self.shared.queue();
         queue.jobs.push_back(Box::new(job));
@@ -50,7 +53,7 @@ impl Readers {
             let thread = thread::Builder::new().name("tenure-read".to_owned()).spawn(move || shared.work());
             match thread {
                 Ok(thread) => threads.push(thread),
-                // The others will do it.
+                // The existing threads will execute the job.
                 Err(e) if !threads.is_empty() => tracing::warn!(error = %e, "no more threads to read with"),
                 Err(e) => {
                     self.shared.queue().jobs.clear();
@@ -77,13 +80,13 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does jobs until there can be no more.
+    /// Executes jobs until the pool is closed and the queue is empty.
     fn work(&self) {
         let mut queue = self.queue();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
                 drop(queue);
-                // Whoever waits for the job sees that its answer is missing.
+                // The caller notices the panic because the result channel is closed.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 queue = self.queue();
             } else if queue.closed {

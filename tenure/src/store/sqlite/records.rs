@@ -1,4 +1,6 @@
-//! Records and blobs: reading them.
+//! Reading records and blobs.
+//!
+//! Invariant: a missing or damaged record is reported as [`Error::Corrupt`] and never skipped.
 
 use super::commit::record_key;
 use crate::store::contract::MAX_PAGE_BYTES;
@@ -16,8 +18,9 @@ const FORWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?
 const BACKWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= ?2 ORDER BY k DESC";
 const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM record WHERE k = ?1)";
 
+/// Reads a page of records and verifies their checksums.
 pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) -> Done<Vec<Record>> {
-    // One moment for both statements, so that a hole is a hole.
+    // Both statements read one snapshot, so that a gap is real damage and no concurrent change.
     let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
     let find = "SELECT id, seq, coalesce(card ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
     let found = conn.prepare_cached(find)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
@@ -30,7 +33,8 @@ pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) 
         return Ok(Vec::new());
     }
 
-    // The checksum covers the place: a record that is not the next one has a wrong one.
+    // The checksum covers the sequence number, so a record at the wrong position fails verification
+    // (D-009).
     let damage = |(seq, why): (Seq, String)| -> Fault {
         let there = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
         let why = if there { why } else { "it is missing".to_owned() };

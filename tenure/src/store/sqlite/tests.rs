@@ -1,4 +1,4 @@
-//! What is special about this store. What it has in common with the others is tested by the conformance suite.
+//! Tests specific to this store. The conformance suite tests the behavior common to all stores.
 
 mod damage;
 mod erase;
@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-/// A store in a directory of its own.
+/// A store in its own directory.
 struct Place {
     store: SqliteStore,
     directory: TempDir,
@@ -36,7 +36,7 @@ impl Place {
         file(&self.directory)
     }
 
-    /// A connection beside the store's own, as another process has it.
+    /// Opens a separate connection, like another process.
     fn sql(&self) -> Connection {
         Connection::open(self.file()).unwrap()
     }
@@ -71,7 +71,7 @@ fn item(key: &str, text: &str) -> Item {
     Item { key, value, text, created_at: at(1), used_at: at(1), uses: 0, expires_at: None }
 }
 
-/// A session as its writer knows it.
+/// A session from the point of view of its writer.
 #[derive(Clone)]
 struct Log {
     head: Head,
@@ -107,7 +107,7 @@ impl Log {
         self.push(Entry::message(Message::user(text)))
     }
 
-    /// What is new, as a step; from now on it counts as saved.
+    /// Returns the uncommitted records as a commit, and treats them as committed from now on.
     fn commit(&mut self) -> Commit {
         let commit = Commit::new(self.base, std::mem::take(&mut self.new), self.head.clone());
         self.base = Some(self.head.end());
@@ -119,7 +119,7 @@ impl Log {
     }
 }
 
-/// Random numbers that are the same each time.
+/// A deterministic pseudo-random number generator.
 struct Dice(u64);
 
 impl Dice {

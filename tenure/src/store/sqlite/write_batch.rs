@@ -1,4 +1,6 @@
-//! The one who writes: steps in transactions, and their answers.
+//! Group commit: executes queued writes in shared transactions and sends their results.
+//!
+//! Invariant: a write is acknowledged only after the transaction that contains it has committed.
 
 use crate::store::sqlite::database::File;
 use crate::store::sqlite::fault::{Done, Fault};
@@ -7,42 +9,44 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 use tokio::sync::oneshot;
 
-/// At most so many jobs share a transaction.
+/// Maximum number of jobs in one transaction.
 const MAX_BATCH: usize = 256;
 
-/// A transaction that changes more rows than that is followed by a fresh page cache. Without it every later commit read eight to
-/// ten pages again; with it, one or two.
+/// Number of changed rows above which a transaction is followed by releasing the page cache.
+/// Without this every later commit read eight to ten pages again; with it, one or two.
 const MANY_ROWS: u64 = 1000;
 
-/// After a transaction that was shared, so many others are left to the store's own thread. Where sixteen write, now and then one is
-/// early: if it did not wait for the others, half of the syncs would be for one step.
+/// Number of transactions, after a batched one, that are left to the writer thread instead of the
+/// caller's. Under load this lets writers accumulate: of sixteen writers, one is occasionally
+/// early, and if it committed at once, half of the fsyncs would be for a single write.
 const CROWD: u32 = 16;
 
-/// What can be brought to be done.
+/// A job for the writer.
 pub(super) enum Job {
-    /// In a transaction, which others may share.
+    /// A write in a transaction, which other writes may share.
     Shared(Box<dyn Step>),
-    /// Outside of any transaction.
+    /// Exclusive work outside of any transaction.
     Alone(Box<Errand>),
 }
 
+/// Exclusive work on the writer's connection.
 type Errand = dyn FnOnce(&Connection, &File) + Send;
 
-/// Whether a step must have reached the disk when it is answered.
+/// The durability of a write: whether it must be on disk before it is acknowledged.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Weight {
     Durable,
     MayBeLost,
 }
 
-/// Whether a step makes room: only such a step may use the space that is kept in reserve for a full disk.
+/// The purpose of a write: only one that frees space may use the reserve file on a full disk.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Purpose {
     Store,
     Free,
 }
 
-/// A step in a transaction. It may be run again if the transaction was rolled back.
+/// A write in a transaction. It may be executed again after the transaction was rolled back.
 pub(super) trait Step: Send {
     fn weight(&self) -> Weight;
     fn purpose(&self) -> Purpose;
@@ -50,7 +54,7 @@ pub(super) trait Step: Send {
     fn answer(self: Box<Self>, outcome: Result<()>);
 }
 
-/// A step, and who waits for what comes of it.
+/// A write, together with the channel for its result.
 pub(super) struct Task<T, F> {
     work: F,
     weight: Weight,
@@ -81,42 +85,44 @@ impl<T: Send, F: FnMut(&Connection, &File) -> Done<T> + Send> Step for Task<T, F
 
     fn answer(self: Box<Self>, outcome: Result<()>) {
         let Task { done, reply, .. } = *self;
-        // Nobody may be waiting any more.
+        // The caller may have been cancelled.
         let _ = reply.send(outcome.and_then(|()| done.ok_or_else(stopped)));
     }
 }
 
+/// The error after the writer thread has ended.
 pub(super) fn stopped() -> Error {
     Error::unavailable("the thread that writes the SQLite file has stopped; open the store again")
 }
 
-/// Does what has queued. It has the only connection that writes.
+/// The executor of the write queue. It owns the only connection that writes.
 pub(super) struct Scribe {
     conn: Connection,
     file: File,
     queue: mpsc::Receiver<Job>,
-    /// What comes next, if it is no step: it was taken from the queue already.
+    /// Exclusive work that was already taken from the queue, and is executed next.
     alone: Option<Box<Errand>>,
-    /// What a COMMIT is worth as the connection is set now.
+    /// The durability of a COMMIT with the connection's current `synchronous` setting.
     weight: Weight,
-    /// How many transactions of one step must follow until it counts as alone again.
+    /// The number of transactions with a single write that must follow before the load counts as
+    /// low again.
     crowd: u32,
 }
 
-/// What is left of the queue.
+/// The state of the queue after a batch.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Left {
     Nothing,
     Something,
-    /// Nothing, and nobody can bring more.
+    /// The queue is empty and closed.
     Closed,
 }
 
-/// Why a transaction was rolled back.
+/// The reason for which a transaction was rolled back.
 enum Stop {
-    /// One step can not be done; the others may be.
+    /// One write failed; the others may succeed without it.
     Step(Fault),
-    /// Nothing can be written.
+    /// The transaction itself failed, so that no write can succeed.
     All(rusqlite::Error),
 }
 
@@ -131,12 +137,12 @@ impl Scribe {
         Self { conn, file, queue, alone: None, weight: Weight::Durable, crowd: 0 }
     }
 
-    /// Whether many write: then it pays to let them gather.
+    /// Returns whether writers are concurrent, so that letting them accumulate pays.
     pub fn is_crowded(&self) -> bool {
         self.crowd > 0
     }
 
-    /// Does everything that has queued.
+    /// Executes all queued jobs.
     pub fn work(&mut self) -> Left {
         loop {
             let left = self.share();
@@ -148,7 +154,7 @@ impl Scribe {
         }
     }
 
-    /// Does the steps that come next in one transaction, as many as may share it.
+    /// Executes the next queued writes in one transaction, at most [`MAX_BATCH`].
     pub fn share(&mut self) -> Left {
         let mut batch = Vec::new();
         let mut left = Left::Something;
@@ -168,18 +174,19 @@ impl Scribe {
         let durable = batch.iter().filter(|step| step.weight() == Weight::Durable).count();
         self.crowd = if durable > 1 { CROWD } else { self.crowd.saturating_sub(1) };
         self.take(batch);
-        // More may have come meanwhile.
+        // More jobs may have been queued in the meantime.
         if self.queue.is_empty() { left } else { Left::Something }
     }
 
-    /// Takes no more, and forgets what has queued: whoever waits for it is told.
+    /// Closes the queue and drops the queued jobs, which notifies their callers of the failure.
     pub fn close(&mut self) {
         self.queue.close();
         self.alone = None;
         while self.queue.try_recv().is_ok() {}
     }
 
-    /// Does steps in one transaction and answers them.
+    /// Executes writes in one transaction and sends their results. A batch in which one write fails
+    /// is retried one write at a time.
     fn take(&mut self, mut batch: Vec<Box<dyn Step>>) {
         match self.together(&mut batch) {
             Ok(outcomes) => batch.into_iter().zip(outcomes).for_each(|(step, outcome)| step.answer(outcome)),
@@ -197,24 +204,27 @@ impl Scribe {
         }
     }
 
-    /// Whether the disk is full, somebody makes room, and the reserve was there: it is given up.
+    /// Returns whether the disk is full, the batch contains a write that frees space, and the
+    /// reserve file existed; deletes that file.
     fn has_reserve_for(&self, batch: &[Box<dyn Step>], e: &rusqlite::Error) -> bool {
         let full = matches!(self.file.error(e), Error::Full { .. });
         full && batch.iter().any(|step| step.purpose() == Purpose::Free) && self.file.release_reserve()
     }
 
+    /// Executes writes in one transaction, which is rolled back on failure.
     fn together(&mut self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
         let durable = batch.iter().any(|step| step.weight() == Weight::Durable);
         self.set(if durable { Weight::Durable } else { Weight::MayBeLost })?;
         let outcomes = self.attempt(batch);
         if outcomes.is_err() && !self.conn.is_autocommit() {
-            // If even this fails, the next BEGIN says so.
+            // If even the rollback fails, the next BEGIN reports it.
             let _ = self.statement("ROLLBACK");
         }
         outcomes
     }
 
-    /// A transaction that may be lost need not wait for the disk: the next one that does covers it too.
+    /// Sets `synchronous`: a transaction that may be lost does not wait for an fsync; the next
+    /// durable one covers it as well.
     fn set(&mut self, weight: Weight) -> Outcome<()> {
         if self.weight != weight {
             let level = if weight == Weight::Durable { "FULL" } else { "NORMAL" };
@@ -224,6 +234,7 @@ impl Scribe {
         Ok(())
     }
 
+    /// Executes and commits one transaction. The outcomes are in the order of the writes.
     fn attempt(&self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
         let before = self.conn.total_changes();
         self.statement("BEGIN IMMEDIATE")?;
@@ -234,7 +245,7 @@ impl Scribe {
             metrics::histogram!("tenure_commit_batch_size").record(durable as f64);
         }
         if self.conn.total_changes() - before > MANY_ROWS {
-            // It is committed; what becomes of the cache changes nothing.
+            // The transaction is committed, so a failure to release the cache is harmless.
             let _ = self.conn.release_memory();
         }
         Ok(outcomes)
@@ -244,7 +255,7 @@ impl Scribe {
         self.conn.prepare_cached(sql)?.execute([])
     }
 
-    /// Does one step. The inner error is a refusal that has changed nothing.
+    /// Executes one write. The inner error is a rejection that has changed nothing.
     fn run(&self, step: &mut dyn Step) -> Outcome<Result<()>> {
         let before = self.conn.total_changes();
         match step.run(&self.conn, &self.file) {
@@ -258,7 +269,7 @@ impl Scribe {
 
 type Outcome<T> = std::result::Result<T, Stop>;
 
-/// Whether an error says nothing about the step that met it.
+/// Returns whether an error is unrelated to the write that encountered it, such as a full disk.
 fn is_general(e: &rusqlite::Error) -> bool {
     use ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, OutOfMemory, SystemIoFailure};
     let general = [DiskFull, SystemIoFailure, DatabaseBusy, DatabaseLocked, OutOfMemory];

@@ -1,7 +1,9 @@
-//! The queue of what is to be written, and whose thread writes it.
+//! The write queue, and the choice of the thread that executes it.
 //!
-//! Whoever brings a step does it itself, with whatever else has queued, if nobody is at it: then no other thread has to wake up
-//! for it. Where many write, or where the caller's thread has no time to wait for the disk, a thread of the store's own does it.
+//! A caller that may block and finds the writer free executes its own write, together with all
+//! queued ones, because this saves a thread wake-up. Under concurrent load, or where the caller's
+//! thread must not block, a dedicated writer thread does it (D-031). Invariant: the holder of the
+//! lock on `Scribe` is the only writer.
 
 use crate::store::sqlite::blocking::Seat;
 use crate::store::sqlite::database::File;
@@ -14,20 +16,22 @@ use std::thread::{self, JoinHandle, Thread};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task;
 
-/// At most so many jobs wait; who brings more waits too.
+/// Capacity of the write queue. Callers that submit more jobs wait (backpressure).
 const MAX_QUEUE: usize = 1024;
 
-/// Takes what is to be written. The thread ends, and the file is closed, when this is dropped.
+/// The handle to the write queue. Dropping it ends the writer thread and closes the file.
 pub(super) struct Writer {
     jobs: Option<mpsc::Sender<Job>>,
-    /// A std mutex: who holds it waits for the disk, and for no task.
+    /// A std mutex: its holder blocks on the disk, but never awaits a task.
     scribe: Arc<Mutex<Scribe>>,
     thread: Option<JoinHandle<()>>,
-    /// Held by each mark that is under way.
+    /// Cloned by each pending use mark, so that its reference count shows whether marks are
+    /// pending.
     marking: Arc<()>,
 }
 
 impl Writer {
+    /// Starts the writer thread with the connection that writes.
     pub fn start(file: File, conn: Connection) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(MAX_QUEUE);
         let scribe = Arc::new(Mutex::new(Scribe::new(conn, file, queue)));
@@ -37,7 +41,8 @@ impl Writer {
         Ok(Self { jobs: Some(jobs), scribe, thread: Some(thread), marking: Arc::default() })
     }
 
-    /// Does a step in a transaction: wholly or, if it fails, not at all. Durable when it returns.
+    /// Executes a write in a transaction: it is applied completely or, on an error, not at all.
+    /// Durable when it returns.
     pub async fn write<T: Send + 'static>(
         &self,
         work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
@@ -45,7 +50,8 @@ impl Writer {
         self.step(Weight::Durable, Purpose::Store, work).await
     }
 
-    /// The same for a step that makes room. On a full disk it may use the reserve.
+    /// Executes a write that frees space, with the guarantees of [`Writer::write`]. On a full disk
+    /// it may use the reserve file.
     pub async fn free<T: Send + 'static>(
         &self,
         work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
@@ -62,7 +68,8 @@ impl Writer {
         let (reply, mut answer) = oneshot::channel();
         let mut bell = self.send(Job::Shared(Box::new(Task::new(weight, purpose, work, reply)))).await?;
         if Seat::here().is_some() && self.is_free() {
-            // Others may be about to bring theirs, even in the same task: they can share the transaction.
+            // Other writers may be about to submit, even in the same task: yielding lets them share
+            // the transaction.
             task::yield_now().await;
             if let Ok(done) = answer.try_recv() {
                 bell.thread = None;
@@ -76,12 +83,12 @@ impl Writer {
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
-    /// Whether nobody is writing, and it were no use to let others gather.
+    /// Returns whether no write is in progress and waiting for a larger batch would not pay.
     fn is_free(&self) -> bool {
         self.scribe.try_lock().is_ok_and(|scribe| !scribe.is_crowded())
     }
 
-    /// Does what has queued, if nobody is at it, on this thread.
+    /// Executes the queued jobs on this thread, if no other thread is doing so.
     fn lead(&self, seat: Seat) -> Left {
         match self.scribe.try_lock() {
             Ok(mut scribe) => seat.wait(|| scribe.share()),
@@ -89,7 +96,8 @@ impl Writer {
         }
     }
 
-    /// Does a step that nobody waits for. It is lost if too much waits already, or in a crash.
+    /// Submits a write without waiting for it. It is dropped if the queue is full, and may be lost
+    /// in a crash.
     pub fn mark(&self, mut work: impl FnMut(&Connection, &File) -> Done<()> + Send + 'static) {
         let under_way = self.marking.clone();
         let work = move |conn: &Connection, file: &File| {
@@ -104,7 +112,7 @@ impl Writer {
         }
     }
 
-    /// Waits until the marks that are under way can be seen.
+    /// Waits until all pending use marks are visible to readers.
     pub async fn settle(&self) -> Result<()> {
         match Arc::strong_count(&self.marking) {
             1 => Ok(()),
@@ -112,7 +120,8 @@ impl Writer {
         }
     }
 
-    /// Does something outside of any transaction, while nothing else is written here.
+    /// Executes exclusive work outside of any transaction, while no other write of this process
+    /// runs.
     pub async fn alone<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &File) -> Result<T> + Send + 'static,
@@ -123,13 +132,14 @@ impl Writer {
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
-    /// How many jobs wait.
+    /// The number of queued jobs.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         self.jobs.as_ref().map_or(0, |jobs| jobs.max_capacity() - jobs.capacity())
     }
 
-    /// Brings a job. It is done when the bell has rung, if not before.
+    /// Submits a job, waiting if the queue is full. Dropping the returned `Bell` wakes the writer
+    /// thread, which executes the job unless it has been executed by then.
     async fn send(&self, job: Job) -> Result<Bell> {
         let jobs = self.jobs.as_ref().ok_or_else(stopped)?;
         jobs.send(job).await.map_err(|_| stopped())?;
@@ -151,7 +161,8 @@ impl Drop for Writer {
     }
 }
 
-/// Calls the thread that writes when it is dropped: also if whoever brought a job goes away before it is done.
+/// Wakes the writer thread on drop, so that a queued job is executed even if the caller is
+/// cancelled.
 struct Bell {
     thread: Option<Thread>,
 }
@@ -164,7 +175,7 @@ impl Drop for Bell {
     }
 }
 
-/// The thread: does what has queued whenever the bell rings, until there can be no more.
+/// The writer thread: executes the queue each time it is woken, until the queue is closed.
 fn write_for_ever(scribe: &Mutex<Scribe>) {
     let _end = End(scribe);
     while let Ok(mut at_it) = scribe.lock() {
@@ -176,7 +187,7 @@ fn write_for_ever(scribe: &Mutex<Scribe>) {
     }
 }
 
-/// Nobody waits for a thread that has ended, not even by a panic.
+/// Closes the queue when the writer thread ends, even by a panic, so that no caller waits forever.
 struct End<'a>(&'a Mutex<Scribe>);
 
 impl Drop for End<'_> {

@@ -1,10 +1,11 @@
-//! What is found after a crash, and after damage.
+//! Recovery after a crash, and detection of damage.
 
 use super::*;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-/// A store with one session of four commits; the session's file, and what the store showed after each commit with the file's length.
+/// Creates a session of four commits. Returns the session's file, and the state of the store after
+/// each commit with the file's length.
 async fn four_commits(dir: &TempDir) -> (Vec<u8>, Vec<(usize, (Option<Head>, Vec<Record>, Vec<Item>))>) {
     let (store, key, path) = (open(dir).await, key("s"), dir.path().join("default/s.jsonl"));
     let mut states = vec![(0, (None, vec![], vec![]))];
@@ -42,7 +43,7 @@ async fn what_is_found_after_a_crash_at_any_byte_is_the_last_whole_commit() {
         };
         assert_eq!(repairs.iter().map(|r| r.what.clone()).collect::<Vec<_>>(), mended, "cut at {cut}");
 
-        // It goes on from there, and nothing has to be mended again.
+        // The session can continue from there, and no further repair is needed.
         let go_on = match &want.0 {
             Some(head) => next(head, &[user("after")]),
             None => begin(&key, &[user("after")]),
@@ -59,7 +60,7 @@ async fn rubbish_at_the_end_is_cut() {
     let dir = TempDir::new().unwrap();
     let (bytes, states) = four_commits(&dir).await;
     let (key, path) = (key("s"), dir.path().join("default/s.jsonl"));
-    // What a disk may leave of a write that was under way: zeros, or its end without its beginning.
+    // Possible remains of an interrupted write: zeros, or its end without its beginning.
     let zeros = vec![0; 5000];
     let (third, fourth) = (&bytes[states[2].0..states[3].0], &bytes[states[3].0..]);
     let beheaded = [&[0; 30], &third[30..]].concat();
@@ -80,7 +81,8 @@ async fn damage_before_the_end_is_never_cut() {
     let dir = TempDir::new().unwrap();
     let (bytes, states) = four_commits(&dir).await;
     let path = dir.path().join("default/s.jsonl");
-    // The line break between the last two commits apart: without it they look like one that was never finished.
+    // Except the line break between the last two commits: without it they look like one unfinished
+    // commit.
     for place in 0..states[3].0 - 1 {
         let mut damaged = bytes.clone();
         damaged[place] ^= 1;
@@ -101,7 +103,7 @@ async fn a_damaged_session_does_not_stop_the_others() {
     let dir = TempDir::new().unwrap();
     let (bytes, states) = four_commits(&dir).await;
     let path = dir.path().join("default/s.jsonl");
-    // A commit is missing altogether.
+    // A whole commit is missing.
     fs::write(&path, [&bytes[..states[1].0], &bytes[states[2].0..]].concat()).unwrap();
     let (store, repairs) = open_mended(dir.path()).await;
     assert_eq!(repairs[0].place, format!("{}:4", path.display()));
@@ -183,7 +185,7 @@ async fn half_a_commit_that_stays_is_never_followed_by_another() {
     store.commit(&first).await.unwrap();
     let (path, aside) = (dir.path().join("default/s.jsonl"), dir.path().join("aside"));
     fs::rename(&path, &aside).unwrap();
-    // It is always full, and can not be cut.
+    // A file that is always full, and cannot be truncated.
     symlink("/dev/full", &path).unwrap();
     let step = next(&first.head, &[user("two")]);
     assert_eq!(store.commit(&step).await.unwrap_err().code(), "unavailable");
@@ -199,7 +201,7 @@ async fn half_a_commit_that_stays_is_never_followed_by_another() {
     store.commit(&step).await.unwrap();
 }
 
-/// A small disk of its own.
+/// A small file system, mounted for the test.
 struct Mount<'a>(&'a Path);
 
 impl<'a> Mount<'a> {
@@ -215,7 +217,7 @@ impl Drop for Mount<'_> {
     }
 }
 
-/// Needs the right to mount; does nothing without.
+/// Requires the right to mount; is skipped without it.
 #[tokio::test]
 async fn a_full_disk_takes_nothing_back_that_was_acknowledged() {
     let dir = TempDir::new().unwrap();

@@ -1,4 +1,5 @@
-//! Random steps on this store and on the memory store: they must always show the same, also after a restart.
+//! Model test: random operations on this store and on the memory store must always give equal
+//! results, also after a restart.
 
 use super::*;
 use crate::store::MemoryStore;
@@ -46,7 +47,7 @@ fn owner(n: usize) -> Owner {
     }
 }
 
-/// Takes a step in a store; what came of it, in words.
+/// Applies an operation to a store, and describes the result.
 async fn take(store: &dyn Store, step: &Step, n: i64) -> String {
     let done = match step {
         Step::Begin(s) => store.commit(&begin(&name(*s), &[user("hi")])).await,
@@ -87,7 +88,7 @@ async fn take(store: &dyn Store, step: &Step, n: i64) -> String {
     format!("{done:?}")
 }
 
-/// Everything a store shows.
+/// Reads everything that a store returns.
 async fn show(store: &dyn Store) -> String {
     let mut all_of_it = format!("{:?}\n", store.heads(&Query::new(Whose::Everyone, 100)).await);
     for session in 0..5 {
@@ -102,7 +103,7 @@ async fn show(store: &dyn Store) -> String {
     all_of_it
 }
 
-/// What everybody but one session shows, their parents' records included.
+/// Reads what all sessions but one show, including the records of their ancestors.
 async fn shown_by_others(store: &dyn Store, session: usize) -> Vec<(Key, Vec<Record>)> {
     let mut shown = Vec::new();
     for head in store.heads(&Query::new(Whose::Everyone, 100)).await.unwrap() {

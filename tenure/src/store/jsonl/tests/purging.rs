@@ -1,8 +1,8 @@
-//! Purges with living forks, and crashes in the middle of them.
+//! Purges of sessions with forks, and crashes during them.
 
 use super::*;
 
-/// What a fork shows: its parents' records up to where it left them, and its own.
+/// Reads what a fork shows: the records of its ancestors up to the fork points, and its own.
 pub(super) async fn shown(store: &dyn Store, key: &Key) -> Vec<Record> {
     let (mut session, mut upto, mut shown) = (key.clone(), u64::MAX, Vec::new());
     loop {
@@ -24,7 +24,8 @@ async fn shown_all(store: &dyn Store, sessions: &[&str]) -> Vec<Vec<Record>> {
     all
 }
 
-/// A root of five records in three commits; forks of it at 2, 4 (in the middle of a commit) and 5, and a fork of a fork.
+/// Creates a root of five records in three commits, forks of it at 2, 4 (in the middle of a commit)
+/// and 5, and a fork of a fork.
 async fn family(store: &JsonlStore) {
     let mut first = begin(&key("root"), &[user("one")]);
     first.blobs.push(blob(b"early"));
@@ -72,12 +73,13 @@ async fn forks_do_not_notice_that_their_parent_is_purged() {
     }
     assert!(!bytes_under(dir.path(), "nobody needs") && !bytes_under(dir.path(), "secret"));
 
-    // A writer that loaded the heir before goes on, and does not bring the old parent back.
+    // A writer that loaded the heir before the purge can continue, and does not restore the old
+    // parent.
     store.commit(&next(&stale, &[user("and on")])).await.unwrap();
     let head = store.head(&key("at4")).await.unwrap().unwrap();
     assert_eq!((head.first, head.parent), (1, None));
 
-    // One after the other, until nothing is left.
+    // Purge one after the other until none is left.
     for gone in ["at4", "at2", "grandchild", "at3"] {
         store.purge(&key(gone)).await.unwrap();
         let left = store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap();
@@ -101,7 +103,7 @@ async fn a_purge_that_a_crash_cut_short_harms_nobody_and_can_be_repeated() {
     let old = copy(&dir);
     store.purge(&key("root")).await.unwrap();
     drop(store);
-    // The steps, and which files are still the old ones after a crash before each of the others.
+    // For each crash point of a purge, the files that have not been replaced yet.
     let restore =
         [&["root", "at2", "at3", "at4"][..], &["root", "at2", "at3"], &["root", "at3"], &["root", "at2"], &["root"]];
     for files in restore {
@@ -110,12 +112,12 @@ async fn a_purge_that_a_crash_cut_short_harms_nobody_and_can_be_repeated() {
             let file = format!("default/{name}.jsonl");
             fs::copy(old.path().join(&file), crashed.path().join(&file)).unwrap();
         }
-        // The blobs are removed last.
+        // Blobs are removed last.
         for blob in fs::read_dir(old.path().join("default/blobs")).unwrap() {
             let blob = blob.unwrap();
             fs::copy(blob.path(), crashed.path().join("default/blobs").join(blob.file_name())).unwrap();
         }
-        // A new file that had not got its name yet.
+        // A new file that has not been renamed yet.
         fs::write(crashed.path().join("default/at4.jsonl.tmp"), "half").unwrap();
         let store = open(&crashed).await;
         assert_eq!(shown_all(&store, &FORKS).await, before, "{files:?}");
@@ -137,7 +139,7 @@ async fn nothing_is_destroyed_while_a_fork_leans_on_it() {
     family(&store).await;
     let before = shown_all(&store, &FORKS).await;
     for name in ["at4", "at2"] {
-        // The heir's new file, or the other fork's new parent, can not be written.
+        // The heir's new file, or the other fork's new parent, cannot be written.
         let file = dir.path().join("default").join(if name == "at4" { "at4.jsonl.tmp" } else { "at2.jsonl" });
         let aside = dir.path().join("aside");
         let _ = fs::rename(&file, &aside);
@@ -179,7 +181,7 @@ async fn a_fork_is_read_while_its_parent_is_purged() {
     }
 }
 
-/// A copy of a store's files.
+/// Copies the files of a store.
 fn copy(dir: &TempDir) -> TempDir {
     fn copy_all(from: &Path, to: &Path) {
         fs::create_dir_all(to).unwrap();

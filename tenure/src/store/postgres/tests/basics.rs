@@ -1,4 +1,4 @@
-//! Opening, committing, reading.
+//! Opening, committing and reading.
 
 use super::*;
 use crate::store::contract::{FORMAT, MAX_PAGE_BYTES};
@@ -35,7 +35,7 @@ async fn a_step_is_taken_once_and_only_from_its_base() {
         assert_eq!(store.commit(&hole).await.unwrap_err().code(), "invalid");
         assert_eq!(own(store, &key("a")).await.len(), 3, "what was refused has changed nothing");
 
-        // A step without records changes the card only.
+        // A commit without records changes only the head.
         let mut card = a.step([]);
         card.head.due_at = Some(at(99));
         store.commit(&card).await.unwrap();
@@ -44,7 +44,7 @@ async fn a_step_is_taken_once_and_only_from_its_base() {
         assert_eq!(store.records(&key("nobody"), &Range::after(0)).await.unwrap(), []);
 
         if options.contains("prepare=off") {
-            // Each of the pool's connections would show what is prepared on it.
+            // Prepared statements of any connection of the pool would be visible here.
             let prepared: i64 = db.rows("SELECT count(*) FROM pg_prepared_statements").await[0].get(0);
             assert_eq!(prepared, 0);
         }
@@ -120,7 +120,7 @@ async fn pages_are_bounded_and_complete() {
     assert_eq!(page(Range { limit: 0, ..Range::after(0) }).await, [0; 0]);
     assert_eq!(page(Range::after(u64::MAX)).await, [0; 0]);
 
-    // Three of these are more than a page.
+    // Three of these exceed a page.
     let large = "x".repeat(MAX_PAGE_BYTES / 2 - 100);
     w.add(store, [say(&large), say(&large), say(&large), say("end")]).await.unwrap();
     assert_eq!(page(Range::after(21)).await, [22, 23, 24]);
@@ -190,8 +190,9 @@ async fn a_newer_format_is_refused() {
     db.end().await;
 }
 
-/// A newer version migrates while nodes of this one are at work and somebody holds on to a table: the migration gives way until it
-/// can be done, the nodes go on before and after, and no further node of this version starts.
+/// A newer version migrates while nodes of this version are working and another transaction holds a
+/// table lock: the migration yields until it can proceed, the nodes continue before and after, and
+/// no further node of this version can start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newer_version_migrates_under_nodes_of_this_one() {
     let Some(db) = Db::new("pool=4").await else { return };
@@ -209,7 +210,7 @@ async fn a_newer_version_migrates_under_nodes_of_this_one() {
         nodes.spawn(async move {
             let mut writer = Writer::create(&store, &format!("s{n}")).await.unwrap();
             let (mut turns, mut last) = (0, false);
-            // Once more after it is done: with statements that were prepared before.
+            // One more iteration after the migration, with statements that were prepared before it.
             while !std::mem::replace(&mut last, done.load(SeqCst)) {
                 writer.add(&store, [say("x"), say("y")]).await.unwrap();
                 turns += 1;
@@ -236,7 +237,7 @@ async fn a_newer_version_migrates_under_nodes_of_this_one() {
     held.batch_execute(&db.store.link.sql("SELECT count(*) FROM tenure_head")).await.unwrap();
     let upgrade = migrate::migrate(&db.store.link, "here", &versions);
     let let_go = async {
-        // Longer than the migration waits in one go.
+        // Longer than the lock timeout of a single attempt.
         tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
         held.commit().await.unwrap();
     };
@@ -287,7 +288,8 @@ async fn a_database_that_is_something_elses_is_left_alone() {
 async fn the_log_takes_little_more_than_its_text() {
     const SESSIONS: usize = 100;
     const TURNS: usize = 25;
-    // In a database of its own: the snapshots of other tests would keep old cards from being cleaned up.
+    // In its own database: snapshots of other tests would prevent old row versions of heads from
+    // being vacuumed.
     let Some(server) = server() else { return };
     let other = Db::at(&server, "pool=1").await;
     let name = format!("test_{}", uuid::Uuid::now_v7().simple());
@@ -314,7 +316,8 @@ async fn the_log_takes_little_more_than_its_text() {
     writers.join_all().await;
     let db = Db { store: std::sync::Arc::into_inner(store).unwrap(), ..db };
     db.rows("CREATE TABLE S.m (id bigserial, sid bigint, data text, PRIMARY KEY (sid, id))").await;
-    // The same messages in the same order of arrival, and a small checkpoint row per turn.
+    // Baseline: equal messages in the same order of arrival, and a small checkpoint row for each
+    // turn.
     let sql = "INSERT INTO S.m (sid, data) SELECT s, CASE k WHEN 3 THEN '{\"label\":\"turn 10\",\"position\":20}'
         ELSE repeat('m', 1024) END FROM generate_series(1, TURNS) t, generate_series(1, SESSIONS) s, generate_series(1, 3) k";
     db.rows(&sql.replace("TURNS", &TURNS.to_string()).replace("SESSIONS", &SESSIONS.to_string())).await;
@@ -323,8 +326,8 @@ async fn the_log_takes_little_more_than_its_text() {
     let size = |n: usize| sizes.get::<_, i64>(n) as f64;
     let (cards, log) = (size(1) / size(0), size(2) / size(0));
     eprintln!("{} bytes raw; times {log:.3} in the log, and {cards:.3} for cards", size(0));
-    // Cards do not grow with the log: what is left of old ones is used again once it has been vacuumed. In a run as short
-    // as this one it never is.
+    // Heads do not grow with the log: the space of old row versions is reused after a vacuum, which
+    // does not happen in a run as short as this one.
     assert!(log < 1.25 && log + cards < 1.4, "{log} + {cards}");
     drop(db);
     other.rows(&format!("DROP DATABASE {name} WITH (FORCE)")).await;

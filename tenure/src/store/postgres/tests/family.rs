@@ -1,4 +1,4 @@
-//! Forks, purges and media: who keeps what.
+//! Forks, purges and media: fork inheritance and blob references.
 
 use super::*;
 use crate::store::item::{Item, Owner, Shelf};
@@ -45,7 +45,7 @@ async fn the_fork_that_left_last_inherits() {
         assert_eq!((parent.session.as_str(), parent.seq), ("last", seq));
     }
 
-    // Writers that remember the old lineage do not bring it back.
+    // A writer with a stale head does not restore the old lineage.
     last.add(store, [say("l1")]).await.unwrap();
     let heir = store.head(&key("last")).await.unwrap().unwrap();
     assert_eq!((heir.first, heir.seq, &heir.parent), (4, 8, &a.head.parent));
@@ -53,7 +53,8 @@ async fn the_fork_that_left_last_inherits() {
         assert_eq!(texts(load(store, &key(name)).await), want, "{name}");
     }
 
-    // `early` left before the heir had a record of its own: it leans on what is further up.
+    // The fork point of `early` lies before the heir's own first record: it is re-parented to an
+    // ancestor.
     store.purge(&key("first")).await.unwrap();
     store.purge(&key("last")).await.unwrap();
     assert_eq!(store.head(&key("early")).await.unwrap().unwrap().parent.unwrap().session.as_str(), "root");
@@ -207,7 +208,7 @@ async fn a_purge_waits_for_a_commit_that_begins_to_use_its_blob() {
     let Some(db) = Db::new("pool=4&application_name=blob_race").await else { return };
     let store = &db.store;
     add_blob(store, &mut Writer::create(store, "gone").await.unwrap(), "blob").await;
-    // What a commit to another session does, held open.
+    // Simulates a concurrent commit to another session whose transaction stays open.
     let commit = store.link.lease().await.unwrap();
     let sql = "BEGIN; INSERT INTO tenure_blob_use SELECT first, tenant, 'stays', blob FROM tenure_blob_use";
     commit.batch_execute(&store.link.sql(sql)).await.unwrap();

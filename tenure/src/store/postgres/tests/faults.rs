@@ -1,4 +1,4 @@
-//! What happens when the connection, or the server, goes away.
+//! Behavior when the connection or the server fails.
 
 use super::*;
 use crate::types::error::Error;
@@ -11,15 +11,15 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 const PASS: u8 = 0;
-/// Close instead of passing on what the client sends next.
+/// Close the connection instead of forwarding the next request.
 const CUT_REQUEST: u8 = 1;
-/// Pass on what the client sends next, and close instead of passing on the answer.
+/// Forward the next request, and close the connection instead of forwarding the response.
 const CUT_ANSWER: u8 = 2;
 
-/// Take what comes, and never answer: a frozen process, or a machine that is gone.
+/// Accept data and never respond, like a frozen process or an unreachable machine.
 const FREEZE: u8 = 3;
 
-/// Stands between the store and the server, and breaks a connection when told to.
+/// A proxy between the store and the server that injects faults into connections.
 struct Proxy {
     port: u16,
     fault: Arc<AtomicU8>,
@@ -42,7 +42,7 @@ impl Proxy {
         Self { port, fault, _task: task }
     }
 
-    /// A store that goes through this proxy.
+    /// Returns the URL of a store that connects through this proxy.
     fn url(&self, db: &Db) -> String {
         let (_, rest) = db.url.rsplit_once('@').unwrap();
         let (_, path) = rest.split_once('/').unwrap();
@@ -67,7 +67,7 @@ async fn relay(mut client: TcpStream, mut server: TcpStream, fault: Arc<AtomicU8
             },
             n = server.read(&mut down) => match n {
                 Ok(n) if n > 0 && frozen() => std::future::pending().await,
-                // By the time there is an answer, the server has done what it was asked.
+                // When a response arrives, the server has executed the request.
                 Ok(n) if n > 0 && !(answered && take(CUT_ANSWER)) => {
                     if client.write_all(&down[..n]).await.is_err() { return }
                 }
@@ -86,7 +86,8 @@ async fn a_broken_connection_loses_and_doubles_nothing() {
         let store = PostgresStore::open(&(proxy.url(&db) + options)).await.unwrap();
         let name = format!("a{}", options.len());
         for fault in [CUT_REQUEST, CUT_ANSWER] {
-            // Creation, plain steps, a step of the card alone, and reads: each finds its connection broken once.
+            // Creation, appends, a commit of the head alone, and reads: the connection of each
+            // breaks once.
             proxy.fault.store(fault, SeqCst);
             let mut w = Writer::create(&store, &format!("{name}-{fault}")).await.unwrap();
             assert_eq!(proxy.fault.load(SeqCst), PASS, "the fault was met");
@@ -102,7 +103,8 @@ async fn a_broken_connection_loses_and_doubles_nothing() {
             assert_eq!(store.head(&w.head.key()).await.unwrap(), Some(w.head.clone()));
             proxy.fault.store(fault, SeqCst);
             assert_eq!(own(&store, &w.head.key()).await.len(), 10);
-            // Somebody else comes first while nobody knows whether our step was taken: it was not.
+            // Another writer commits first while the outcome of this commit is unknown: it was not
+            // applied.
             let stale = w.clone();
             w.add(&db.store, [say("other")]).await.unwrap();
             proxy.fault.store(fault, SeqCst);
@@ -121,7 +123,7 @@ async fn a_broken_connection_loses_and_doubles_nothing() {
     db.end().await;
 }
 
-/// Runs the script that keeps a server for tests; a test's own, since it is going to be hurt.
+/// Runs the script that manages a test server. This test has its own server, because it kills it.
 async fn script(verb: &str) -> String {
     script_for("store-faults", verb).await
 }
@@ -154,7 +156,7 @@ async fn a_restart_of_the_server_loses_nothing_acknowledged() {
         });
     }
     for restart in [true, true, false] {
-        // Until everybody has written something since.
+        // Until every writer has committed again.
         for n in 0..8 {
             let seq = || async { store.head(&key(&format!("s{n}"))).await.unwrap().unwrap().seq };
             let before = seq().await;
@@ -172,7 +174,7 @@ async fn a_restart_of_the_server_loses_nothing_acknowledged() {
         assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     }
 
-    // When the server stays away, a step ends with a clear error.
+    // While the server is down, an operation fails with a clear error.
     script("kill").await;
     let key = key("s0");
     let (read, write) = tokio::join!(store.head(&key), Writer::create(&store, "new"));
@@ -184,7 +186,8 @@ async fn a_restart_of_the_server_loses_nothing_acknowledged() {
     script("stop").await;
 }
 
-/// Other nodes are told, not oneself; whoever lost its connection is told that it may have missed something, and hears again.
+/// Notifications reach other nodes, not the sender. A listener that lost its connection receives a
+/// gap, and then notifications again.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_nodes_are_told() {
     let Some(db) = Db::new("application_name=ear").await else { return };
@@ -216,19 +219,19 @@ async fn other_nodes_are_told() {
     db.end().await;
 }
 
-/// A URL with another host before the one of a database.
+/// Returns a URL with another host before that of the database.
 fn with_host(db: &Db, port: u16, options: &str) -> String {
     let (user, rest) = db.url.rsplit_once('@').unwrap();
     format!("{user}@127.0.0.1:{port},{rest}{options}")
 }
 
-/// Waits for something, but not for ever.
+/// Waits for a future, with a timeout.
 async fn soon<T>(what: &str, step: impl Future<Output = T>) -> T {
     let limit = std::time::Duration::from_secs(60);
     tokio::time::timeout(limit, step).await.unwrap_or_else(|_| panic!("it never came to be: {what}"))
 }
 
-/// A host that accepts connections and never answers is passed over, by the store and by what listens to other nodes.
+/// A host that accepts connections and never responds is skipped, by the store and by its listener.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_host_does_not_block_the_others() {
     let Some(db) = Db::new("").await else { return };
@@ -249,7 +252,7 @@ async fn a_silent_host_does_not_block_the_others() {
     db.store.tell(&key("a"));
     assert_eq!(soon("it hears", heard.recv()).await.unwrap(), Some(key("a")));
 
-    // Nobody is there at all: an error that names both.
+    // No host is reachable: the error names both.
     let url = format!("postgres://postgres@127.0.0.1:{port},127.0.0.1:1/postgres?retry=0s&connect_timeout=1");
     let error = soon("it gives up", PostgresStore::open(&url)).await.unwrap_err();
     let said = error.to_string();
@@ -257,8 +260,8 @@ async fn a_silent_host_does_not_block_the_others() {
     db.end().await;
 }
 
-/// The primary freezes: connections to it stay open and never answer. What waits on them goes on with the new primary, once, and so does
-/// what listens.
+/// The primary freezes: connections to it stay open and never respond. Waiting operations are
+/// executed on the new primary, exactly once, and the listener moves there as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_primary_is_given_up() {
     let Some(db) = Db::new("").await else { return };
@@ -295,8 +298,8 @@ async fn a_frozen_primary_is_given_up() {
     db.end().await;
 }
 
-/// A step whose connection ends while it waits for a synchronous standby is there to be seen, but may still be lost: it is not
-/// acknowledged before a standby has it.
+/// A commit whose connection ends while it waits for a synchronous standby is visible, but may
+/// still be lost: it is not acknowledged before a standby has it (D-038).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_is_not_replicated_is_not_acknowledged() {
     if server().is_none() {
@@ -313,7 +316,7 @@ async fn a_step_that_is_not_replicated_is_not_acknowledged() {
         admin.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'")).await.unwrap();
         admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
     };
-    // Who waits for a standby, by the beginning of the statement.
+    // The backend that waits for a standby, selected by the beginning of its statement.
     let waiting = async |statement: &str| {
         let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'sync' AND wait_event = 'SyncRep'
             AND starts_with(query, $1)";
@@ -332,7 +335,8 @@ async fn a_step_that_is_not_replicated_is_not_acknowledged() {
     };
     admin.query("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
     let mut step = step;
-    // It is seen, and confirmed with a write that waits as well; until that is done there is no acknowledgement.
+    // The commit is visible and is being confirmed by a write that waits as well; until that
+    // completes, it is not acknowledged.
     loop {
         assert!(step.try_join_next().is_none(), "it was acknowledged without a standby");
         if waiting("UPDATE").await.is_some() {

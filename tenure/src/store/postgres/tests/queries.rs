@@ -1,4 +1,4 @@
-//! Lists of sessions, against `Query::matches`.
+//! Queries for sessions, compared with `Query::matches`.
 
 use super::*;
 use crate::store::query::{Cursor, Order, Query, Whose};
@@ -8,7 +8,7 @@ use crate::types::id::{RunId, User};
 use crate::types::status::Status;
 use serde_json::json;
 
-/// What a query must find among these cards.
+/// Computes the expected result of a query over these heads.
 fn expected(query: &Query, all: &[Head]) -> Vec<Head> {
     let mut found: Vec<Head> = all.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
@@ -20,7 +20,7 @@ fn expected(query: &Query, all: &[Head]) -> Vec<Head> {
     found.into_iter().skip(query.offset).take(query.limit).collect()
 }
 
-/// Sessions of all kinds.
+/// Creates sessions that differ in every property that a query can select.
 async fn fill(store: &PostgresStore) -> Vec<Head> {
     let mut dice = Dice(42);
     let mut all = Vec::new();
@@ -73,7 +73,7 @@ async fn lists_agree_with_the_contract() {
             _ => Whose::User(tenant(), User::new("ann").unwrap()),
         };
         let mut q = Query::new(whose, [5, 100, usize::MAX][dice.roll(3)]);
-        // One or two conditions at a time, so that most queries find something.
+        // One or two conditions at a time, so that most queries match something.
         for _ in 0..dice.roll(3) {
             match dice.roll(13) {
                 0 => q.assistant = Some(["helper", "no\0"][dice.roll(2)].to_owned()),

@@ -1,4 +1,4 @@
-//! Items.
+//! Key-value items.
 
 use super::*;
 use crate::store::item::{Item, Owner, Shelf};
@@ -52,7 +52,7 @@ async fn what_can_not_be_a_key_is_refused() {
     let (store, shelf) = (&db.store, &shelf(Owner::Tenant));
     assert_eq!(store.put(shelf, &item("a\0", "x", 0), None).await.unwrap_err().code(), "invalid");
     assert_eq!(store.put(shelf, &item(&"k".repeat(3000), "x", 0), None).await.unwrap_err().code(), "too_large");
-    // As long and as hard to compress as it gets.
+    // A key of nearly the maximum length that hardly compresses.
     let mut dice = Dice(5);
     let long: String = (0..2000).map(|_| char::from(b'!' + dice.roll(90) as u8)).collect();
     store.put(shelf, &item(&long, "x", 0), None).await.unwrap();

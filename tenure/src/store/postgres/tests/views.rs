@@ -1,4 +1,4 @@
-//! The views for people, against the fold.
+//! The SQL views for people, compared with the fold.
 
 use super::*;
 use crate::types::entry::{Checkpointed, Rewound};
@@ -6,7 +6,7 @@ use crate::types::id::{Label, RunId};
 use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 
-/// Every view of a session shows what its folded log shows.
+/// Asserts that every view of a session agrees with its folded log.
 async fn agree(db: &Db, session: &str) {
     let folded = load(&db.store, &key(session)).await;
     let mine = format!("tenant = 'acme' AND session_id = '{session}'");
@@ -40,7 +40,7 @@ async fn agree(db: &Db, session: &str) {
     assert_eq!(ids.len(), rows.len(), "ids are unique");
 }
 
-/// Something that happens in a session: a message, a checkpoint or a rewind.
+/// Returns a random entry: a message, a checkpoint or a rewind.
 fn anything(dice: &mut Dice, session: &Session) -> Entry {
     match dice.roll(8) {
         0 if session.seq > 2 => {
@@ -82,7 +82,7 @@ async fn views_agree_with_the_fold_over_forks_rewinds_and_purges() {
             let session = load(store, &key(&from)).await;
             match dice.roll(10) {
                 0 | 1 if names.len() < 8 => {
-                    // Anywhere, also before the first record of its own.
+                    // At any position, including one before the session's own first record.
                     let point = Point::Position(dice.roll(session.messages.len() + 1));
                     let name = format!("fork-{seed}-{step}");
                     Writer::fork(store, &from, &point, &name).await.unwrap();
@@ -125,7 +125,7 @@ async fn views_show_live_sessions_of_all_tenants_apart() {
         let mut w = Writer::create(store, name).await.unwrap();
         w.add(store, [say(name), Entry::Status { to: status, reason: None }]).await.unwrap();
     }
-    // A fork of what is gone from sight still shows what it came from.
+    // A fork of a deleted session still shows the inherited records.
     Writer::fork(store, "d", &Point::End, "f").await.unwrap();
     for view in ["sessions", "messages"] {
         let rows = db.rows(&format!("SELECT DISTINCT session_id FROM S.{view} ORDER BY 1")).await;

@@ -1,4 +1,4 @@
-//! Files that are damaged, foreign or from the future: the error says what is wrong and where.
+//! Files that are damaged, foreign or of a newer format: the error says what is wrong and where.
 
 use super::*;
 use crate::store::contract::FORMAT;
@@ -47,7 +47,7 @@ async fn a_damaged_head_names_its_place() {
     let want = format!("damaged data at sqlite {}, head of session default/s: missing field", place.file());
     let error = place.store.head(&key("s")).await.unwrap_err().to_string();
     assert!(error.starts_with(&want), "{error}");
-    // It can still be purged.
+    // A damaged session can still be purged.
     place.store.purge(&key("s")).await.unwrap();
     assert_eq!(place.store.head(&key("s")).await.unwrap(), None);
 }

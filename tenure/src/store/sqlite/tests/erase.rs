@@ -1,4 +1,4 @@
-//! What was deleted is gone from the bytes of the files.
+//! Deleted data leave no bytes in the files.
 
 use super::super::items;
 use super::*;
@@ -9,18 +9,19 @@ use std::path::Path;
 const USERS: [&str; 2] = ["ada", "bob"];
 const SESSIONS: usize = 60;
 
-/// A word that is nowhere by chance.
+/// Returns a word that does not occur by chance.
 fn word(user: usize, n: usize) -> String {
     blake3::hash(format!("{user} {n}").as_bytes()).to_hex()[..16].to_owned()
 }
 
-/// How many of some words are in the files of a directory. Their ends are looked for: an index leaves out beginnings.
+/// Counts how many of some words occur in the files of a directory. Their suffixes are searched
+/// for, because an index omits common prefixes.
 fn left(directory: &Path, words: &[String]) -> usize {
     let ends: HashSet<&[u8]> = words.iter().map(|w| &w.as_bytes()[3..]).collect();
     let mut found = HashSet::<&[u8]>::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-        // The reserve.
+        // Skip the reserve file.
         if bytes.iter().all(|b| *b == 0) {
             continue;
         }
@@ -29,7 +30,8 @@ fn left(directory: &Path, words: &[String]) -> usize {
     found.len()
 }
 
-/// Sessions and memories of two users, mixed, with messages of 10 bytes to 100 KB; the words of each.
+/// Creates sessions and memories of two users, interleaved, with messages of 10 bytes to 100 KB.
+/// Returns the words of each user.
 async fn fill(store: &SqliteStore, seed: u64) -> [Vec<String>; 2] {
     let mut dice = Dice(seed);
     let mut logs: Vec<_> = (0..SESSIONS).map(|n| Log::of(&format!("s{n}"), USERS[n % 2])).collect();
@@ -68,7 +70,7 @@ async fn no_byte_of_what_was_cleared_is_left() {
     }
 }
 
-/// The full-text index has words of many items on each of its pages.
+/// Each page of the full-text index contains words of many items.
 #[tokio::test]
 async fn the_full_text_index_forgets_words() {
     let place = Place::new().await;

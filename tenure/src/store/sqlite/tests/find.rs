@@ -1,4 +1,4 @@
-//! Finding: indexes are used, and the full-text index follows the items.
+//! Queries use their indexes, and the full-text index stays consistent with the items.
 
 use super::*;
 use crate::store::query::{Order, Query, Whose};
@@ -6,7 +6,7 @@ use crate::store::sqlite::heads::{Narrow, Select};
 use crate::types::digest::VisibleHash;
 use rusqlite::params_from_iter;
 
-/// How SQLite would look for the heads of a query.
+/// Returns SQLite's query plan for a query.
 fn plan(sql: &Connection, query: &Query) -> String {
     let narrow = Narrow::choose(sql, query, 100).unwrap_or(None);
     explain(sql, Select::new(query, narrow.as_ref()))
@@ -54,7 +54,7 @@ async fn queries_use_their_index() {
         let label = "head_label USING PRIMARY KEY (tenant=? AND label=?)";
         assert_eq!(plan.contains(&format!("SEARCH {label}")), by_label, "{plan}");
     }
-    // A scan follows the index on activity, and needs no sort of all that it may look at.
+    // A scan follows the index on activity, without sorting.
     for (whose, index) in [(mine, "head_user (tenant=? AND user=?)"), (ours, "head_active (tenant=?)")] {
         let query = Query { title: Some("x".to_owned()), tags: vec!["t".to_owned()], ..newest(&whose) };
         let plan = explain(&sql, Select::scan(&query, 100));
@@ -69,7 +69,7 @@ async fn the_newest_of_many_are_at_hand() {
     let mut log = Log::of("s", "ada");
     log.save(&place.store).await;
     let sql = place.sql();
-    // The same head many times over, with the columns and the card of its own.
+    // Many copies of one head, each with its own columns and serialized head.
     sql.execute(
         "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20000)
         INSERT INTO head (tenant, session, user, status, created_at, active_at, seq, hash, title, labels, card)
@@ -83,14 +83,14 @@ async fn the_newest_of_many_are_at_hand() {
     let heads = place.store.heads(&mine).await.unwrap();
     let ids: Vec<_> = heads.iter().map(|h| h.info.session_id.to_string()).collect();
     assert_eq!(ids, (0..20).map(|n| format!("s{}", 20_000 - n * 10)).collect::<Vec<_>>());
-    // It looks at what it returns and no more.
+    // The query reads only the rows that it returns.
     let Select { sql: text, params } = Select::new(&mine, None);
     let mut find = sql.prepare(&text).unwrap();
     assert_eq!(find.query_map(params_from_iter(params), |_| Ok(())).unwrap().count(), 20);
     assert!(find.get_status(rusqlite::StatementStatus::VmStep) < 2000);
 }
 
-/// What FTS5 thinks of its own index.
+/// Runs FTS5's own integrity check.
 fn check_full_text(sql: &Connection) {
     sql.execute("INSERT INTO item_text (item_text, rank) VALUES ('integrity-check', 1)", []).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The views that people query, against the fold.
+//! The SQL views for people, compared with the fold.
 
 use super::*;
 use crate::rules::session::{Point, Session};
@@ -7,7 +7,7 @@ use crate::types::id::Label;
 use crate::types::status::Status;
 use serde_json::{Value, json};
 
-/// The whole log of a session, its ancestors' part included.
+/// Reads the whole log of a session, including the records of its ancestors.
 async fn whole(place: &Place, session: &str) -> Vec<Record> {
     let (mut records, mut id, mut upto) = (Vec::new(), session.to_owned(), Seq::MAX);
     loop {
@@ -45,7 +45,8 @@ async fn assert_views(place: &Place, session: &str) {
     assert_eq!(rows(&sql, query, session), [json!([head.info, head.info.updated_at])]);
 }
 
-/// Adds some entries: messages, checkpoints, and rewinds to any message or checkpoint, a parent's too.
+/// Appends random entries: messages, checkpoints, and rewinds to any message or checkpoint,
+/// including those of a parent.
 async fn grow(place: &Place, log: &mut Log, dice: &mut Dice) {
     for _ in 0..3 + dice.roll(5) {
         match dice.roll(5) {
@@ -92,7 +93,7 @@ async fn views_show_what_the_fold_shows() {
         for n in 0..10 {
             assert_views(&place, &format!("s{n}")).await;
         }
-        // What is left shows the same when some are gone.
+        // Purging some sessions does not change what the remaining ones show.
         for n in [0, 4, 1] {
             place.store.purge(&key(&format!("s{n}"))).await.unwrap();
         }
@@ -117,7 +118,7 @@ async fn views_show_live_sessions_only() {
     }
 }
 
-/// One session's messages are found without reading the others'.
+/// The messages of one session are found without reading those of others.
 #[tokio::test]
 async fn a_view_reads_one_session_only() {
     let place = Place::new().await;

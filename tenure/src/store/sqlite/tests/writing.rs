@@ -1,4 +1,5 @@
-//! Writing: whose thread does it, what shares a transaction, what fails alone, and what fails together.
+//! Writing: the thread that executes a write, batching, and failures of single writes and of whole
+//! batches.
 
 use super::*;
 use crate::types::blob::{Blob, BlobId};
@@ -10,7 +11,7 @@ use crate::types::status::Status;
 use std::sync::{Arc, mpsc};
 use tokio::task::JoinSet;
 
-/// Keeps the thread that writes busy until the sender is dropped.
+/// Blocks the writer thread until the sender is dropped.
 async fn hold(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel::<()>();
     let (started, begun) = tokio::sync::oneshot::channel();
@@ -25,7 +26,7 @@ async fn hold(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
     sender
 }
 
-/// What becomes of commits that all wait when the writer gets to them.
+/// Returns the results of commits that are all queued when the writer gets to them.
 async fn queued(store: &Arc<SqliteStore>, commits: Vec<Commit>) -> Vec<Result<()>> {
     let held = hold(store).await;
     let mut tasks = JoinSet::new();
@@ -58,14 +59,14 @@ async fn commits_that_wait_share_a_transaction() {
     let before = pages();
     let outcomes = queued(&store, logs.iter_mut().map(|log| log.say("hi").commit()).collect()).await;
     assert!(outcomes.iter().all(Result::is_ok));
-    // Each alone would write the pages of its head, three indexes and its record.
+    // Each commit on its own would write the pages of its head, three indexes and its record.
     assert!(pages() - before < 16, "{} pages for one transaction", pages() - before);
     for log in &logs {
         assert_eq!(store.head(&log.head.key()).await.unwrap(), Some(log.head.clone()));
     }
 }
 
-/// Whose thread does a step.
+/// Returns the name of the thread that executes a write.
 async fn who_writes(store: &SqliteStore) -> Option<String> {
     let name = |_: &Connection, _: &super::super::File| Ok(std::thread::current().name().map(str::to_owned));
     store.writer.write(name).await.unwrap()
@@ -76,7 +77,7 @@ const OWN: Option<&str> = Some("tenure-sqlite");
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_is_alone_is_done_where_it_is() {
     let (store, _directory, _) = shared(Place::new().await);
-    // The thread may still be putting down what opening the store gave it.
+    // The writer thread may still be executing writes from the opening of the store.
     let mut name = who_writes(&store).await;
     while name.as_deref() == OWN {
         name = who_writes(&store).await;
@@ -84,7 +85,7 @@ async fn a_step_that_is_alone_is_done_where_it_is() {
     assert_eq!(name.as_deref(), std::thread::current().name());
     let there = store.clone();
     let task = async move {
-        // As before, and whoever is late finds the thread at it: but not a hundred times.
+        // As above; a write may find the writer thread busy, but not a hundred times in a row.
         for _ in 0..100 {
             if who_writes(&there).await.as_deref() != OWN {
                 return true;
@@ -93,7 +94,7 @@ async fn a_step_that_is_alone_is_done_where_it_is() {
         false
     };
     assert_eq!(JoinSet::from_iter([task]).join_all().await, [true]);
-    // Not while somebody else is at it, nor right after many came at once.
+    // Not while another write is in progress, nor right after concurrent writes.
     let held = hold(&store).await;
     let late = JoinSet::from_iter([(); 2].map(|()| {
         let store = store.clone();
@@ -105,7 +106,7 @@ async fn a_step_that_is_alone_is_done_where_it_is() {
     drop(held);
     assert_eq!(late.join_all().await.iter().map(Option::as_deref).collect::<Vec<_>>(), [OWN; 2]);
     assert_eq!(who_writes(&store).await.as_deref(), OWN);
-    // But soon again: when the thread has put everything down.
+    // After the queue has drained, writes soon run on the caller's thread again.
     while who_writes(&store).await.as_deref() == OWN {}
 }
 
@@ -124,7 +125,7 @@ fn tasks_that_have_no_other_thread_wait_for_no_disk() {
         let mut tasks = JoinSet::new();
         tasks.spawn_local(async move { who_writes(&there).await });
         assert_eq!(tasks.join_all().await[0].as_deref(), OWN);
-        // The future that the set itself runs for does not stumble either.
+        // The root future of the `LocalSet` can write as well.
         who_writes(&store).await;
     });
 }
@@ -211,7 +212,8 @@ async fn a_refused_commit_does_not_spoil_the_others() {
     for log in &mut logs {
         log.save(&store).await;
     }
-    // A stray record where the third session will write: found out when its head has been written already.
+    // A stray record where the third session will write: detected only after its head has been
+    // written.
     let stray = "INSERT INTO record SELECT (id << 32) + 3, 0, 0, '' FROM head WHERE session = 's2'";
     assert_eq!(sql.execute(stray, []).unwrap(), 1);
 
@@ -301,7 +303,7 @@ async fn marks_are_seen_and_counted() {
     }
     let marked = Item { used_at: at(50), uses: 49, ..item("a", "tea") };
     assert_eq!(place.store.get(&shelf, "a", None).await.unwrap(), Some(marked));
-    // Whatever was marked in between, a commit waits for the disk.
+    // Whatever use marks came before, a commit is fsynced.
     Log::new("s").save(&place.store).await;
     let level =
         |conn: &Connection, _: &super::super::File| Ok(conn.pragma_query_value(None, "synchronous", |r| r.get(0)));
@@ -360,11 +362,11 @@ async fn the_fork_that_left_last_inherits() {
     let got = store.head(&key("early")).await.unwrap().unwrap();
     assert_eq!(got.parent.map(|p| (p.session.to_string(), p.seq)), Some(("heir".to_owned(), 2)));
     for n in 1..=5 {
-        // The first picture came with record 1 (and 2), the n-th with record n + 1.
+        // The first picture belongs to record 1 (and 2), the n-th to record n + 1.
         let there = store.blob(&Tenant::default(), &picture(n).id).await.unwrap().is_some();
         assert_eq!(there, n <= 3, "picture {n}");
     }
-    // A writer that does not know of it can go on, and does not undo it.
+    // A writer with a stale head can continue, and does not undo the inheritance.
     heir.say("more").save(store).await;
     assert_eq!(store.head(&key("heir")).await.unwrap(), Some(Head { first: 1, parent: None, ..heir.head.clone() }));
     assert_eq!(place.records("heir").await.unwrap().len(), 7);
