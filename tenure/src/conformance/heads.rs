@@ -528,8 +528,8 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
         logs[n].push(asked(id, 2, queue));
     }
     logs[3].push(asked("d", 3, Some("a\0b 'c'")));
-    // Two open reviews in one session. A tag and a metadata field with the same name as the queue
-    // must not match.
+    // Two open reviews in one session. Session e has tags and a metadata field named like the index
+    // labels of reviews, which must not match.
     logs[1].push(asked("b", 3, Some("law")));
     let change = InfoChange {
         tags: Some(vec!["review".to_owned(), "review:money".to_owned(), "reviewed".to_owned()]).into(),
