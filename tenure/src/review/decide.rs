@@ -37,6 +37,7 @@ pub struct ReviewPage {
 /// A reviewer's decision on a review.
 #[derive(Clone, Debug)]
 pub struct Verdict {
+    /// The decision.
     pub decision: Decision,
     /// The name of the reviewer.
     pub reviewer: String,

@@ -85,6 +85,7 @@ pub struct Turn {
     pub(crate) overlay: Overlay,
     /// The session's id.
     pub session_id: SessionId,
+    /// The id of the run.
     pub run: RunId,
     /// The report of how the request's messages were merged into the stored history.
     pub spliced: Spliced,
