@@ -21,7 +21,7 @@ pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
     assert_eq!(bytes(&*store, "default", &blob("unknown")).await, None);
 }
 
-/// The same blob may be committed repeatedly, in one commit or in later ones.
+/// A blob may be committed repeatedly, in one commit or in later ones.
 pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
     let mut log = Log::new("s");

@@ -453,7 +453,7 @@ pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
     assert_eq!(store.search(&cache, "one", 9).await.unwrap(), []);
 }
 
-/// The same id in two tenants is two sessions.
+/// Ids are scoped by tenant: one id in two tenants is two sessions.
 pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
     let mut logs = ["a", "b"].map(|tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0)));
     for (n, log) in logs.iter_mut().enumerate() {

@@ -162,7 +162,7 @@ on_every_store! {
         }
     }
 
-    /// The same request on two nodes concurrently is executed once, whatever its policy for busy
+    /// One request sent to two nodes concurrently is executed once, whatever its policy for busy
     /// sessions.
     async fn the_same_key_at_two_nodes_runs_once(home: &mut Home) {
         for on_busy in [OnBusy::Queue, OnBusy::Interrupt, OnBusy::Branch] {
