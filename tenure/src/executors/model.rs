@@ -43,6 +43,7 @@ pub struct First {
 }
 
 impl First {
+    /// Creates the request with its messages. It is sent when first polled.
     pub(crate) fn ask(&self, messages: Vec<Message>) -> Asking {
         let (model, options, stream) = (self.model.clone(), self.options.clone(), self.stream);
         let asked = async move { model.ask(Prompt { messages, options, stream }).await };
@@ -71,6 +72,7 @@ impl Asking {
         }
     }
 
+    /// Waits for the response.
     pub async fn said(self) -> Result<Pieces, ModelError> {
         match self.said {
             Some(said) => said,
@@ -109,6 +111,7 @@ impl Beside {
         .await
     }
 
+    /// Removes the request from the slot.
     pub fn take(&self) -> Option<Asking> {
         self.lock().take()
     }

@@ -20,7 +20,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// Namespace of the memories.
 pub(crate) const MEMORY: &str = "memory";
+/// Namespace of the back references.
 pub(crate) const TRACES: &str = "memory-traces";
 /// Registry of the namespaces that contain memories, used to recompute their vectors.
 pub(crate) const SHELVES: &str = "memory-shelves";
@@ -71,8 +73,11 @@ pub(crate) fn findable(text: &str) -> String {
 /// A back reference from a source to a memory, used to retract the memory with its source.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Trace {
+    /// The id of the memory.
     pub id: String,
+    /// The owner of the namespace that contains the memory, in textual form.
     pub owner: String,
+    /// The key of the source in the memory: a session id, or `@` and a user.
     pub source: String,
 }
 
@@ -82,6 +87,7 @@ pub(crate) struct Place {
     pub shelf: Shelf,
     pub policy: MemoryPolicy,
     pub assistant: Option<String>,
+    /// The head of the session, if the target is one.
     pub session: Option<Head>,
 }
 
@@ -104,18 +110,22 @@ pub(crate) fn owner_of(text: &str) -> Option<Owner> {
     }
 }
 
+/// Returns true if the item has not expired.
 pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
     item.expires_at.is_none_or(|t| now < t)
 }
 
+/// Deserializes the stored form of a memory.
 pub(crate) fn kept(item: &Item) -> Result<Kept> {
     serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("memory {}", item.key), e))
 }
 
+/// Serializes a memory for storage.
 pub(crate) fn written(kept: &Kept) -> String {
     serde_json::to_string(kept).expect("plain data")
 }
 
+/// Converts an item of a namespace into a [`Memory`].
 pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
     let kept = kept(&item)?;
     let (mut session_id, mut user, mut group) = (None, None, None);
@@ -147,6 +157,8 @@ pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
     })
 }
 
+/// Returns true if the message with this position is among `messages`, which are ordered by
+/// position.
 pub(crate) fn is_there(messages: &[Said], seq: Seq) -> bool {
     messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
 }
@@ -159,10 +171,12 @@ pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
     (usize::from(blake3::hash(id.as_bytes()).as_bytes()[1]) % one_in == 0).then_some(max)
 }
 
+/// The namespace that lists all namespaces with memories.
 pub(crate) fn registry() -> Shelf {
     shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
 }
 
+/// The key of a namespace in the registry.
 pub(crate) fn entry(at: &Shelf) -> String {
     format!("{} {}", at.tenant, at.owner)
 }
@@ -300,6 +314,8 @@ impl Tenure {
             .await
     }
 
+    /// Stores the back references of a memory: with its source session, and for a group memory also
+    /// with the contributing user. Registers the namespace.
     pub(crate) async fn leave_traces(&self, place: &Place, id: &str, source: &str, user: &User) -> Result<()> {
         let (tenant, owner) = (&place.shelf.tenant, place.shelf.owner.to_string());
         let key = format!("{id} {source} {owner}");
@@ -318,6 +334,7 @@ impl Tenure {
         self.register(&place.shelf).await
     }
 
+    /// Creates an item without expiry.
     pub(crate) fn lasting(&self, key: String, value: String) -> Item {
         let now = self.now();
         Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }

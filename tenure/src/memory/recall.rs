@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
+/// Namespace of the recall events.
 pub(crate) const RECALLS: &str = "recalls";
 /// Number of candidates that each search contributes to the ranking.
 const CANDIDATES: usize = 50;

@@ -193,6 +193,8 @@ impl Tenure {
         Ok(count)
     }
 
+    /// Applies the timeout decision to the overdue reviews of one session, and returns how many
+    /// were decided.
     pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
         let (who, id) = (head.owner(), &head.info.session_id);
         let overdue = self.engine.read(&who, id, Need::Run, |state| {

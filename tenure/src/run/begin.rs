@@ -35,7 +35,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Turn {
-    /// The owner of the session.
+    /// The principal that the turn runs as: the caller, or the session's owner for a run that was
+    /// taken over.
     pub fn principal(&self) -> &Principal {
         &self.who
     }
@@ -46,7 +47,8 @@ impl Turn {
         self.assistant.as_ref().and_then(|a| a.sessions.on_disconnect)
     }
 
-    /// The policy that determines who compacts the history after the turn if it exceeds its budget.
+    /// The compaction policy: whether a model, and which one, summarizes the history after the turn if
+    /// it exceeds its budget.
     pub fn compact(&self) -> Compact {
         self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
     }
@@ -73,11 +75,16 @@ pub enum Begun {
 #[derive(Debug)]
 pub struct Turn {
     pub(crate) tenure: Tenure,
+    /// The principal that the turn runs as: the caller, or the session's owner for a run that was
+    /// taken over.
     pub(crate) who: Principal,
+    /// The guard of the session's turn lock.
     pub(crate) pass: Pass,
+    /// Whether to store the response for a replay under its idempotency key.
     pub(crate) remember: bool,
     /// The position of the message that is answered. 0 means that there is none.
     pub(crate) asked: Seq,
+    /// The assistant that the session belongs to.
     pub(crate) assistant: Option<Arc<Assistant>>,
     /// The model that answers. It is stored as the session's model once it has answered.
     pub(crate) model: Option<String>,
@@ -316,6 +323,7 @@ impl Tenure {
         Ok(messages)
     }
 
+    /// Loads an assistant by its name, if one is given.
     pub(crate) async fn assistant_of(&self, who: &Principal, name: Option<String>) -> Result<Option<Arc<Assistant>>> {
         match name {
             Some(name) => self.assistant(who, &name).await,

@@ -10,7 +10,9 @@ use crate::types::id::{Key, Principal, RunId, SessionId};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
+/// Namespace of the used idempotency keys, per user.
 const KEYS: &str = "turn-keys";
+/// Namespace of the stored responses, per session.
 pub(crate) const ANSWERS: &str = "turn-answers";
 /// Lifetime of an idempotency key.
 const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
@@ -18,8 +20,11 @@ const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
 /// A used idempotency key, with the run that it started.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Claim {
+    /// The request body, or its digest, that the key was used with.
     pub body: String,
+    /// The session of the run.
     pub session: SessionId,
+    /// The run that the request started.
     pub run: RunId,
 }
 

@@ -39,6 +39,8 @@ impl Tenure {
         lease.until <= now || is_gone(&lease.node)
     }
 
+    /// Returns true if the head records this node's lease on the run, whether or not it has
+    /// expired.
     pub(crate) fn holds(&self, head: &Head, run: &RunId) -> bool {
         head.lease.as_ref().is_some_and(|l| l.run == *run && l.node == self.node())
     }

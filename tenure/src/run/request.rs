@@ -88,12 +88,15 @@ pub struct Spliced {
 }
 
 impl Ask {
+    /// Notifies the subscriber, if there is one, that the request has to wait.
     pub(crate) fn tell_queued(&self) {
         if let Some(queued) = &self.queued {
             queued.notify_one();
         }
     }
 
+    /// The input for reconciling. The request's history mode takes precedence over the assistant's,
+    /// and that over the default.
     pub(crate) fn incoming<'a>(
         &self,
         messages: &'a [Message],

@@ -25,6 +25,7 @@ impl Pauses {
         Self(FIRST_PAUSE)
     }
 
+    /// Sleeps for the current delay and doubles it, up to `LONGEST_PAUSE`.
     pub async fn next(&mut self) {
         tokio::time::sleep(self.0).await;
         self.0 = (self.0 * 2).min(LONGEST_PAUSE);
