@@ -4,7 +4,7 @@
 //! A memory is one item in one namespace, together with its sources and its vector, so removing the
 //! item (by retention, the cap, or erasing its owner) leaves nothing behind (D-071). The sessions
 //! it came from store a back reference: when they are rewound or purged explicitly, a memory whose
-//! only source is there is retracted (D-073).
+//! only source is there is retracted (D-072, D-073).
 
 use crate::engine::draft::Need;
 use crate::rules::session::Said;
@@ -26,7 +26,7 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const TRACES: &str = "memory-traces";
 /// Registry of the namespaces that contain memories, used to recompute their vectors.
 pub(crate) const SHELVES: &str = "memory-shelves";
-/// A reserved tenant for the server's own data.
+/// The reserved tenant for data that belongs to no tenant.
 pub(crate) const SYSTEM: &str = "tenure:system";
 
 /// The target of a memory operation.
@@ -52,8 +52,8 @@ pub struct Remember {
     pub metadata: Map<String, Value>,
 }
 
-/// Returns the text to index for word search. For scripts without word separators (such as Chinese,
-/// Japanese, Korean and Thai), character bigrams are appended.
+/// Returns the text to index for word search. Character bigrams are appended for Chinese, Japanese,
+/// Korean, Thai and Lao, where words are often not separated by spaces.
 pub(crate) fn findable(text: &str) -> String {
     let apart = |c: char| {
         !matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{e00}'..='\u{eff}' | '\u{20000}'..='\u{3ffff}')

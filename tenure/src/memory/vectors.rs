@@ -23,7 +23,7 @@ use tokio::sync::Mutex;
 const CHANGES: &str = "memory-changes";
 /// Lifetime of a change note. An index that is older is rebuilt.
 const CHANGES_FOR: SignedDuration = SignedDuration::from_hours(1);
-/// Maximum clock skew between two nodes.
+/// Tolerated clock skew between two nodes.
 const SKEW: SignedDuration = SignedDuration::from_mins(1);
 /// Timeout for an embedding request. When a question exceeds it, the recall falls back to word
 /// search.

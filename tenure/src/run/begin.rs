@@ -47,8 +47,8 @@ impl Turn {
         self.assistant.as_ref().and_then(|a| a.sessions.on_disconnect)
     }
 
-    /// The compaction policy: whether a model, and which one, summarizes the history after the turn if
-    /// it exceeds its budget.
+    /// The compaction policy: whether a model, and which one, summarizes the history after the turn
+    /// if it exceeds its budget.
     pub fn compact(&self) -> Compact {
         self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
     }
@@ -100,7 +100,8 @@ pub struct Turn {
     pub messages: Vec<Message>,
     /// The parameters that the run was started with.
     pub detail: Map<String, Value>,
-    /// The time when the run was started.
+    /// The time when the run was started. For a run that was taken over, the time it was paused for
+    /// reviews is added, so that it does not count against `max_time`.
     pub started_at: Timestamp,
     /// The time when this node claimed the run.
     pub(crate) claimed_at: Timestamp,
@@ -423,7 +424,7 @@ impl Tenure {
 
     /// Returns the entry that ends a run left open by another (possibly dead) node, or
     /// [`Error::Busy`] if that node's lease is still valid and the turn may not interrupt it. The
-    /// caller holds the local turn lock, so no run of this process is open (D-041).
+    /// caller holds the local turn lock, so the run is executed by another node or by none (D-041).
     pub(crate) fn step_in(
         &self,
         session: &Session,

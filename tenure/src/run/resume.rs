@@ -1,5 +1,5 @@
 //! Operations on runs: look up, follow, cancel, start without input, and take over after a crash. A
-//! run is claimed by a commit, so at most one node works on it.
+//! run is claimed by a commit, so at most one node can commit to it.
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy};
@@ -110,8 +110,8 @@ impl Tenure {
         Ok(Followed { records, over })
     }
 
-    /// Cancels a run. Its messages stay stored; the node that works on it can commit nothing more.
-    /// Idempotent: a run that has already ended is returned unchanged.
+    /// Cancels a run. Its messages stay stored; the node that works on it can commit nothing more
+    /// except its partial answer. Idempotent: a run that has already ended is returned unchanged.
     pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
         self.stop_here(who, id, run).await?;
         let stopped = self.write(who, id, Need::Session, |state, now| {
@@ -196,9 +196,9 @@ impl Tenure {
         })
     }
 
-    /// Takes over an orphaned run. Returns `None` if another node was faster, or if the run does
-    /// not record its model: that one cannot be resumed without its client, and is ended as failed
-    /// (D-043).
+    /// Takes over an orphaned run. Returns `None` if another node or a turn of this process was
+    /// faster, or if the run does not record its model: such a run cannot be resumed without its
+    /// client, and is ended as failed (D-043).
     pub async fn take_over(&self, head: &Head) -> Result<Option<Turn>> {
         let (id, who) = (&head.info.session_id, head.owner());
         let Some(run) = head.run.clone() else { return Ok(None) };

@@ -55,7 +55,7 @@ struct Unknown<R> {
 impl Tenure {
     /// Commits like [`Tenure::write`], but retries while the store is unavailable. Before each
     /// retry it checks whether the previous commit was persisted after all, so nothing is written
-    /// twice (D-038).
+    /// twice.
     pub(super) async fn write_insisting<R: Clone>(
         &self,
         who: &Principal,
