@@ -1,4 +1,5 @@
-//! What every store promises, as tests: one list of cases, run on any store by one line.
+//! The contract of [`Store`](crate::store::Store) as an executable test suite: one list of cases
+//! that runs on any store.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -8,9 +9,9 @@
 //! # fn main() {}
 //! ```
 //!
-//! The line becomes a module with one test for each case (`memory::log::a_stale_base_is_refused`). The second part makes a
-//! fresh, empty store for each of them; `None` instead of a [`Fixture`] skips the case. The crate that uses it needs
-//! `tokio` with the features `macros` and `rt-multi-thread`.
+//! The macro expands to a module with one test per case (`memory::log::a_stale_base_is_refused`).
+//! The factory creates a fresh, empty store for each case; `None` instead of a [`Fixture`] skips
+//! the case. The calling crate needs `tokio` with the features `macros` and `rt-multi-thread`.
 
 #![expect(clippy::unwrap_used, reason = "a case fails by panicking")]
 
@@ -36,7 +37,8 @@ pub use kit::{
     whole_log,
 };
 
-/// Tests a store: `conformance!(name, factory);` with a factory such as `|| async { Fixture::new(store) }`.
+/// Generates the conformance tests of a store: `conformance!(name, factory);` with a factory such
+/// as `|| async { Fixture::new(store) }`.
 #[macro_export]
 macro_rules! conformance {
     ($store:ident, $factory:expr) => {

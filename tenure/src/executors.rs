@@ -1,4 +1,5 @@
-//! What a caller provides for runs and memory: models, tools, embedders.
+//! Interfaces that the embedding application implements for runs and memory: models, tools,
+//! embedders.
 
 pub(crate) mod embedder;
 pub(crate) mod model;

@@ -1,4 +1,5 @@
-//! Long-term memory of sessions, users and groups: storage, recall, vectors, consolidation.
+//! Long-term memory of sessions, users and groups: storage, recall, embeddings, consolidation,
+//! retraction.
 
 pub(crate) mod dream;
 pub(crate) mod memories;

@@ -1,4 +1,5 @@
-//! Runs: model calls and tool calls, step by step, resumable after a crash.
+//! Runs: model calls and tool calls, executed step by step. Every step is committed, so that a run
+//! can be resumed after a crash.
 
 pub(crate) mod begin;
 pub(crate) mod compact;

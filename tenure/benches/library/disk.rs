@@ -1,4 +1,4 @@
-//! Bytes on disk.
+//! Disk usage.
 
 use crate::*;
 use std::path::Path;
@@ -11,7 +11,7 @@ pub fn size(path: &Path) -> u64 {
     }
 }
 
-/// 400 turns of 1 KB + 1 KB with a checkpoint each, beside the same messages in raw rows.
+/// 400 turns of 1 KB + 1 KB with a checkpoint each, compared with the same messages as raw rows.
 pub async fn bytes(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let said = |n: usize| vec![Message::user(&words(1000, n)), Message::assistant(&words(1000, n + 7))];
@@ -47,7 +47,7 @@ pub async fn bytes(report: &mut Report) {
     for n in 0..400 {
         tenure.append(&who(), &session, said(n)).await.unwrap();
         if n % 20 == 0 {
-            // The raw rows go in by twenties: only their size is of interest.
+            // The raw rows are inserted in batches of twenty: only their size is measured.
             let rows: Vec<String> = (n..n + 20).flat_map(said).map(|m| format!("(1, '{}')", m.as_str())).collect();
             run("psql", &url, &["-qc", &format!("insert into {schema}.m(sid, data) values {}", rows.join(","))]);
         }

@@ -1,11 +1,12 @@
-//! What the benches share: the report, the common workload, and the programs beside.
+//! Shared parts of the benchmarks: the report, the common workload, and the external programs for
+//! comparison.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tenure::*;
 
-/// One line of the result: what was measured, how it compares, and what was promised.
+/// One row of the report: the measurement, its baseline, and the promised bound.
 pub struct Row {
     pub what: String,
     pub ours: String,
@@ -24,13 +25,13 @@ pub enum Promise {
 pub struct Report(Vec<Row>);
 
 impl Report {
-    /// Prints the head of the table.
+    /// Prints the header of the table.
     pub fn begin() -> Self {
         println!("| what | ours | beside | ratio | promise |\n|---|---|---|---|---|");
         Self(Vec::new())
     }
 
-    /// Says how many were measured, and how many missed their promise.
+    /// Prints how many rows were measured, and how many missed their bound.
     pub fn end(&self) {
         let missed = self.0.iter().filter(|r| line(r).contains("missed")).count();
         println!("\n{} measured, {missed} missed", self.0.len());
@@ -79,7 +80,8 @@ pub fn words(n: usize, seed: usize) -> String {
     text
 }
 
-/// A turn of the common workload: user 200 characters, a tool call, its result of 1 KB, an answer of 600.
+/// A turn of the common workload: a user message of 200 characters, a tool call, its result of 1
+/// KB, and an answer of 600 characters.
 pub fn turn(i: usize) -> Vec<Message> {
     let (u, a, t, f) =
         (words(200, i % 64), words(60, 1000 + i % 64), words(1024, 2000 + i % 64), words(600, 3000 + i % 64));
@@ -94,7 +96,7 @@ pub fn turn(i: usize) -> Vec<Message> {
     texts.iter().map(|t| Message::parse(t).unwrap()).collect()
 }
 
-/// A plain append: what raw rows do too.
+/// An append without an automatic checkpoint, which is comparable to raw rows.
 pub fn plain(messages: Vec<Message>) -> Append {
     Append { checkpoint: AutoCheckpoint::Off, ..messages.into() }
 }
@@ -124,7 +126,7 @@ pub fn ratio(a: Duration, b: Duration) -> f64 {
     a.as_secs_f64() / b.as_secs_f64()
 }
 
-/// Fills a session with many turns, in large steps.
+/// Fills a session with many turns, in large batches.
 pub async fn fill(tenure: &Tenure, session: &SessionId, messages: usize) {
     for from in (0..messages / 4).step_by(1000) {
         let said: Vec<Message> = (from..(from + 1000).min(messages / 4)).flat_map(turn).collect();
@@ -137,7 +139,7 @@ pub async fn create(tenure: &Tenure, name: &str) -> SessionId {
     id(name)
 }
 
-/// Transactions per second of `pgbench` with the same four rows, prepared.
+/// Transactions per second of `pgbench` that inserts the same four rows with prepared statements.
 pub fn pgbench(url: &str, schema: &str) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("turn.sql");

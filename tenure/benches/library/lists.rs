@@ -3,7 +3,7 @@
 use crate::*;
 use tenure::store::{Commit, Store};
 
-/// Writes many small sessions straight to the store, by many hands.
+/// Writes many small sessions directly to the store, with concurrent tasks.
 pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
     let mut tasks = Vec::new();
     for hand in 0..64 {
@@ -29,12 +29,12 @@ pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
     }
 }
 
-/// Time goes on for sessions that were written long ago: they must not have expired.
+/// Options without a time to live: the sessions have old timestamps and must not expire.
 pub fn lasting() -> Options {
     Options { policy: Policy { ttl: None, ..Policy::default() }, ..Options::default() }
 }
 
-/// The newest 20 of 100,000 with a filter, beside of 100.
+/// The newest 20 of 100,000 sessions with a filter, compared with 100 sessions.
 pub async fn newest(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let mut houses = Vec::new();
@@ -72,7 +72,8 @@ pub async fn newest(report: &mut Report) {
     }
 }
 
-/// A conversation found by content among 1,000,000, beside among 1,000; and the memory that many sessions take.
+/// Content matching among 1,000,000 sessions, compared with 1,000; and the memory that many
+/// sessions take.
 pub async fn content_match(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let url = |count: usize| format!("sqlite:{}", dir.path().join(format!("{count}.db")).display());

@@ -1,5 +1,7 @@
-//! Every hot path beside the raw limit: the same bytes with the same durability, in one run, as ratios. `make bench` runs all of it;
-//! `cargo bench -p tenure --all-features -- append load` runs parts. Absolute times depend on the machine and its mood; ratios less so.
+//! Every performance-critical path compared with its raw limit: the same bytes with the same
+//! durability, measured in the same run and reported as ratios, which depend less on the machine
+//! than absolute times. `make bench` runs everything; `cargo bench -p tenure --all-features --
+//! append load` runs parts.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,

@@ -1,19 +1,21 @@
-//! What a process holds, whatever is stored. Each size is opened by a process of its own: this one, which wrote the sessions,
-//! could hide any growth behind what it still holds.
+//! Memory usage of a process, independent of the amount of stored data. Each size is measured in a
+//! separate process: the one that wrote the sessions could hide growth in memory it has already
+//! allocated.
 
 use crate::*;
 use std::process::Command;
 
-/// The first argument of such a process; the database and the number of its sessions follow.
+/// The first argument of a measuring process; the database and its number of sessions follow.
 pub const CHILD: &str = "measure-memory";
 
-/// The same work for every size, on as many sessions. The turns are enough to fill the page caches of SQLite, which have bounds.
+/// The workload, which is the same for every size. The turns suffice to fill SQLite's page caches,
+/// which are bounded.
 const SESSIONS: usize = 1_000;
 const FINDS: usize = 2_000;
 const LISTS: usize = 500;
 const TURNS: usize = 6_000;
 
-/// Resident memory after the work on two databases, and at its highest.
+/// Compares current and peak resident memory after the workload on two databases.
 pub fn growth(report: &mut Report, small: (&str, usize), large: (&str, usize)) {
     let [small, large] = [small, large].map(|(url, count)| {
         let out =
@@ -34,11 +36,12 @@ pub fn growth(report: &mut Report, small: (&str, usize), large: (&str, usize)) {
     }
 }
 
-/// The child: opens, works, and says what it holds and what it held at most, in KB.
+/// The measuring process: opens the database, runs the workload, and prints current and peak memory
+/// in KB.
 pub async fn child(mut args: impl Iterator<Item = String>) {
     let (url, count) = (args.next().unwrap(), args.next().unwrap().parse::<usize>().unwrap());
     let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
-    // Spread over all sessions, of which every tenth is this user's.
+    // Spread over all sessions, of which every tenth belongs to this user.
     let nth = |i: usize| i % SESSIONS * (count / SESSIONS) + 3;
     for i in 0..FINDS {
         lists::find(&tenure, nth(i)).await;

@@ -1,4 +1,4 @@
-//! Merging a request with its session: what it costs depends on the request, not on the session.
+//! Reconciling a request with its session: the cost depends on the request, not on the session.
 
 use crate::kit::Report;
 use crate::kit::*;
@@ -35,7 +35,7 @@ pub fn requests(report: &mut Report) {
     let (ours, beside) = (merge(&long, &tool_loop(&long)), merge(&short, &tool_loop(&short)));
     let what = "merging a tool loop's list with 10,000 messages, beside with 100";
     report.row(what, micros(ours), micros(beside), ratio(ours, beside), Promise::AtMost(2.0));
-    // The whole list and a new question, beside reading it.
+    // The complete list and a new question, compared with parsing it.
     let mut all: Vec<Message> = long.messages.iter().map(|m| m.message.clone()).collect();
     all.push(Message::user("And then?"));
     let texts: Vec<String> = all.iter().map(|m| m.as_str().to_owned()).collect();

@@ -1,10 +1,12 @@
-//! Other people's session stores on the same work, in the same run: `scripts/bench-peers.sh` prepares them.
+//! Other session stores with the same workload, in the same run: `scripts/bench-peers.sh` prepares
+//! them.
 
 use crate::*;
 use std::path::Path;
 use std::process::Command;
 
-/// The OpenAI Agents SDK's `SQLiteSession` and LangGraph's SQLite saver: a turn at 0 and at 5,000 messages.
+/// The OpenAI Agents SDK's `SQLiteSession` and LangGraph's SQLite saver: a turn at 0 and at 5,000
+/// messages.
 pub async fn side_by_side(report: &mut Report) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let scripts = std::env::var("PEERS_DIR").map_or(root.join("../shared/peers"), Into::into);

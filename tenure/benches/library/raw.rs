@@ -22,14 +22,14 @@ pub fn insert(db: &Connection, session: i64, from: usize, messages: &[Message]) 
     }
 }
 
-/// One commit.
+/// Commits messages in one transaction.
 pub fn commit(db: &Connection, session: i64, from: usize, messages: &[Message]) {
     db.execute_batch("BEGIN IMMEDIATE").unwrap();
     insert(db, session, from, messages);
     db.execute_batch("COMMIT").unwrap();
 }
 
-/// Turns per second of 16 writers with group commit.
+/// Turns per second of concurrent writers with group commit.
 pub fn group_commit(path: &Path, writers: usize, time: Duration) -> f64 {
     type Job = (i64, usize, Vec<Message>, mpsc::SyncSender<()>);
     let (jobs, queue) = mpsc::channel::<Job>();
@@ -78,7 +78,7 @@ pub fn group_commit(path: &Path, writers: usize, time: Duration) -> f64 {
     rate
 }
 
-/// All rows of a session as one JSON list.
+/// Reads all rows of a session as one JSON list.
 pub fn load(db: &Connection, session: i64) -> String {
     let mut select =
         db.prepare_cached("SELECT data FROM m WHERE k BETWEEN ?1 << 32 AND ((?1 + 1) << 32) - 1 ORDER BY k").unwrap();

@@ -2,7 +2,8 @@
 
 use crate::*;
 
-/// 5,000 messages as bytes beside raw; the last 20 of 100,000 beside the last 20 of 100.
+/// Loading 5,000 messages as bytes compared with raw rows, and the last 20 of 100,000 compared with
+/// the last 20 of 100.
 pub async fn load(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
@@ -19,7 +20,7 @@ pub async fn load(report: &mut Report) {
     for _ in 0..60 {
         let (t, raw) = time(|| raw::load(&db, 1));
         theirs.push(t);
-        // No cache: every load reads the store.
+        // Without cache: every load reads from the store.
         let fresh = Tenure::on(tenure.store().clone(), Options::default());
         let start = Instant::now();
         let ours = fresh.messages_json(&who(), &middle).await.unwrap();
@@ -59,7 +60,7 @@ pub async fn load(report: &mut Report) {
     );
 }
 
-/// A fork of 100,000 messages: beside one append, and what it takes on disk.
+/// Forking 100,000 messages: time compared with one append, and bytes on disk.
 pub async fn fork(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ours.db");

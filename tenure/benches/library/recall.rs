@@ -1,4 +1,4 @@
-//! Recalling among many memories.
+//! Recall among many memories.
 
 use crate::*;
 use base64::Engine;
@@ -7,7 +7,7 @@ use tenure::store::{Item, Owner, Shelf, Store};
 
 const LENGTH: usize = 384;
 
-/// Numbers that depend on the seed only.
+/// Random numbers that depend only on the seed.
 fn random(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::iter::repeat_with(move || {
@@ -18,7 +18,7 @@ fn random(seed: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Some of 5,000 words.
+/// Random words out of 5,000.
 fn sentence(seed: usize, words: usize) -> String {
     random(seed as u64).take(words).map(|r| format!("word{}", r % 5_000)).collect::<Vec<_>>().join(" ")
 }
@@ -27,14 +27,14 @@ fn vector(seed: usize) -> Vec<i8> {
     random(seed as u64 + 77).take(LENGTH).map(|r| (r % 255) as i8).collect()
 }
 
-/// An embedder that costs nothing.
+/// An embedder without computation cost.
 fn instant() -> Embedder {
     Embedder::new("bench", |texts| async move {
         Ok(texts.iter().map(|t| vector(t.len()).iter().map(|n| f32::from(*n)).collect()).collect())
     })
 }
 
-/// Memories as they are kept, straight to the store.
+/// Writes memories in their storage format directly to the store.
 async fn filled(store: &Arc<dyn Store>, count: usize) {
     let at = jiff::Timestamp::UNIX_EPOCH;
     let mut tasks = Vec::new();
@@ -66,7 +66,8 @@ async fn filled(store: &Arc<dyn Store>, count: usize) {
     }
 }
 
-/// Recall among 100,000 memories of one user, beside among 1,000; and by words and meaning, beside by words alone.
+/// Recall among 100,000 memories of one user compared with 1,000; and recall by words and
+/// similarity compared with words alone.
 pub async fn among(report: &mut Report) {
     for kind in ["sqlite", "jsonl", "postgres"] {
         let dir = tempfile::tempdir().unwrap();
@@ -113,7 +114,8 @@ pub async fn among(report: &mut Report) {
     }
 }
 
-/// What a scope of `none` adds to the beginning of a turn, beside no assistant at all: nothing that can be measured.
+/// The overhead of memory scope `none` at the start of a turn, compared with no assistant: expected
+/// to be unmeasurable.
 pub async fn scope_none(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();

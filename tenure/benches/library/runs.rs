@@ -1,8 +1,10 @@
-//! Runs: what the loop costs beside its commits, going on in a long session, and sessions that wait for people.
+//! Runs: the overhead of the execution loop over its commits, resuming in a long session, and
+//! sessions that wait for reviews.
 //!
-//! A round with a tool is two commits that must be durable, of two records each: the answer and that its call begins, the result and a
-//! checkpoint. The fair measure for the loop is our own append of as many, one after the other, on the same store: it has the same two
-//! syncs, the same checksums and cards. Beside the raw limit stands what both of them cost together.
+//! A round with a tool is two durable commits of two records each: the answer with the start of its
+//! call, and the result with a checkpoint. The baseline for the loop is as many sequential appends
+//! of our own on the same store, which have the same two fsyncs, checksums and heads. The
+//! comparison with raw commits includes the cost of both.
 
 use crate::*;
 use async_trait::async_trait;
@@ -11,7 +13,8 @@ use serde_json::{Value, json};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Calls a tool so many times, then answers; all it will say is ready, so that it needs no time for it.
+/// A model that calls a tool a given number of times, then answers. All answers are precomputed, so
+/// that it takes no time.
 struct Caller {
     calls: Vec<String>,
     done: String,
@@ -44,7 +47,7 @@ impl Model for Caller {
     }
 }
 
-/// A tool that has its result at hand.
+/// A tool with a precomputed result.
 struct Shelf(String);
 
 #[async_trait]
@@ -91,7 +94,7 @@ fn house(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> T
     tenure
 }
 
-/// A round with a tool beside two appends of the same messages, and beside two raw commits.
+/// A round with a tool compared with two appends of the same messages, and with two raw commits.
 pub async fn rounds(report: &mut Report) {
     const ROUNDS: usize = 20;
     let dir = tempfile::tempdir().unwrap();
@@ -133,7 +136,7 @@ pub async fn rounds(report: &mut Report) {
     report.row(format!("{what}, beside two raw commits"), ms(ours), ms(theirs), ratio(ours, theirs), Promise::None);
 }
 
-/// A run that was left behind goes on in a node that knows nothing yet.
+/// Resuming an orphaned run on a node without cache.
 pub async fn resume(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", dir.path().join("ours.db").display());
@@ -149,7 +152,7 @@ pub async fn resume(report: &mut Report) {
         for _ in 0..30 {
             drop(begin(&first, &session).await);
             let cold = house(&store, held);
-            clock.advance(SignedDuration::from_secs(31)); // its lease is over
+            clock.advance(SignedDuration::from_secs(31)); // its lease has expired
             let start = Instant::now();
             let head = cold.abandoned(1).await.unwrap().pop().unwrap();
             work(cold.take_over(&head).await.unwrap().unwrap(), &Caller::new(0), &Shelf(String::new())).await;
@@ -166,7 +169,7 @@ pub async fn resume(report: &mut Report) {
     );
 }
 
-/// Sessions that wait for a person: they are rows in a store, and nothing else.
+/// Sessions that wait for a review take space in the store only, not in memory.
 pub async fn paused(report: &mut Report) {
     const SESSIONS: usize = 1_000;
     const BUDGET: usize = 16 << 20;
@@ -180,7 +183,7 @@ pub async fn paused(report: &mut Report) {
     let (caller, shelf) = (Caller::new(1), Shelf(String::new()));
     let wait =
         async |n: usize| assert!(work(begin(&tenure, &id(&format!("w{n}"))).await, &caller, &shelf).await.waiting);
-    // What a process needs to work at all is there after a few.
+    // Warm up: fixed costs of the process are allocated after a few sessions.
     for n in 0..50 {
         wait(n).await;
     }

@@ -1,4 +1,4 @@
-//! Looking for a word in everything that was said.
+//! Full-text search over all messages.
 
 use crate::*;
 use tenure::store::Range;
@@ -6,7 +6,8 @@ use tenure::store::Range;
 const SESSIONS: usize = 2_000;
 const TURNS: usize = 13;
 
-/// A word that is in the oldest of 2,000 sessions of 52 messages, so that all are looked at; beside reading the same records and nothing else.
+/// A word in the oldest of 2,000 sessions of 52 messages, so that all are scanned, compared with
+/// only reading the same records.
 pub async fn words(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", dir.path().join("search.db").display());
@@ -19,7 +20,7 @@ pub async fn words(report: &mut Report) {
         }
         tenure.append(&who(), &session, plain(said)).await.unwrap();
     }
-    // Nothing is in memory.
+    // Nothing is cached.
     let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
     let mut pages = 0;
     let mut search = Search::new("ferry", 20);

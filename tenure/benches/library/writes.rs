@@ -2,7 +2,8 @@
 
 use crate::*;
 
-/// A turn of four messages, durable, one fdatasync: beside one raw commit; and at 100,000 messages beside itself at 100.
+/// A durable append of a turn of four messages with one fdatasync, compared with one raw commit;
+/// and at 100,000 messages compared with 100.
 pub async fn append(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("ours.db").display())).await.unwrap();
@@ -10,7 +11,7 @@ pub async fn append(report: &mut Report) {
     let (short, long) = (create(&tenure, "short").await, create(&tenure, "long").await);
     fill(&tenure, &short, 100).await;
     fill(&tenure, &long, 100_000).await;
-    // The same sessions with the same bytes in both files.
+    // Both files contain the same sessions with the same bytes.
     raw::commit(&db, 1, 0, &(0..25).flat_map(turn).collect::<Vec<_>>());
     (0..25_000)
         .step_by(1000)
@@ -19,7 +20,7 @@ pub async fn append(report: &mut Report) {
     for n in 0..2400 {
         let said = turn(n);
         let append = plain(said.clone());
-        // In turns: what comes first after another file's sync pays for it.
+        // Alternate the order: the first write after another file's fsync is slower.
         for who_is_next in [n % 3, (n + 1) % 3, (n + 2) % 3] {
             match who_is_next {
                 0 => theirs.push(time(|| raw::commit(&db, 1, 100 + n * 4, &said)).0),
@@ -61,7 +62,7 @@ async fn sixteen(tenure: &Tenure, round: usize, lasting: Duration) -> f64 {
     turns as f64 / start.elapsed().as_secs_f64()
 }
 
-/// 16 writers to 16 sessions: beside raw group commit, and beside `pgbench`.
+/// 16 writers to 16 sessions, compared with raw group commit and with `pgbench`.
 pub async fn writers(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let lasting = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Blobs: bytes that are kept once per tenant, for as long as a session uses them.
+//! Blobs: content-addressed bytes, stored once per tenant for as long as a session references them.
 
 use super::fixture::Fixture;
 use super::kit::{Log, Rng, blob, key, moment};
@@ -11,7 +11,7 @@ async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> 
     store.blob(&Tenant::new(tenant).unwrap(), &blob.id).await.unwrap().map(|b| b.to_vec())
 }
 
-/// A blob's bytes come back, whatever they are and however many.
+/// A blob round-trips, whatever its content and size.
 pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
     let blobs = [blob(Rng::new(7).bytes(1 << 20)), blob("text"), blob([0]), blob((0..=255).collect::<Vec<u8>>())];
     let commit = Commit { blobs: blobs.to_vec(), ..Log::new("s").commit() };
@@ -22,7 +22,7 @@ pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
     assert_eq!(bytes(&*store, "default", &blob("unknown")).await, None);
 }
 
-/// The same blob may come again, in one commit or in a later one.
+/// A blob may be committed repeatedly, in one commit or in later ones.
 pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
     let mut log = Log::new("s");
@@ -34,7 +34,7 @@ pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
     assert_eq!(bytes(&*store, "default", &picture).await, None);
 }
 
-/// A blob stays while one session uses it, and goes with the last.
+/// A blob is deleted with the last session that references it.
 pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
     let (shared, own) = (blob("shared"), blob("own"));
     let (mut a, mut b) = (Log::new("a"), Log::new("b"));
@@ -47,12 +47,12 @@ pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
     assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
     store.purge(&b.key).await.unwrap();
     assert_eq!(bytes(&*store, "default", &shared).await, None);
-    // It can come back.
+    // A deleted blob can be stored again.
     Log::new("c").save_with(&*store, &shared).await;
     assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
 }
 
-/// A tenant does not see the blobs of another, and does not lose its own when the other's go.
+/// Blobs are separated by tenant: deleting one tenant's blob does not affect the other's.
 pub async fn tenants_do_not_share_blobs(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
     let log = |tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0));

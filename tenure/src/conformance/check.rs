@@ -1,4 +1,4 @@
-//! Checking: a store in order has nothing to tell, and removes nothing that is in use.
+//! Consistency check: a consistent store has no findings, and data in use is never removed.
 
 use super::fixture::Fixture;
 use super::kit::{Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
@@ -7,7 +7,8 @@ use crate::store::finding::Orphan;
 use crate::store::item::Owner;
 use crate::types::entry::Created;
 
-/// Sessions of two tenants with blobs, forks and items; some are purged, some forks inherit. The keys that are left.
+/// Creates sessions of two tenants with blobs, forks and items, purges some, and lets forks
+/// inherit. Returns the keys of the remaining sessions.
 async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::Key> {
     let mut logs: Vec<Log> = Vec::new();
     for n in 0..60 {
@@ -38,7 +39,7 @@ async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::Key> {
     left
 }
 
-/// Nothing is found after any amount of work, nor after opening the store again.
+/// A consistent store has no findings, neither after any amount of work nor after a reopen.
 pub async fn a_store_in_order_has_no_findings(fixture: Fixture) {
     assert_eq!(fixture.store.check(&[]).await.unwrap(), [], "an empty store");
     work(&*fixture.store, &mut Rng::new(20_260_103)).await;
@@ -48,7 +49,8 @@ pub async fn a_store_in_order_has_no_findings(fixture: Fixture) {
     }
 }
 
-/// What is in use stays, whoever calls it an orphan; what does not exist is no error.
+/// Data in use is not removed even if it is passed as an orphan; orphans that do not exist are not
+/// an error.
 pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
     let left = work(&*store, &mut Rng::new(20_260_104)).await;
     let picture = blob("a picture");
@@ -66,7 +68,7 @@ pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
         orphans.push(Orphan::Items(key.tenant.clone(), key.session.clone()));
         orphans.push(Orphan::Uses(key.tenant.clone(), key.session.to_string()));
     }
-    // Names that some store has for a session.
+    // Internal names that a store may use for a session.
     orphans.extend((0..99).map(|n| Orphan::Uses(tenant.clone(), n.to_string())));
     assert_eq!(store.check(&orphans).await.unwrap(), []);
     assert_eq!(store.blob(&tenant, &picture.id).await.unwrap().as_deref(), Some(&*picture.bytes));
@@ -74,7 +76,7 @@ pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
     for (key, log) in left.iter().zip(before) {
         assert_eq!(whole_log(&*store, key).await, log);
     }
-    // Were a use forgotten, a purge would not find the blob.
+    // If a blob reference had been removed, the purge would not delete the blob.
     store.purge(&log.key).await.unwrap();
     assert_eq!(store.blob(&tenant, &picture.id).await.unwrap(), None);
     assert_eq!(store.check(&[]).await.unwrap(), []);

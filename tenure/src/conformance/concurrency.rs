@@ -1,4 +1,4 @@
-//! Many tasks at once: each step happens wholly, once, and none waits for ever.
+//! Concurrent tasks: every operation is atomic and happens once, and none deadlocks.
 
 use super::fixture::Fixture;
 use super::kit::{Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
@@ -13,12 +13,12 @@ use tokio::task::JoinSet;
 
 const TASKS: usize = 16;
 
-/// A session that a task tried to create, and what came of it; other tasks have nothing to say.
+/// A session that a task tried to create, and the result. `None` for other tasks.
 type Made = Option<(Log, Result<()>)>;
 
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Runs tasks at once; what they gave, in no order.
+/// Runs tasks concurrently and returns their results in no particular order.
 async fn at_once<T: Send + 'static>(
     tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
 ) -> Vec<T> {
@@ -29,7 +29,7 @@ fn text(entry: &Entry) -> Option<String> {
     if let Entry::Message(post) = entry { Some(post.message.text()) } else { None }
 }
 
-/// Tasks that each write a session of their own do not disturb each other.
+/// Tasks that write different sessions do not affect each other.
 pub async fn sessions_are_written_side_by_side(Fixture { store, .. }: Fixture) {
     let write = |n: usize| {
         let store = store.clone();
@@ -48,7 +48,7 @@ pub async fn sessions_are_written_side_by_side(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Tasks that write the same session each get their turn: no record is lost, doubled or overwritten.
+/// Tasks that append to the same session all succeed: no record is lost, duplicated or overwritten.
 pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
     const EACH: usize = 6;
     let mut log = Log::new("s");
@@ -73,7 +73,7 @@ pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
     assert_eq!(texts.len(), TASKS * EACH);
 }
 
-/// Of those who create the same session at once, one does, and the others are told.
+/// Of concurrent creators of the same session, exactly one succeeds and the others get an error.
 pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
     for round in 0..10 {
         let id = format!("s{round}");
@@ -89,7 +89,7 @@ pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Who reads while others write sees commits that are in, wholly, and none that is half in.
+/// A concurrent reader sees only complete, acknowledged commits.
 pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
     const COMMITS: u64 = 40;
     let mut log = Log::new("s");
@@ -130,19 +130,19 @@ pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
     at_once((0..3).map(read).chain([write])).await;
 }
 
-/// Creates a session; whether that went well.
+/// Creates a session and returns the result.
 async fn create(store: Arc<dyn Store>, mut log: Log) -> Made {
     let made = store.commit(&log.commit()).await;
     Some((log, made))
 }
 
-/// Purges a session, which always goes well.
+/// Purges a session, which must succeed.
 async fn purge(store: Arc<dyn Store>, key: Key) -> Made {
     store.purge(&key).await.unwrap();
     None
 }
 
-/// A fork that was made is whole; one that was refused is not there.
+/// Asserts that a created fork is complete, and that a rejected one does not exist.
 async fn assert_whole_or_refused(store: &dyn Store, fork: &Log, parent: &Key, made: Result<()>) {
     match made {
         Ok(()) => assert_eq!(whole_log(store, &fork.key).await, fork.whole()),
@@ -154,7 +154,7 @@ async fn assert_whole_or_refused(store: &dyn Store, fork: &Log, parent: &Key, ma
     }
 }
 
-/// A fork that meets the purge of its parent either is there, and whole, or was refused.
+/// A fork created concurrently with the purge of its parent is either complete or rejected.
 pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
     for round in 0..40 {
         let mut parent = Log::new(&format!("p{round}"));
@@ -169,7 +169,8 @@ pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Many forks, the purge of their parent and a writer on one of the forks at once: whoever is left is whole.
+/// Concurrent forks, a purge of their parent, and a writer on one of the forks: the remaining
+/// sessions are complete.
 pub async fn forks_of_one_parent_may_meet_its_purge(Fixture { store, .. }: Fixture) {
     for round in 0..8 {
         let mut parent = Log::new(&format!("p{round}"));
@@ -199,7 +200,8 @@ pub async fn forks_of_one_parent_may_meet_its_purge(Fixture { store, .. }: Fixtu
     }
 }
 
-/// A blob is there as long as one of many sessions that come and go uses it, and gone after the last.
+/// A blob shared by sessions that are created and purged concurrently exists while one of them
+/// references it, and is deleted with the last.
 pub async fn a_shared_blob_stays_while_it_is_used(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
     for round in 0..5 {
@@ -222,7 +224,8 @@ pub async fn a_shared_blob_stays_while_it_is_used(Fixture { store, .. }: Fixture
     }
 }
 
-/// Tasks that fill one bounded shelf crowd each other's items out; none fails, and the bound holds.
+/// Concurrent writers to a capped namespace evict each other's items; none fails, and the cap
+/// holds.
 pub async fn a_bounded_shelf_may_be_fought_over(Fixture { store, .. }: Fixture) {
     const KEEP: usize = 3;
     let contested = shelf(Owner::Tenant, "cache");
@@ -236,13 +239,13 @@ pub async fn a_bounded_shelf_may_be_fought_over(Fixture { store, .. }: Fixture) 
         }
     };
     at_once((0..TASKS).map(fill)).await;
-    // Two that meet may each leave the other's item; the next one sees to it.
+    // Two concurrent puts may each leave the other's item in place; the next put enforces the cap.
     store.put(&contested, &item("last", 999), Some(KEEP)).await.unwrap();
     let left = store.items(&contested, None, 100).await.unwrap();
     assert_eq!((left.len(), left.contains(&item("last", 999))), (KEEP, true), "{left:?}");
 }
 
-/// One task's random work on shelves.
+/// Random operations of one task on namespaces.
 async fn rummage(store: Arc<dyn Store>, shelves: Vec<Shelf>, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     for n in 0..25 {
@@ -265,7 +268,7 @@ async fn rummage(store: Arc<dyn Store>, shelves: Vec<Shelf>, seed: u64) -> Resul
     Ok(())
 }
 
-/// Tasks that put, use, search, remove and expire the same items all come to an end, and none fails.
+/// Tasks that put, use, search, remove and expire the same items all finish, and none fails.
 pub async fn shelves_do_not_deadlock(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.save(&*store).await;
@@ -274,7 +277,7 @@ pub async fn shelves_do_not_deadlock(Fixture { store, .. }: Fixture) {
     for result in at_once((0..TASKS as u64).map(|seed| rummage(store.clone(), shelves.clone(), seed))).await {
         result.unwrap();
     }
-    // Whatever is left is well-formed: each key once, and found exactly if it is there.
+    // The remaining items are consistent: each key exists once, and is found exactly if it exists.
     for shelf in &shelves {
         let left: Vec<_> = store.items(shelf, None, 100).await.unwrap().into_iter().map(|i| i.key).collect();
         assert!(left.is_sorted_by(|a, b| a < b), "{left:?}");

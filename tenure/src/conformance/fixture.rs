@@ -1,29 +1,29 @@
-//! What a case is given: an empty store, and a way to open it again.
+//! The fixture of a case: an empty store, and a way to reopen it.
 
 use crate::store::contract::Store;
 use std::{any::Any, fmt, future::Future, path::Path, pin::Pin, sync::Arc, time::Duration};
 
-/// A case that takes longer hangs.
+/// Timeout of a case.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 type Opening = Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send>>;
 
 /// A fresh, empty store for one case.
 pub struct Fixture {
-    /// The store.
+    /// The store under test.
     pub store: Arc<dyn Store>,
     open: Option<Box<dyn Fn() -> Opening + Send + Sync>>,
-    // After the store, so that it goes last.
+    // Declared after the store, so that it is dropped last.
     keep: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Fixture {
-    /// A store that can not be opened again.
+    /// A fixture with a store that cannot be reopened.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store, open: None, keep: Vec::new() }
     }
 
-    /// A store that `open` opens, now and again.
+    /// A fixture with a store that `open` opens, initially and on every reopen.
     pub async fn open<O, F>(open: O) -> Self
     where
         O: Fn() -> F + Send + Sync + 'static,
@@ -33,7 +33,7 @@ impl Fixture {
         Self { store, open: Some(Box::new(move || Box::pin(open()))), keep: Vec::new() }
     }
 
-    /// A store in a directory of its own, which goes when the case is over.
+    /// A fixture with a store in its own temporary directory, which is deleted after the case.
     pub async fn in_directory<O, F>(open: O) -> Self
     where
         O: Fn(&Path) -> F + Send + Sync + 'static,
@@ -44,17 +44,18 @@ impl Fixture {
         Self::open(move || open(&path)).await.keeping(directory)
     }
 
-    /// Keeps something, such as a directory, until the case is over.
+    /// Keeps a value, such as a directory, alive until the case is over.
     pub fn keeping(mut self, what: impl Any + Send + Sync) -> Self {
         self.keep.push(Box::new(what));
         self
     }
 
-    /// Closes the store and opens it again with the same data. `None` if it has nothing that lasts.
+    /// Closes the store and opens it again with the same data. `None` means that the store is not
+    /// persistent.
     pub async fn reopen(self) -> Option<Self> {
         let Self { store, open, keep } = self;
         let open = open?;
-        // Not before the last handle is gone: a store may let nobody else in.
+        // All handles must be dropped first: a store may lock its files exclusively.
         assert_eq!(Arc::strong_count(&store), 1, "the case keeps a handle to the store that it reopens");
         drop(store);
         Some(Self { store: open().await, open: Some(open), keep })
@@ -67,7 +68,7 @@ impl fmt::Debug for Fixture {
     }
 }
 
-/// Runs a case, unless there is nothing to run it on.
+/// Runs a case, or skips it if there is no fixture.
 pub async fn check<F: Future<Output = ()>>(fixture: impl Into<Option<Fixture>>, case: impl FnOnce(Fixture) -> F) {
     if let Some(fixture) = fixture.into() {
         tokio::time::timeout(PATIENCE, case(fixture)).await.expect("the case must end within five minutes");

@@ -1,4 +1,4 @@
-//! Forks: they lean on their parent's log, and stay whole when it is purged.
+//! Forks: they reference their parent's log, and stay complete when the parent is purged (D-001).
 
 use super::fixture::Fixture;
 use super::kit::{Log, assert_fails, blob, key, moment, read_all, state, whole_log};
@@ -12,7 +12,7 @@ use crate::types::id::{SessionId, Tenant};
 use crate::types::message::Message;
 use crate::types::status::Status;
 
-/// A stored session with records 1 to `seq`.
+/// Stores a session with records 1 to `seq`.
 async fn parent(store: &dyn Store, id: &str, seq: u64) -> Log {
     let mut log = Log::new(id);
     for n in 2..=seq {
@@ -22,14 +22,14 @@ async fn parent(store: &dyn Store, id: &str, seq: u64) -> Log {
     log
 }
 
-/// A stored fork with a message of its own.
+/// Stores a fork with one message of its own.
 async fn fork(store: &dyn Store, of: &Log, id: &str, seq: u64) -> Log {
     let mut log = of.fork(id, seq);
     log.say(&format!("{id} after {seq}")).save(store).await;
     log
 }
 
-/// What the sessions show is what they showed when they were written.
+/// Asserts that each session still reads as it was written.
 async fn assert_whole(store: &dyn Store, logs: &[&Log]) {
     for log in logs {
         assert_eq!(whole_log(store, &log.key).await, log.whole(), "{}", log.key);
@@ -40,7 +40,7 @@ async fn assert_whole(store: &dyn Store, logs: &[&Log]) {
     }
 }
 
-/// A fork of a session that does not exist, at least not in the same tenant, is refused and leaves nothing.
+/// A fork whose parent does not exist in the same tenant is rejected, and leaves nothing behind.
 pub async fn a_fork_needs_its_parent(Fixture { store, .. }: Fixture) {
     let mut elsewhere = Log::begin(key("other", "p"), Created::default(), moment(0));
     elsewhere.say("one").save(&*store).await;
@@ -50,7 +50,7 @@ pub async fn a_fork_needs_its_parent(Fixture { store, .. }: Fixture) {
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
-/// A fork can leave its parent after the last record, and not later.
+/// A fork can start after the parent's last record, but not beyond it.
 pub async fn a_fork_can_not_leave_beyond_the_end(Fixture { store, .. }: Fixture) {
     let stored = parent(&*store, "p", 3).await;
     let before = state(&*store, &[], &[]).await;
@@ -63,7 +63,8 @@ pub async fn a_fork_can_not_leave_beyond_the_end(Fixture { store, .. }: Fixture)
     assert_eq!(read_all(&*store, &at_the_end.key).await, at_the_end.records);
 }
 
-/// When a parent is purged, the fork that left it last gets the records up to there; the others lean on it.
+/// When a parent is purged, the fork with the latest fork point inherits the records up to there;
+/// the other forks then reference that one (D-001).
 pub async fn the_last_fork_inherits(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 6).await;
     let a = fork(&*store, &p, "a", 3).await;
@@ -85,7 +86,8 @@ pub async fn the_last_fork_inherits(Fixture { store, .. }: Fixture) {
     assert_eq!(store.heads(&of(&b)).await.unwrap(), [store.head(&a.key).await.unwrap().unwrap()]);
 }
 
-/// A fork in the middle of a chain is inherited from like any other: its heir leans on what it leant on.
+/// A fork in the middle of a chain is inherited from like any other: its heir references what it
+/// referenced.
 pub async fn a_fork_of_a_fork_inherits(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 4).await;
     let a = fork(&*store, &p, "a", 3).await;
@@ -100,7 +102,7 @@ pub async fn a_fork_of_a_fork_inherits(Fixture { store, .. }: Fixture) {
     assert_eq!(read_all(&*store, &c.key).await, c.whole());
 }
 
-/// What was inherited is passed on, and goes with the last who needs it.
+/// Inherited records are passed on again, and are deleted with the last session that needs them.
 pub async fn an_heir_can_be_purged_too(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 6).await;
     let a = fork(&*store, &p, "a", 3).await;
@@ -115,7 +117,7 @@ pub async fn an_heir_can_be_purged_too(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// A fork may leave a fork at a point that lies in the grandparent's log.
+/// A fork of a fork may start at a record of the grandparent's log.
 pub async fn a_fork_from_before_its_parent_began_stays_whole(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 6).await;
     let a = fork(&*store, &p, "a", 5).await;
@@ -130,7 +132,7 @@ pub async fn a_fork_from_before_its_parent_began_stays_whole(Fixture { store, ..
     assert_whole(&*store, &[&earlier]).await;
 }
 
-/// A fork that can still be restored lives.
+/// A deleted fork that can still be restored inherits too.
 pub async fn a_deleted_fork_inherits_too(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 4).await;
     let mut f = fork(&*store, &p, "f", 3).await;
@@ -139,7 +141,7 @@ pub async fn a_deleted_fork_inherits_too(Fixture { store, .. }: Fixture) {
     assert_whole(&*store, &[&f]).await;
 }
 
-/// A log with a blob for each of its records, all named after their text.
+/// Stores a log with one blob per record, each derived from its text.
 async fn illustrated(store: &dyn Store, mut log: Log, upto: u64) -> Log {
     log.save(store).await;
     while log.seq() < upto {
@@ -153,7 +155,7 @@ fn picture(text: &str) -> Blob {
     blob(format!("picture of {text}"))
 }
 
-/// The blobs that a session shows.
+/// The blobs that a session references.
 fn pictures(log: &Log) -> Vec<Blob> {
     let whole = log.whole();
     let texts =
@@ -170,7 +172,7 @@ async fn assert_pictures(store: &dyn Store, left: &[&Log], gone: &[&Log]) {
     }
 }
 
-/// The blobs of inherited records stay with them; the others go.
+/// Blobs of inherited records stay; the others are deleted.
 pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
     let p = illustrated(&*store, Log::new("p"), 6).await;
     let a = illustrated(&*store, p.fork("a", 3), 5).await;
@@ -182,7 +184,7 @@ pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
     store.purge(&a.key).await.unwrap();
     assert_pictures(&*store, &[], &[&p, &a, &b]).await;
 
-    // One that was used before the fork left and again after it counts from the first time.
+    // A blob used before the fork point and again after it counts from its first use.
     let mut q = Log::new("q");
     let shown = blob("shown twice");
     q.save(&*store).await;
@@ -207,7 +209,8 @@ fn orders(items: &[usize]) -> Vec<Vec<usize>> {
     (0..items.len()).flat_map(first).collect()
 }
 
-/// A parent, two forks and a fork of a fork can be purged in any order: those that are left show what they showed.
+/// A parent, two forks and a fork of a fork can be purged in any order; the remaining sessions stay
+/// complete.
 pub async fn any_order_of_purges_keeps_the_rest_whole(Fixture { store, .. }: Fixture) {
     for (n, order) in orders(&[0, 1, 2, 3]).into_iter().enumerate() {
         let p = illustrated(&*store, Log::new(&format!("p{n}")), 5).await;
@@ -227,7 +230,8 @@ pub async fn any_order_of_purges_keeps_the_rest_whole(Fixture { store, .. }: Fix
     }
 }
 
-/// A writer that read the head of a fork before its parent was purged writes on; the fork stays whole.
+/// A writer that read a fork's head before its parent was purged can continue; the fork stays
+/// complete.
 pub async fn a_writer_may_not_know_of_the_purge(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 6).await;
     let mut a = fork(&*store, &p, "a", 3).await;
@@ -236,7 +240,7 @@ pub async fn a_writer_may_not_know_of_the_purge(Fixture { store, .. }: Fixture) 
     for log in [&mut a, &mut b] {
         let mut commit = log.say("and on").commit();
         if let Err(Error::Conflict { .. }) = store.commit(&commit).await {
-            // A store may ask for the head as it is now.
+            // A store may require the current head and report a conflict.
             commit.head = store.head(&log.key).await.unwrap().unwrap();
             commit.records.iter().for_each(|record| commit.head.apply(record));
             store.commit(&commit).await.unwrap();
@@ -250,7 +254,7 @@ pub async fn a_writer_may_not_know_of_the_purge(Fixture { store, .. }: Fixture) 
     assert_whole(&*store, &[&a]).await;
 }
 
-/// A session under the id of a purged parent has nothing to do with its forks.
+/// A new session under a purged parent's id is unrelated to the parent's forks.
 pub async fn a_new_session_is_not_taken_for_the_old_parent(Fixture { store, .. }: Fixture) {
     let p = parent(&*store, "p", 6).await;
     let a = fork(&*store, &p, "a", 3).await;

@@ -1,4 +1,4 @@
-//! Listing: every condition, the order, and pages.
+//! Listing heads: filters, order and pagination.
 
 use super::fixture::Fixture;
 use super::kit::{Log, head_of, key, moment};
@@ -25,7 +25,7 @@ fn assert_ids(heads: &[Head], want: &[&str]) {
     assert_eq!(ids(heads), want);
 }
 
-/// Creates a session for each, ten seconds apart: the last is the newest.
+/// Creates the sessions ten seconds apart; the last one is the newest.
 async fn fill(store: &dyn Store, sessions: impl IntoIterator<Item = (&str, Created)>) {
     for (n, (id, created)) in sessions.into_iter().enumerate() {
         Log::begin(key("default", id), created, moment(n as i64 * 10)).save(store).await;
@@ -48,20 +48,21 @@ fn of_user(user: &str) -> Created {
     Created { user: User::new(user).unwrap(), ..Created::default() }
 }
 
-/// The session that was last active comes first; among equals, the one with the greater id, compared byte by byte.
+/// Heads are ordered by last activity, newest first. Ties are broken by id in descending byte
+/// order.
 pub async fn the_newest_come_first(Fixture { store, .. }: Fixture) {
     for (id, seconds) in [("a", 5), ("Z", 5), ("a-b", 5), ("a:b", 5), ("a_b", 5), ("aB", 5), ("new", 6), ("old", 4)] {
         Log::begin(key("default", id), Created::default(), moment(seconds)).save(&*store).await;
     }
     let got = store.heads(&all()).await.unwrap();
     assert_ids(&got, &["new", "a_b", "aB", "a:b", "a-b", "a", "Z", "old"]);
-    // Activity, not creation, makes a session new.
+    // The order depends on activity, not on creation.
     let mut log = Log::begin(key("default", "z"), Created::default(), moment(0));
     log.push_at(moment(7), Entry::message(Message::user("hi"))).save(&*store).await;
     assert_ids(&store.heads(&Query { limit: 2, ..all() }).await.unwrap(), &["z", "new"]);
 }
 
-/// Page by page, every session comes once, also if many were active at the same moment.
+/// Pagination returns every session exactly once, even if many were active at the same time.
 pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
     for n in 0..23 {
         let created = Created { assistant: (n % 3 != 0).then(|| "x".to_owned()), ..Created::default() };
@@ -83,14 +84,14 @@ pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
             assert_eq!(pages, whole);
         }
     }
-    // A cursor holds its place when its session is gone.
+    // A cursor stays valid after its session is purged.
     let whole = store.heads(&all()).await.unwrap();
     store.purge(&whole[9].key()).await.unwrap();
     let cursor = Some(Cursor::of(&whole[9]));
     assert_eq!(store.heads(&Query { cursor, ..all() }).await.unwrap(), whole[10..]);
 }
 
-/// The first ones can be left out, after a cursor too.
+/// An offset skips the first heads, also in combination with a cursor.
 pub async fn an_offset_leaves_out_the_first(Fixture { store, .. }: Fixture) {
     fill(&*store, ["a", "b", "c", "d", "e"].map(|id| (id, Created::default()))).await;
     let page = |offset, limit| Query { offset, limit, ..all() };
@@ -103,7 +104,7 @@ pub async fn an_offset_leaves_out_the_first(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&after).await.unwrap(), &["c", "b"]);
 }
 
-/// A limit of none gives none; the largest numbers are no mistake.
+/// A limit of 0 returns nothing; the largest limits and offsets are valid.
 pub async fn no_limit_is_too_small_or_too_large(Fixture { store, .. }: Fixture) {
     fill(&*store, ["a", "b"].map(|id| (id, Created::default()))).await;
     assert_ids(&store.heads(&Query { limit: 0, ..all() }).await.unwrap(), &[]);
@@ -112,7 +113,7 @@ pub async fn no_limit_is_too_small_or_too_large(Fixture { store, .. }: Fixture) 
     assert_ids(&store.heads(&Query { limit: usize::MAX, offset: usize::MAX, ..all() }).await.unwrap(), &[]);
 }
 
-/// A tenant sees its own sessions, whatever the ids of others.
+/// A tenant lists only its own sessions, whatever ids other tenants use.
 pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
     for (n, (tenant, id)) in [("a", "s"), ("b", "s"), ("a", "t"), ("b", "u"), ("ab", "s")].into_iter().enumerate() {
         let created = Created { thread: Some("t".to_owned()), ..tagged(&["x"]) };
@@ -129,7 +130,7 @@ pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap(), &["s", "u", "t", "s", "s"]);
 }
 
-/// A user sees their own sessions, in their own tenant.
+/// A user lists only their own sessions in their own tenant.
 pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
     let users = [("s1", "Ada"), ("s2", "ada"), ("s3", "Ada"), ("s4", "Ädä 'x' %")];
     fill(&*store, users.map(|(id, user)| (id, of_user(user)))).await;
@@ -147,7 +148,7 @@ pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Sessions of an assistant, and of a chat thread.
+/// Sessions are filtered by assistant and by chat thread.
 pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
     let created = |assistant: Option<&str>, thread: Option<&str>| Created {
         assistant: assistant.map(str::to_owned),
@@ -169,7 +170,7 @@ pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Sessions in any of some states.
+/// Sessions are filtered by status, with any of several.
 pub async fn states_are_found(Fixture { store, .. }: Fixture) {
     let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     for to in states {
@@ -186,7 +187,7 @@ pub async fn states_are_found(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&Query { limit: 1, ..live }).await.unwrap(), &["paused"]);
 }
 
-/// Every session counts once, as what it is now, whoever's it is.
+/// Counting by status counts every session of every tenant once, under its current status.
 pub async fn sessions_are_counted_by_their_state(Fixture { store, .. }: Fixture) {
     let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     let mut logs = Vec::new();
@@ -209,7 +210,7 @@ pub async fn sessions_are_counted_by_their_state(Fixture { store, .. }: Fixture)
     expect([2, 1, 3, 3]).await;
 }
 
-/// Sessions that were created from a moment on, and before another.
+/// Sessions are filtered by creation time, lower bound inclusive, upper bound exclusive.
 pub async fn creation_times_are_found(Fixture { store, .. }: Fixture) {
     fill(&*store, ["a", "b", "c"].map(|id| (id, Created::default()))).await;
     let micro = jiff::SignedDuration::from_micros(1);
@@ -227,7 +228,7 @@ pub async fn creation_times_are_found(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Sessions that have all of some tags.
+/// Sessions are filtered by tags; all given tags must match.
 pub async fn tags_are_found(Fixture { store, .. }: Fixture) {
     fill(&*store, [("a", tagged(&["x"])), ("b", tagged(&["x", "y"])), ("c", tagged(&["y", "y"])), ("d", tagged(&[]))])
         .await;
@@ -281,7 +282,7 @@ pub async fn odd_tags_are_found(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Metadata fields are found by their plain value; a text is no number.
+/// Metadata fields are matched by their scalar value; a string never equals a number.
 pub async fn metadata_is_found(Fixture { store, .. }: Fixture) {
     let big = 9_007_199_254_740_993_u64;
     let values = [
@@ -317,12 +318,13 @@ pub async fn metadata_is_found(Fixture { store, .. }: Fixture) {
     {
         assert_ids(&store.heads(&with(&[(field, value)])).await.unwrap(), &[]);
     }
-    // A tag is no field.
+    // A tag is not a metadata field.
     let tags = vec!["k".to_owned()];
     assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), &[]);
 }
 
-/// A part of the title finds a session, in any case and any language, and no character is special.
+/// Titles are matched by substring, case-insensitively in every language; no character is a
+/// wildcard.
 pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture) {
     let titles = [
         ("a", "Grüße aus ÄÖ"),
@@ -354,7 +356,7 @@ pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture
     }
 }
 
-/// The forks of a session.
+/// The forks of a session are found by their parent.
 pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
     let mut parent = Log::new("p");
     parent.say("one").say("two").save(&*store).await;
@@ -397,7 +399,8 @@ pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixtur
     assert_ids(&store.heads(&with(many)).await.unwrap(), &["e", "b", "a"]);
 }
 
-/// A session is found by its last question and answer and by the tool calls of its last turn, and by nothing older.
+/// A session is found by its last question and answer and by the tool calls of its last turn, but
+/// not by earlier ones (D-025).
 pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixture) {
     let call = |id: &str| {
         let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
@@ -417,7 +420,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
         assert_ids(&store.heads(&with(vec![*key])).await.unwrap(), &["s"]);
     }
     let own_calls: Vec<_> = second.into_iter().filter(|key| !first.contains(key)).collect();
-    // The same calls of others are theirs.
+    // The same tool calls in a different user's session match only that session.
     let mut other = Log::begin(key("default", "t"), of_user("bob"), moment(0));
     other.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
     assert_ids(&store.heads(&with(own_calls.clone())).await.unwrap(), &["s"]);
@@ -435,7 +438,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     assert_ids(&store.heads(&with(last)).await.unwrap(), &[]);
 }
 
-/// What is due before a moment, first due first.
+/// Sessions due before a time are listed in order of their due time.
 pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     for (id, tenant, due) in
         [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None), ("d", "y", Some(20)), ("e", "x", Some(40))]
@@ -452,18 +455,18 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&due(40, 9)).await.unwrap(), &["b", "d", "a"]);
     assert_ids(&store.heads(&due(99, 2)).await.unwrap(), &["b", "d"]);
     assert_ids(&store.heads(&due(10, 9)).await.unwrap(), &[]);
-    // The usual order goes with the condition as well, and so does its reverse.
+    // The filter also works with order by activity, in either direction.
     assert_ids(&store.heads(&Query { order: Order::Oldest, ..due(31, 9) }).await.unwrap(), &["a", "b", "d"]);
     assert_ids(&store.heads(&Query { order: Order::Oldest, ..due(31, 2) }).await.unwrap(), &["a", "b"]);
     assert_ids(&store.heads(&Query { order: Order::Newest, ..due(31, 9) }).await.unwrap(), &["d", "b", "a"]);
-    // What is put off is not due any more.
+    // A session whose due time is cleared is no longer due.
     let mut head = store.head(&key("y", "b")).await.unwrap().unwrap();
     head.due_at = None;
     store.commit(&Commit::new(Some(head.end()), Vec::new(), head)).await.unwrap();
     assert_ids(&store.heads(&due(99, 9)).await.unwrap(), &["d", "a", "e"]);
 }
 
-/// Runs whose lease ended before a moment, of every tenant.
+/// Runs whose lease expired before a time are found, in every tenant.
 pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
     for (id, tenant, until) in [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None)] {
@@ -480,7 +483,8 @@ pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&ended(31)).await.unwrap(), &["b", "a"]);
 }
 
-/// A lease that was renewed is found by its new end, and not any more once its run waits for a person or has ended.
+/// A renewed lease is found by its new expiry. It is no longer found once its run is paused for
+/// review or has ended.
 pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
     let ended = |seconds| Query { lease_before: Some(moment(seconds)), ..Query::new(Whose::Everyone, 9) };
@@ -502,7 +506,7 @@ pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture)
     assert_ids(&store.heads(&ended(51)).await.unwrap(), &["a"]);
 }
 
-/// A question to a person, which is this record of its session.
+/// A review request at record `seq` of its session.
 fn asked(session: &str, seq: u64, queue: Option<&str>) -> Entry {
     Entry::review_opened(ReviewOpened {
         review: ReviewId::of(&SessionId::new(session).unwrap(), seq),
@@ -516,7 +520,8 @@ fn asked(session: &str, seq: u64, queue: Option<&str>) -> Entry {
     })
 }
 
-/// Sessions in which something waits for a person, in any queue or in one, and those in which a person has decided.
+/// Sessions with open reviews are found, in any queue or in one, and so are sessions with decided
+/// reviews.
 pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
     let long = "q".repeat(3000);
     let mut logs: Vec<Log> = ["a", "b", "c", "d", "e"].into_iter().map(Log::new).collect();
@@ -524,7 +529,8 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
         logs[n].push(asked(id, 2, queue));
     }
     logs[3].push(asked("d", 3, Some("a\0b 'c'")));
-    // Two at once, in one session; and a tag and a field that are called like it are something else.
+    // Two open reviews in one session. Session e has tags and a metadata field named like the index
+    // labels of reviews, which must not match.
     logs[1].push(asked("b", 3, Some("law")));
     let change = InfoChange {
         tags: Some(vec!["review".to_owned(), "review:money".to_owned(), "reviewed".to_owned()]).into(),
@@ -573,7 +579,7 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&with_tag).await.unwrap(), &[]);
 }
 
-/// Of several conditions, a session must meet each.
+/// Several filters are combined with AND.
 pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
     let full = Created {
         assistant: Some("x".to_owned()),
@@ -613,7 +619,7 @@ pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
     assert_ids(&store.heads(&Query { tags: Vec::new(), ..query }).await.unwrap(), &["tags", "full"]);
 }
 
-/// When a session changes, it is found by what it is now and not by what it was.
+/// A changed session is found by its current state, not by its previous one.
 pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fixture) {
     let created =
         Created { title: Some("before".to_owned()), tags: vec!["old".to_owned()], ..with_metadata(json!({"n": 1})) };
@@ -640,7 +646,7 @@ pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fi
     for query in queries("after", "new", 2, Status::Paused, log.head().mark.hash) {
         assert_eq!(store.heads(&query).await.unwrap(), [log.head()]);
     }
-    // What it was and what it is are still one session.
+    // Old and new hash together match the session once.
     let hashes = vec![VisibleHash::default(), log.head().mark.hash];
     assert_eq!(store.heads(&Query { hashes, ..all() }).await.unwrap(), [log.head()]);
 }

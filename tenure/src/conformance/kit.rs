@@ -1,4 +1,4 @@
-//! Building blocks for cases, and for other tests that need sessions.
+//! Building blocks for the cases, and for other tests that need sessions.
 
 use crate::rules::session::Session;
 use crate::store::contract::{Commit, Store};
@@ -13,7 +13,7 @@ use crate::types::message::Message;
 use jiff::{SignedDuration, Timestamp};
 use std::{fmt::Debug, sync::Arc};
 
-/// So many seconds after a certain moment, with odd microseconds: a store that rounds is found out.
+/// A timestamp `seconds` after a fixed time, with odd microseconds to reveal stores that round.
 pub fn moment(seconds: i64) -> Timestamp {
     Timestamp::from_microsecond(1_767_323_045_000_007 + seconds * 1_000_000).expect("the moments of a test are near")
 }
@@ -23,37 +23,37 @@ pub fn key(tenant: &str, session: &str) -> Key {
     Key { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() }
 }
 
-/// The index card that follows from a log: a session's own records, or all that it shows.
+/// The head derived from a log: from a session's own records, or from its complete log.
 pub fn head_of(key: &Key, records: &[Record]) -> Head {
     let session = Session::replay(key, records.iter().cloned()).expect("a log begins with `created`");
     session.head().clone()
 }
 
-/// A session that a test writes.
+/// A session written by a test.
 #[derive(Clone, Debug)]
 pub struct Log {
-    /// Where it is.
+    /// The key of the session.
     pub key: Key,
-    /// What it shows of its parent's log.
+    /// Records inherited from its parent.
     pub inherited: Vec<Record>,
-    /// Its own records.
+    /// The session's own records.
     pub records: Vec<Record>,
     saved: usize,
 }
 
 impl Log {
-    /// A session of the default tenant and user that has just begun.
+    /// A new session of the default tenant and user.
     pub fn new(id: &str) -> Self {
         Self::begin(key("default", id), Created::default(), moment(0))
     }
 
-    /// A session that has just begun.
+    /// A new session.
     pub fn begin(key: Key, created: Created, at: Timestamp) -> Self {
         let created = Record { seq: 1, at, entry: Entry::created(created) };
         Self { key, inherited: Vec::new(), records: vec![created], saved: 0 }
     }
 
-    /// A fork of this session that leaves it after a record.
+    /// A fork of this session after record `seq`.
     pub fn fork(&self, id: &str, seq: Seq) -> Self {
         let inherited: Vec<_> = self.whole().into_iter().filter(|r| r.seq <= seq).collect();
         let mark = head_of(&self.key, &inherited).mark;
@@ -64,38 +64,38 @@ impl Log {
         Self { key, inherited, records, saved: 0 }
     }
 
-    /// Its last record.
+    /// The position of the last record.
     pub fn seq(&self) -> Seq {
         self.records.last().map_or(0, |r| r.seq)
     }
 
-    /// All that it shows: what it inherited and its own records.
+    /// The complete log: inherited and own records.
     pub fn whole(&self) -> Vec<Record> {
         [&self.inherited[..], &self.records].concat()
     }
 
-    /// Its index card.
+    /// The head of the session.
     pub fn head(&self) -> Head {
         head_of(&self.key, &self.records)
     }
 
-    /// Adds a record, a second later than the last.
+    /// Appends a record, one second after the last one.
     pub fn push(&mut self, entry: Entry) -> &mut Self {
         self.push_at(self.next_at(), entry)
     }
 
-    /// Adds a record with a time.
+    /// Appends a record with a given time.
     pub fn push_at(&mut self, at: Timestamp, entry: Entry) -> &mut Self {
         self.records.push(Record { seq: self.seq() + 1, at, entry });
         self
     }
 
-    /// Adds a message of the user.
+    /// Appends a user message.
     pub fn say(&mut self, text: &str) -> &mut Self {
         self.push(Entry::message(Message::user(text)))
     }
 
-    /// The step that saves what is not saved yet; the next one goes on from there.
+    /// The commit of all records that are not saved yet. They then count as saved.
     pub fn commit(&mut self) -> Commit {
         let base = (self.saved > 0).then(|| head_of(&self.key, &self.records[..self.saved]).end());
         let records = self.records[self.saved..].to_vec();
@@ -103,12 +103,12 @@ impl Log {
         Commit::new(base, records, self.head())
     }
 
-    /// Saves what is not saved yet.
+    /// Commits all records that are not saved yet.
     pub async fn save(&mut self, store: &dyn Store) {
         store.commit(&self.commit()).await.unwrap();
     }
 
-    /// Saves what is not saved yet, and a blob with it.
+    /// Commits all records that are not saved yet, together with a blob.
     pub async fn save_with(&mut self, store: &dyn Store, blob: &Blob) {
         let blobs = vec![blob.clone()];
         store.commit(&Commit { blobs, ..self.commit() }).await.unwrap();
@@ -119,7 +119,8 @@ impl Log {
     }
 }
 
-/// Appends a user message to a stored session, again and again until no other writer was first. The record it became.
+/// Appends a user message to a stored session, retrying on conflicts with concurrent writers.
+/// Returns the stored record.
 pub async fn say(store: &dyn Store, key: &Key, text: &str) -> Result<Record> {
     loop {
         let found = store.head(key).await?;
@@ -134,13 +135,13 @@ pub async fn say(store: &dyn Store, key: &Key, text: &str) -> Result<Record> {
     }
 }
 
-/// The records of a range, however many pages they come in.
+/// Reads all records of a range, over as many pages as needed.
 pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
     let (mut range, mut records) = (range.clone(), Vec::new());
     loop {
         let page = store.records(key, &range).await.unwrap();
         assert!(page.len() <= range.limit, "{} records are more than {}", page.len(), range.limit);
-        // A page that does not move on would be read for ever.
+        // A page that makes no progress would cause an endless loop.
         let (mut seqs, within) = (page.iter().map(|r| r.seq), |seq: Seq| seq > range.after && seq <= range.upto);
         let ordered = match range.order {
             Direction::Forward => page.is_sorted_by(|a, b| a.seq < b.seq),
@@ -150,7 +151,7 @@ pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
         range.limit -= page.len();
         match (page.last(), range.order) {
             (Some(last), Direction::Forward) => range.after = last.seq,
-            // Nothing is before the first record.
+            // There is no record before the first.
             (Some(last), Direction::Backward) => range.upto = last.seq.saturating_sub(1),
             (None, _) => return records,
         }
@@ -158,12 +159,12 @@ pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
     }
 }
 
-/// All records of a session's own log.
+/// Reads all records of a session's own log.
 pub async fn read_all(store: &dyn Store, key: &Key) -> Vec<Record> {
     read(store, key, &Range::after(0)).await
 }
 
-/// All that a session shows: its own records and those it leans on.
+/// Reads the complete log of a session: its own records and those of its ancestors.
 pub async fn whole_log(store: &dyn Store, key: &Key) -> Vec<Record> {
     let (mut key, mut upto, mut parts) = (key.clone(), Seq::MAX, Vec::new());
     loop {
@@ -177,17 +178,17 @@ pub async fn whole_log(store: &dyn Store, key: &Key) -> Vec<Record> {
     parts.into_iter().rev().flatten().collect()
 }
 
-/// A shelf of the default tenant.
+/// A namespace of the default tenant.
 pub fn shelf(owner: Owner, name: &str) -> Shelf {
     Shelf { tenant: Tenant::default(), owner, name: name.to_owned() }
 }
 
-/// A shelf of a session.
+/// A namespace of a session.
 pub fn session_shelf(key: &Key, name: &str) -> Shelf {
     Shelf { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
 }
 
-/// An item that was made, and last used, at a moment.
+/// An item created and last used at [`moment`]`(seconds)`.
 pub fn item(key: &str, seconds: i64) -> Item {
     let (created_at, used_at) = (moment(seconds), moment(seconds));
     let value = format!(r#"{{"made": {seconds}}}"#);
@@ -200,20 +201,20 @@ pub fn blob(bytes: impl Into<Vec<u8>>) -> Blob {
     Blob { id: BlobId::of(&bytes), bytes: bytes.into() }
 }
 
-/// All that a store has, to compare it with what it had.
+/// A snapshot of a store's contents, for comparison.
 #[derive(Debug, PartialEq)]
 pub struct State {
-    /// The index cards, by key.
+    /// The heads, in key order.
     pub heads: Vec<Head>,
-    /// The log of each of them.
+    /// The log of each session.
     pub logs: Vec<Vec<Record>>,
-    /// The items of the shelves that were asked for.
+    /// The items of the requested namespaces.
     pub items: Vec<Vec<Item>>,
-    /// The bytes of the blobs that were asked for, in the tenant `default`.
+    /// The bytes of the requested blobs in the tenant `default`.
     pub blobs: Vec<Option<Arc<[u8]>>>,
 }
 
-/// All sessions of a store, and these shelves and blobs.
+/// Takes a snapshot of all sessions, and of the given namespaces and blobs.
 pub async fn state(store: &dyn Store, shelves: &[Shelf], blobs: &[Blob]) -> State {
     let mut heads = store.heads(&Query::new(Whose::Everyone, usize::MAX)).await.unwrap();
     heads.sort_by_key(Head::key);
@@ -230,7 +231,7 @@ pub async fn state(store: &dyn Store, shelves: &[Shelf], blobs: &[Blob]) -> Stat
     State { heads, logs, items, blobs: found }
 }
 
-/// Asserts that something failed, and how.
+/// Asserts that a result is a given error.
 #[track_caller]
 pub fn assert_fails<T: Debug>(got: Result<T>, want: Error) {
     match got {
@@ -239,17 +240,17 @@ pub fn assert_fails<T: Debug>(got: Result<T>, want: Error) {
     }
 }
 
-/// Random numbers that are the same in every run (SplitMix64).
+/// A deterministic random number generator (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Numbers that depend on the seed only.
+    /// A generator whose output depends only on the seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns the next random number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -258,22 +259,22 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below another, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.draw() % end as u64) as usize
     }
 
-    /// Whether something that happens once in so many times happens now.
+    /// Returns true with a probability of one in `times`.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// One of these.
+    /// Returns a random element.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 
-    /// So many bytes.
+    /// Returns `count` random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         std::iter::repeat_with(|| self.draw().to_le_bytes()).flatten().take(count).collect()
     }

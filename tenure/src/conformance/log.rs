@@ -1,4 +1,4 @@
-//! Commits and the log: what was acknowledged reads back, exactly, and nothing else does.
+//! Commits and the log: every acknowledged commit reads back exactly, and nothing else does.
 
 use super::fixture::Fixture;
 use super::kit::{Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
@@ -23,7 +23,7 @@ fn map(value: Value) -> Map<String, Value> {
     value.as_object().cloned().unwrap()
 }
 
-/// One entry of every kind, `created` apart, with every field in use; and once with none.
+/// One entry of every kind except `created`, with all fields set, and once with none.
 pub(super) fn every_kind() -> Vec<Entry> {
     let run = RunId::new("run-1").unwrap();
     let review = ReviewId::new("rev_1_s:1").unwrap();
@@ -99,7 +99,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
     ]
 }
 
-/// A session of every kind of entry.
+/// A session with every kind of entry.
 pub(super) fn rich(id: &str) -> Log {
     let created = Created {
         user: User::new("Ada \"L\" Ü").unwrap(),
@@ -121,7 +121,7 @@ pub(super) fn rich(id: &str) -> Log {
     log
 }
 
-/// A session that was created has the head and the records it was created with.
+/// A created session has the head and the records it was created with.
 pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.say("one").say("two").save(&*store).await;
@@ -132,7 +132,8 @@ pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
     assert_eq!(read_all(&*store, &log.key).await, log.records);
 }
 
-/// Where a store can tell at once what a card is, it is what it is now: after each commit, and after a purge.
+/// The non-blocking head check returns the current head after each commit and after a purge, if the
+/// store supports it.
 pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     for n in 0..50 {
@@ -154,7 +155,7 @@ pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
     assert!(store.glance(&log.key, &known).is_none_or(|seen| seen.unwrap() == Glance::Now(None)));
 }
 
-/// Entries of every kind come back as they were.
+/// Entries of every kind round-trip.
 pub async fn every_kind_of_entry_reads_back(Fixture { store, .. }: Fixture) {
     let mut log = rich("s");
     log.save(&*store).await;
@@ -162,7 +163,8 @@ pub async fn every_kind_of_entry_reads_back(Fixture { store, .. }: Fixture) {
     assert_eq!(read_all(&*store, &log.key).await, log.records);
 }
 
-/// Times keep their microseconds, may be the same twice, go back, and lie far away.
+/// Timestamps are stored to the microsecond. They may repeat, go backwards, or be far in the past
+/// or future.
 pub async fn times_are_kept_to_the_microsecond(Fixture { store, .. }: Fixture) {
     let times = ["2026-03-29T00:59:59.999999Z", "2026-03-29T00:59:59.999999Z", "1969-12-31T23:59:59.999999Z"];
     let times =
@@ -181,7 +183,7 @@ pub async fn times_are_kept_to_the_microsecond(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// The text of a message is kept byte for byte: escapes, numbers, key order, spaces.
+/// Message text is stored byte for byte: escapes, numbers, key order, whitespace.
 pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
     let texts = [
         r#"{"role":"user","content":"äöü €😀 \ud83d\ude00 \u00e4 \\ \" \/ \b\f\n\r\t"}"#,
@@ -195,7 +197,7 @@ pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
     ];
     let mut log = Log::new("s");
     for text in texts {
-        // What is no valid message is no matter of the store.
+        // Invalid messages never reach the store.
         if let Ok(message) = Message::parse(text) {
             assert_eq!(message.as_str(), text);
             log.push(Entry::message(message));
@@ -206,14 +208,14 @@ pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
     assert_eq!(read_all(&*store, &log.key).await, log.records);
 }
 
-/// A message of a megabyte is nothing special, nor is one that is larger than a page.
+/// Messages of a megabyte, and messages larger than a page, are stored.
 pub async fn large_messages_are_kept(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.say(&"ä\\\"".repeat(1 << 18)).say("small").say(&"y".repeat(MAX_PAGE_BYTES + 1)).say("last").save(&*store).await;
     assert!(read_all(&*store, &log.key).await == log.records, "the large messages differ");
 }
 
-/// What exists is not created again, and stays as it is.
+/// Creating an existing session fails and changes nothing.
 pub async fn an_existing_session_is_not_created_again(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.say("one").save(&*store).await;
@@ -223,7 +225,7 @@ pub async fn an_existing_session_is_not_created_again(Fixture { store, .. }: Fix
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
-/// A step from anywhere but the end of the log is refused, and changes nothing.
+/// A commit whose base is not the end of the log is rejected and changes nothing.
 pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.say("one").say("two").save(&*store).await;
@@ -242,20 +244,21 @@ pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
-/// A store that went back in time: it lost the last commits of a session (a restored backup, an asynchronous failover), and others
-/// continued from there. A writer that remembers the lost records is refused, however long the log has become, and changes nothing.
+/// A store that lost the last commits of a session (a restored backup, an asynchronous failover),
+/// after which other writers continued. A writer that still caches the lost records is rejected,
+/// however long the log has become, and changes nothing (D-007).
 pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
     let title = |title: &str| Entry::info(InfoChange { title: Change::Set(title.to_owned()), ..InfoChange::default() });
     let ways = [
         ("text", Entry::message(Message::user("lost")), Entry::message(Message::user("other"))),
-        // Records that are no messages count too.
+        // Records that are not messages count too.
         ("info", title("lost"), title("other")),
     ];
     for (id, lost, other) in ways {
         let mut stored = Log::new(id);
         stored.say("one").save(&*store).await;
         let mut writer = stored.clone();
-        // The same time and the same last record: only what is before it tells the two logs apart.
+        // Same times and same last record: only the earlier records distinguish the two logs.
         writer.push(lost).say("last").commit();
         stored.push(other).say("last").save(&*store).await;
         assert_eq!((writer.seq(), writer.records.last()), (stored.seq(), stored.records.last()));
@@ -271,7 +274,7 @@ pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// A session that does not exist can not be gone on with.
+/// Appending to a missing session fails.
 pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.commit();
@@ -282,7 +285,8 @@ pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
     assert_eq!(store.head(&log.key).await.unwrap(), None);
 }
 
-/// Items and blobs are there with the records they came with, also if the session is only being created.
+/// Items and blobs are visible together with the records of their commit, also in the commit that
+/// creates the session.
 pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     let (cache, notes) = (session_shelf(&log.key, "cache"), session_shelf(&log.key, "notes"));
@@ -302,7 +306,7 @@ pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture)
     assert_eq!(now.blobs, [Some(picture.bytes)]);
 }
 
-/// A commit is wholly in or wholly out: if it is refused, its items and blobs are not there either.
+/// A commit is atomic: if it is rejected, its items and blobs are not stored either.
 pub async fn a_refused_commit_leaves_nothing(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.say("one").save(&*store).await;
@@ -327,7 +331,7 @@ pub async fn a_refused_commit_leaves_nothing(Fixture { store, .. }: Fixture) {
     assert_eq!((after.items, after.blobs), (before.items, before.blobs));
 }
 
-/// Records with a hole, a double, a wrong beginning or a wrong end are refused, and change nothing.
+/// Records with a gap, a duplicate, a wrong start or a wrong end are rejected and change nothing.
 pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.say("one").save(&*store).await;
@@ -349,7 +353,7 @@ pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
         with(&|c| c.records.iter_mut().for_each(|r| r.seq += 1));
         with(&|c| c.head.seq += 1);
         with(&|c| c.head.seq -= 1);
-        // Nothing new: then the head must end where the log does.
+        // Without new records, the head must end where the log does.
         with(&|c| c.records.clear());
     }
     for commit in bad {
@@ -359,7 +363,7 @@ pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
-/// A commit without records changes the head and nothing else.
+/// A commit without records changes only the head.
 pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     let run = RunId::new("r").unwrap();
@@ -375,7 +379,7 @@ pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Any range, from either end, with any limit.
+/// Records can be read in any range, in either direction, with any limit.
 pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     for n in 2..=6 {
@@ -395,7 +399,7 @@ pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// A long log comes in pages of bounded size, from either end, without doubles or gaps.
+/// A long log is read in pages of bounded size, in either direction, without duplicates or gaps.
 pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
     const LARGE: usize = 700 << 10;
     let mut log = Log::new("s");
@@ -418,7 +422,7 @@ pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
     assert!(backward == log.records, "backward, the pages are not the whole");
 }
 
-/// The end of a long log is read without what comes before it.
+/// The end of a long log can be read without reading the records before it.
 pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     for n in 2..=5000 {
@@ -436,7 +440,7 @@ pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
     );
 }
 
-/// A session that does not exist has no head, no records and no items; asking is no mistake.
+/// A missing session has no head, records or items; reading it is not an error.
 pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
     Log::new("other").say("one").save(&*store).await;
     let nobody = key("default", "s");
@@ -450,7 +454,7 @@ pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
     assert_eq!(store.search(&cache, "one", 9).await.unwrap(), []);
 }
 
-/// The same id in two tenants is two sessions.
+/// Ids are scoped by tenant: one id in two tenants is two sessions.
 pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
     let mut logs = ["a", "b"].map(|tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0)));
     for (n, log) in logs.iter_mut().enumerate() {
@@ -462,7 +466,7 @@ pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
         assert_eq!(read_all(&*store, &log.key).await, log.records);
     }
     assert_eq!(store.head(&key("c", "s")).await.unwrap(), None);
-    // Nor does a shelf reach over.
+    // Namespaces are separated by tenant too.
     let of = |tenant: &str| crate::store::item::Shelf {
         tenant: Tenant::new(tenant).unwrap(),
         ..shelf(Owner::Session(SessionId::new("s").unwrap()), "x")

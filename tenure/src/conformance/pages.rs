@@ -1,4 +1,4 @@
-//! Lists with bounded work: page by page they find what an unbounded list finds.
+//! Bounded lists: the pages of a scan with bounded work add up to the unbounded list.
 
 use super::fixture::Fixture;
 use super::kit::{Log, Rng, key, moment};
@@ -13,7 +13,7 @@ fn tag(tag: &str) -> Vec<String> {
     vec![tag.to_owned()]
 }
 
-/// 60 sessions of two users and two tenants, many active at the same moment.
+/// Stores 60 sessions of two users and two tenants, many active at the same time.
 async fn fill(store: &dyn Store) {
     let mut rng = Rng::new(20_261_118);
     for n in 0..60 {
@@ -31,7 +31,8 @@ async fn fill(store: &dyn Store) {
     }
 }
 
-/// All pages of a query, and how many there were. Each is checked against its bounds.
+/// Reads all pages of a query and checks each against its bounds. Returns the heads and the number
+/// of pages.
 async fn all_pages(store: &dyn Store, query: &Query, max_scan: usize) -> (Vec<Head>, usize) {
     let (mut found, mut pages, mut cursor) = (Vec::new(), 0, None);
     loop {
@@ -50,7 +51,7 @@ async fn all_pages(store: &dyn Store, query: &Query, max_scan: usize) -> (Vec<He
     }
 }
 
-/// Whatever is asked for and however little may be looked at, the pages together are the list.
+/// Whatever the query and however small the scan budget, the pages together equal the list.
 pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
     fill(&*store).await;
     let tenant = Tenant::new("a").unwrap();
@@ -79,7 +80,7 @@ pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// A page looks at no more than it may, and says where it stopped.
+/// A page scans no more than its budget and returns the cursor where it stopped.
 pub async fn a_page_ends_where_its_work_ends(Fixture { store, .. }: Fixture) {
     fill(&*store).await;
     let all = Query::new(Whose::Tenant(Tenant::new("a").unwrap()), 1000);
@@ -87,13 +88,13 @@ pub async fn a_page_ends_where_its_work_ends(Fixture { store, .. }: Fixture) {
     let none = Query { title: Some("no such title".to_owned()), ..all.clone() };
     let page = store.page(&none, 10).await.unwrap();
     assert_eq!(page, HeadPage { heads: Vec::new(), stopped: Some(Cursor::of(&order[9])) });
-    // A label that is on few sessions is looked up, wherever they are.
+    // A rare label is found through its index, independent of the scan position.
     let last = store.page(&Query { tags: tag("seventh"), ..all.clone() }, 10).await.unwrap();
     assert_eq!((last.heads.len(), last.stopped), (8, None));
     assert_eq!(store.page(&Query { tags: tag("none"), ..all }, 1).await.unwrap(), HeadPage::default());
 }
 
-/// What a session is labeled with now is what it is found by; after a purge, nothing is.
+/// A session is found by its current labels only, and by none after a purge.
 pub async fn labels_follow_their_session(Fixture { store, .. }: Fixture) {
     let mut log = Log::begin(key("a", "s"), Created { tags: tag("old"), ..Created::default() }, moment(0));
     log.save(&*store).await;

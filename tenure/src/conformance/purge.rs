@@ -1,4 +1,4 @@
-//! Purge: what was destroyed is gone, and only that.
+//! Purge: the session is destroyed completely, and nothing else is.
 
 use super::fixture::Fixture;
 use super::kit::{Log, blob, item, key, moment, read_all, session_shelf, state};
@@ -8,7 +8,7 @@ use crate::store::query::{Query, Whose};
 use crate::types::entry::Created;
 use crate::types::id::Tenant;
 
-/// A session with records, an item and a blob.
+/// Stores a session with records, an item and a blob.
 async fn full(store: &dyn Store, log: &mut Log) {
     let remembered = Item { text: Some("remembered".to_owned()), ..item("k", 1) };
     let (items, blobs) = (vec![("memory".to_owned(), remembered)], vec![blob("a picture")]);
@@ -16,7 +16,7 @@ async fn full(store: &dyn Store, log: &mut Log) {
     log.say("two").save(store).await;
 }
 
-/// Head, records, items and blobs of a session go with it.
+/// A purge deletes the head, records, items and blobs of a session.
 pub async fn everything_of_a_session_goes(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     full(&*store, &mut log).await;
@@ -33,7 +33,7 @@ pub async fn everything_of_a_session_goes(Fixture { store, .. }: Fixture) {
     assert_eq!(store.commit(&log.say("three").commit()).await.unwrap_err().code(), "not_found");
 }
 
-/// Purging what is gone, or never was, changes nothing and is no mistake.
+/// A purge is idempotent: purging a missing session succeeds and changes nothing.
 pub async fn a_purge_can_be_repeated(Fixture { store, .. }: Fixture) {
     let mut other = Log::new("other");
     full(&*store, &mut other).await;
@@ -48,7 +48,7 @@ pub async fn a_purge_can_be_repeated(Fixture { store, .. }: Fixture) {
     assert_eq!((now.items[0].len(), now.blobs), (1, vec![Some(blob("a picture").bytes)]));
 }
 
-/// Other sessions keep all they have, also one with the same id in another tenant.
+/// Other sessions are unaffected, including one with the same id in a different tenant.
 pub async fn other_sessions_stay(Fixture { store, .. }: Fixture) {
     let mut logs = ["a", "default"].map(|tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0)));
     let mut neighbour = Log::new("s2");
@@ -64,7 +64,7 @@ pub async fn other_sessions_stay(Fixture { store, .. }: Fixture) {
     assert_eq!(state(&*store, &shelves, &blobs).await, want);
 }
 
-/// An id that was purged can be used again, and nothing of its past is left.
+/// A purged id can be reused, without any data of its former session.
 pub async fn an_id_can_be_used_again(Fixture { store, .. }: Fixture) {
     full(&*store, &mut Log::new("s")).await;
     store.purge(&key("default", "s")).await.unwrap();
@@ -75,7 +75,8 @@ pub async fn an_id_can_be_used_again(Fixture { store, .. }: Fixture) {
     assert_eq!(store.items(&session_shelf(&log.key, "memory"), None, 9).await.unwrap(), []);
 }
 
-/// A purge that expects the session as it was is refused once there is another record, or another session under the id.
+/// A conditional purge is rejected once the session has another record, or a new session uses its
+/// id.
 pub async fn a_purge_may_expect_a_state(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     full(&*store, &mut log).await;

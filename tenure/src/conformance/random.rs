@@ -1,4 +1,5 @@
-//! Random checks against a model: the same in every run, and the seed is in the message.
+//! Randomized tests against a reference model. They are deterministic; the seed is part of the
+//! failure message.
 
 use super::fixture::Fixture;
 use super::kit::{Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
@@ -46,7 +47,7 @@ fn created(rng: &mut Rng) -> Created {
     }
 }
 
-/// Anything that may happen in a session.
+/// Appends a random entry.
 fn event(rng: &mut Rng, log: &mut Log) {
     let run = RunId::new("r").unwrap();
     match rng.below(6) {
@@ -78,11 +79,12 @@ fn event(rng: &mut Rng, log: &mut Log) {
     };
 }
 
-/// Stores sessions of two tenants, changes some, purges some; the heads that are left.
+/// Stores sessions of two tenants, changes some and purges some. Returns the remaining heads.
 async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
     let (mut logs, mut heads) = (Vec::<Log>::new(), Vec::new());
     for n in 0..200 {
-        // The same ids in both tenants. Many sessions are active at the same moment, but no two with the same id are.
+        // Both tenants use the same ids. Many sessions are active at the same time, but no two with
+        // the same id are.
         let place = key(TENANTS[n % 2], &format!("s{}", n / 2));
         let mut log = Log::begin(place, created(rng), moment((rng.below(10) * 2 + n % 2) as i64));
         if n >= 20 && rng.once_in(5) {
@@ -173,7 +175,7 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
     query
 }
 
-/// What a query means, said once more.
+/// The reference implementation of a query.
 fn answer(query: &Query, heads: &[Head]) -> Vec<Head> {
     let mut found: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
@@ -185,7 +187,7 @@ fn answer(query: &Query, heads: &[Head]) -> Vec<Head> {
     found.into_iter().filter(after).skip(query.offset).take(query.limit).collect()
 }
 
-/// Whatever is asked, the answer is what [`Query::matches`] says, in order.
+/// Every query returns what [`Query::matches`] selects, in order.
 pub async fn any_query_agrees_with_its_definition(Fixture { store, .. }: Fixture) {
     println!("seed {SEED}");
     let mut rng = Rng::new(SEED);
@@ -200,7 +202,8 @@ pub async fn any_query_agrees_with_its_definition(Fixture { store, .. }: Fixture
     assert!(hits > 1000, "the queries find too little to mean anything: {hits}");
 }
 
-/// Items come, change, are used, removed and crowded out at random: what is left is found by its words, and nothing else is.
+/// Items are put, changed, used, removed and evicted at random: the remaining ones are found by
+/// their words, and nothing else is.
 pub async fn any_shelf_agrees_with_its_model(Fixture { store, .. }: Fixture) {
     println!("seed {SEED}");
     let mut rng = Rng::new(SEED);
@@ -241,7 +244,8 @@ pub async fn any_shelf_agrees_with_its_model(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// Sessions come, grow, fork and go at random: each shows what was said in it, at every moment.
+/// Sessions are created, extended, forked and purged at random: each always reads as it was
+/// written.
 pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     for seed in SEED..SEED + 12 {
         println!("seed {seed}");
@@ -285,6 +289,6 @@ async fn assert_same(store: &dyn Store, log: &Log, place: &str) {
     let own: Vec<_> = read_all(store, &log.key).await.iter().map(|r| r.seq).collect();
     assert_eq!(own, (head.first..=head.seq).collect::<Vec<_>>(), "{place}");
     assert_eq!(head.first, head.parent.as_ref().map_or(1, |p| p.seq + 1), "{place}");
-    // On whom it leans may have changed, nothing else.
+    // Only the reference to an ancestor may have changed.
     assert_eq!(Head { first: 1, parent: None, ..head }, head_of(&log.key, &whole), "{place}");
 }

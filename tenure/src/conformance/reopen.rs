@@ -1,4 +1,5 @@
-//! Opening a store again: what was acknowledged is there. A store that does not last passes without a check.
+//! Durability: everything acknowledged is still there after the store is reopened. Stores that are
+//! not persistent skip these cases.
 
 use super::fixture::Fixture;
 use super::kit::{Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
@@ -10,7 +11,7 @@ use crate::types::entry::Created;
 use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
-/// Heads, logs, items and blobs are the same after the store was opened again.
+/// Heads, logs, items and blobs are unchanged after a reopen.
 pub async fn everything_is_there_again(fixture: Fixture) {
     let store = &*fixture.store;
     let blobs = [blob(Rng::new(3).bytes(100_000)), blob("gone")];
@@ -47,12 +48,12 @@ pub async fn everything_is_there_again(fixture: Fixture) {
     assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), before.items[2][..1]);
     let tagged = Query { tags: vec!["b\0c".to_owned()], ..Query::new(Whose::Everyone, 9) };
     assert_eq!(fixture.store.heads(&tagged).await.unwrap(), [logs[0].head()]);
-    // And once more, now that nothing was written.
+    // Reopen again, this time without any writes in between.
     let fixture = fixture.reopen().await.expect("it was reopened before");
     assert_eq!(state(&*fixture.store, &shelves, &blobs).await, before);
 }
 
-/// Forks whose parent was purged are whole after the store was opened again, and can be purged then.
+/// Forks whose parent was purged are complete after a reopen, and can then be purged.
 pub async fn heirs_are_there_again(fixture: Fixture) {
     let store = &*fixture.store;
     let blobs = [blob("inherited")];
@@ -82,7 +83,7 @@ pub async fn heirs_are_there_again(fixture: Fixture) {
     assert_eq!(state(&*fixture.store, &[], &blobs).await.blobs, [None]);
 }
 
-/// After the store was opened again, the same steps are taken and refused as before.
+/// After a reopen, the same commits are accepted and rejected as before.
 pub async fn work_goes_on(fixture: Fixture) {
     let (mut log, picture) = (Log::new("s"), blob("a picture"));
     log.say("one").save_with(&*fixture.store, &picture).await;

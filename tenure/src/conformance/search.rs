@@ -1,4 +1,4 @@
-//! Search: items by the words of their text.
+//! Full-text search over the items of a namespace.
 
 use super::fixture::Fixture;
 use super::kit::{Log, item, moment, session_shelf, shelf};
@@ -14,20 +14,20 @@ async fn put(store: &dyn Store, shelf: &Shelf, key: &str, text: &str) {
     store.put(shelf, &Item { text: Some(text.to_owned()), ..item(key, 1) }, None).await.unwrap();
 }
 
-/// The keys of what is found, best first.
+/// The keys of the hits, best match first.
 async fn find(store: &dyn Store, shelf: &Shelf, text: &str) -> Vec<String> {
     let hits = store.search(shelf, text, 100).await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
     hits.into_iter().map(|h| h.item.key).collect()
 }
 
-/// The keys of what is found, by key: for items that match equally well.
+/// The keys of the hits in key order, for items that rank equally.
 async fn found(store: &dyn Store, shelf: &Shelf, text: &str) -> Vec<String> {
     let mut keys = find(store, shelf, text).await;
     keys.sort();
     keys
 }
 
-/// Any word of the query finds an item by its text, and the whole item comes back.
+/// Any word of the query matches an item's text, and the complete item is returned.
 pub async fn items_are_found_by_a_word(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "Ada likes green tea.").await;
     put(&*store, &memory(), "b", "Bob likes coffee, black").await;
@@ -42,7 +42,7 @@ pub async fn items_are_found_by_a_word(Fixture { store, .. }: Fixture) {
     assert_eq!(hit.item, Item { text: Some("Ada likes green tea.".to_owned()), ..item("a", 1) });
 }
 
-/// Words are compared without case, in any language.
+/// Words are compared case-insensitively in every language.
 pub async fn words_have_no_case(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "GREEN Tea").await;
     put(&*store, &memory(), "b", "Äpfel und ÖL").await;
@@ -54,7 +54,7 @@ pub async fn words_have_no_case(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// A part of a word finds nothing.
+/// A part of a word does not match.
 pub async fn only_whole_words_count(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "the categories of running water").await;
     for text in ["cat", "category", "run", "ning", "wat*", "water*ing"] {
@@ -63,7 +63,8 @@ pub async fn only_whole_words_count(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// What has more of the words comes first, with the higher score; the limit keeps the best.
+/// Items that contain more of the query's words rank higher, with a higher score; the limit returns
+/// the best.
 pub async fn the_best_come_first(Fixture { store, .. }: Fixture) {
     for (key, text) in [
         ("a", "red wine from france"),
@@ -84,7 +85,7 @@ pub async fn the_best_come_first(Fixture { store, .. }: Fixture) {
     assert_eq!(hits.iter().map(|h| h.item.key.as_str()).collect::<Vec<_>>(), ["c"]);
 }
 
-/// Nothing is found that lies on another shelf.
+/// A search is restricted to its namespace.
 pub async fn only_the_shelf_is_searched(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("s");
     log.save(&*store).await;
@@ -103,14 +104,14 @@ pub async fn only_the_shelf_is_searched(Fixture { store, .. }: Fixture) {
     for (n, shelf) in shelves.iter().enumerate() {
         assert_eq!(found(&*store, shelf, "secret").await, [format!("k{n}")], "{shelf:?}");
     }
-    // An item that came with a commit is found too.
+    // Items stored by a commit are indexed too.
     let mut commit = log.say("one").commit();
     commit.items = vec![("memory".to_owned(), Item { text: Some("a surprise".to_owned()), ..item("new", 1) })];
     store.commit(&commit).await.unwrap();
     assert_eq!(found(&*store, &shelves[6], "surprise").await, ["new"]);
 }
 
-/// No query is wrong: what is not a word is left out.
+/// Every query is valid: anything that is not a word is ignored.
 pub async fn no_text_is_a_syntax_error(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "an apple a day").await;
     put(&*store, &memory(), "b", "something else").await;
@@ -180,7 +181,7 @@ pub async fn no_text_is_a_syntax_error(Fixture { store, .. }: Fixture) {
     assert_eq!(found(&*store, &memory(), "NOT").await, ["c"], "a word is a word");
 }
 
-/// Without a word, or with a limit of none, nothing is found.
+/// A query without words, or a limit of 0, returns nothing.
 pub async fn nothing_is_found_for_nothing(Fixture { store, .. }: Fixture) {
     assert_eq!(found(&*store, &memory(), "apple").await, [""; 0], "on an empty shelf");
     put(&*store, &memory(), "a", "an apple").await;
@@ -192,7 +193,8 @@ pub async fn nothing_is_found_for_nothing(Fixture { store, .. }: Fixture) {
     assert_eq!(store.search(&memory(), "apple", 0).await.unwrap(), []);
 }
 
-/// An item that was changed, removed, evicted, expired or cleared away is not found by what it said.
+/// An item that was changed, removed, evicted, expired or cleared is no longer found by its old
+/// text.
 pub async fn what_is_gone_is_not_found(Fixture { store, .. }: Fixture) {
     put(&*store, &memory(), "a", "first words").await;
     put(&*store, &memory(), "a", "second thoughts").await;

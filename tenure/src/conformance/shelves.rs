@@ -1,4 +1,4 @@
-//! Shelves: keyed items, the bound on their number, use, expiry, and whose they are.
+//! Namespaces of key-value items: eviction, last use, expiry and ownership.
 
 use super::fixture::Fixture;
 use super::kit::{Log, assert_fails, item, key, moment, session_shelf, shelf, state};
@@ -25,7 +25,7 @@ async fn keys(store: &dyn Store, shelf: &Shelf) -> Vec<String> {
     store.items(shelf, None, usize::MAX).await.unwrap().into_iter().map(|i| i.key).collect()
 }
 
-/// An item comes back as it was put, by its key and in the list.
+/// An item round-trips, by key and in the list.
 pub async fn an_item_reads_back(Fixture { store, .. }: Fixture) {
     let full = Item {
         value: r#"{ "b": 1.50, "a" : "\u0000ä" }"#.to_owned(),
@@ -44,7 +44,7 @@ pub async fn an_item_reads_back(Fixture { store, .. }: Fixture) {
     assert_eq!(store.get(&cache(), "other", None).await.unwrap(), None);
 }
 
-/// Keys and texts may be anything, and values large.
+/// Keys and texts may be any string, and values may be large.
 pub async fn odd_items_are_kept(Fixture { store, .. }: Fixture) {
     let long = "k".repeat(500);
     let keys =
@@ -59,7 +59,7 @@ pub async fn odd_items_are_kept(Fixture { store, .. }: Fixture) {
     assert_eq!(store.items(&cache(), None, usize::MAX).await.unwrap(), items);
 }
 
-/// A text may hold characters that no person types; only NUL is refused.
+/// A text may contain control characters; only NUL is rejected.
 pub async fn control_characters_are_kept(Fixture { store, .. }: Fixture) {
     let refused = [
         Item { text: Some("a\0b".to_owned()), ..item("k", 1) },
@@ -78,7 +78,7 @@ pub async fn control_characters_are_kept(Fixture { store, .. }: Fixture) {
     assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), [odd]);
 }
 
-/// A key has one item: the last that was put.
+/// A put replaces the item with the same key.
 pub async fn an_item_replaces_its_predecessor(Fixture { store, .. }: Fixture) {
     let old = Item { expires_at: Some(moment(50)), text: Some("old".to_owned()), uses: 9, ..item("k", 9) };
     let new = Item { value: "2".to_owned(), ..item("k", 2) };
@@ -88,23 +88,23 @@ pub async fn an_item_replaces_its_predecessor(Fixture { store, .. }: Fixture) {
     assert_eq!(store.expire(moment(100), 9).await.unwrap(), 0);
 }
 
-/// A bounded shelf loses what was used longest ago.
+/// Beyond the cap, the least recently used item is evicted.
 pub async fn the_least_recently_used_goes_first(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 30), item("b", 10), item("c", 20)]).await;
     store.put(&cache(), &item("d", 40), Some(4)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["a", "b", "c", "d"]);
     store.put(&cache(), &item("e", 50), Some(4)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["a", "c", "d", "e"]);
-    // A bound that has become narrower holds at once.
+    // A lower cap takes effect immediately.
     store.put(&cache(), &item("f", 60), Some(2)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["e", "f"]);
-    // Other shelves are not counted.
+    // Other namespaces are not counted.
     let other = shelf(user("other"), "cache");
     store.put(&other, &item("x", 1), Some(1)).await.unwrap();
     assert_eq!(keys(&*store, &cache()).await, ["e", "f"]);
 }
 
-/// What was just put stays, however long ago it was used and however narrow the bound.
+/// The item just put is never evicted, however old its last use and however low the cap.
 pub async fn the_new_item_never_goes(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 30), item("b", 10)]).await;
     store.put(&cache(), &item("c", 1), Some(2)).await.unwrap();
@@ -115,14 +115,14 @@ pub async fn the_new_item_never_goes(Fixture { store, .. }: Fixture) {
     assert_eq!(keys(&*store, &cache()).await, ["e"]);
 }
 
-/// A full shelf takes a new item for an old key without losing another.
+/// Replacing an item in a full namespace evicts nothing.
 pub async fn replacing_an_item_evicts_nothing(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 10), item("b", 20), item("c", 30)]).await;
     store.put(&cache(), &item("b", 40), Some(3)).await.unwrap();
     assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [item("a", 10), item("b", 40), item("c", 30)]);
 }
 
-/// Use is marked with its time and counted; looking is not use.
+/// A read with a use time updates and counts the use; a read without one does not.
 pub async fn use_is_marked_and_counted(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 10), item("b", 10)]).await;
     for seconds in [20, 30, 40] {
@@ -135,7 +135,7 @@ pub async fn use_is_marked_and_counted(Fixture { store, .. }: Fixture) {
     assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [used, item("b", 10)]);
 }
 
-/// An item that was used again stays longer.
+/// A used item is evicted later.
 pub async fn use_keeps_an_item(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 10), item("b", 20), item("c", 30)]).await;
     store.get(&cache(), "a", Some(moment(40))).await.unwrap();
@@ -143,7 +143,7 @@ pub async fn use_keeps_an_item(Fixture { store, .. }: Fixture) {
     assert_eq!(keys(&*store, &cache()).await, ["a", "c", "d"]);
 }
 
-/// Items come by key, byte by byte, page by page.
+/// Items are listed in byte order of their keys, in pages.
 pub async fn items_come_by_key(Fixture { store, .. }: Fixture) {
     let mut sorted =
         ["10", "9", "A", "Z", "_", "a", "a-b", "a:b", "aB", "ab", "z", "Ä", "ä", "ﬀ", "😀"].map(|k| item(k, 1));
@@ -162,11 +162,11 @@ pub async fn items_come_by_key(Fixture { store, .. }: Fixture) {
         assert_eq!(pages, sorted);
     }
     assert_eq!(store.items(&cache(), None, 0).await.unwrap(), []);
-    // The key to go on after need not be there.
+    // The key to continue after need not exist.
     assert_eq!(store.items(&cache(), Some("a0"), 1).await.unwrap(), [item("a:b", 1)]);
 }
 
-/// An item can be removed, once.
+/// An item can be removed once.
 pub async fn an_item_is_removed_once(Fixture { store, .. }: Fixture) {
     put_all(&*store, &cache(), &[item("a", 1), item("b", 2)]).await;
     assert!(store.remove(&cache(), "a").await.unwrap());
@@ -175,7 +175,7 @@ pub async fn an_item_is_removed_once(Fixture { store, .. }: Fixture) {
     assert_eq!(store.items(&cache(), None, 9).await.unwrap(), [item("b", 2)]);
 }
 
-/// Items whose time is over go, of any shelf of anybody; others stay.
+/// Expired items are removed in every namespace of every owner; others stay.
 pub async fn what_is_over_expires(Fixture { store, .. }: Fixture) {
     let mut log = Log::begin(key("other", "s"), Default::default(), moment(0));
     log.save(&*store).await;
@@ -194,7 +194,7 @@ pub async fn what_is_over_expires(Fixture { store, .. }: Fixture) {
     assert_eq!(store.expire(moment(1000), usize::MAX).await.unwrap(), shelves.len());
 }
 
-/// One pass removes no more than it may.
+/// An expiry pass removes at most `limit` items.
 pub async fn expiry_has_a_limit(Fixture { store, .. }: Fixture) {
     for n in 0..5 {
         let over = Item { expires_at: Some(moment(n)), ..item(&n.to_string(), 0) };
@@ -208,7 +208,7 @@ pub async fn expiry_has_a_limit(Fixture { store, .. }: Fixture) {
     assert_eq!(keys(&*store, &cache()).await, [""; 0]);
 }
 
-/// The same key on another shelf, of another owner or in another tenant is another item.
+/// Namespaces are separated by name, owner and tenant: equal keys are different items.
 pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
     let ids = ["a", "tenant"].map(|id| SessionId::new(id).unwrap());
     for id in &ids {
@@ -236,7 +236,7 @@ pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
     }
 }
 
-/// A session that does not exist has no shelf to put anything on.
+/// An item cannot be put into a namespace of a missing session.
 pub async fn a_shelf_needs_its_session(Fixture { store, .. }: Fixture) {
     let mut log = Log::begin(key("other", "s"), Default::default(), moment(0));
     log.save(&*store).await;
@@ -244,13 +244,13 @@ pub async fn a_shelf_needs_its_session(Fixture { store, .. }: Fixture) {
     let refused = store.put(&nobody, &item("k", 1), Some(9)).await;
     assert_fails(refused, Error::NotFound { session_id: log.key.session.clone() });
     assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
-    // Once it exists, its shelf is empty.
+    // Once the session exists, its namespace is empty.
     Log::new("s").save(&*store).await;
     assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
     store.put(&nobody, &item("k", 1), Some(9)).await.unwrap();
 }
 
-/// Clearing takes all shelves of one owner, and nothing of anybody else.
+/// Clearing deletes all namespaces of one owner, and nothing else.
 pub async fn an_owner_is_cleared_alone(Fixture { store, .. }: Fixture) {
     let mut log = Log::new("ada");
     log.say("one").save(&*store).await;
@@ -273,11 +273,11 @@ pub async fn an_owner_is_cleared_alone(Fixture { store, .. }: Fixture) {
         assert_eq!(store.search(shelf, "hello", 9).await.unwrap(), []);
     }
     assert_eq!(state(&*store, &others, &[]).await, before);
-    // It can be done again, and the shelf can be filled again.
+    // Clearing is idempotent, and the namespace can be filled again.
     store.clear(&Tenant::default(), &user("ada")).await.unwrap();
     store.put(&ada[0], &remembered, None).await.unwrap();
     assert_eq!(store.items(&ada[0], None, 9).await.unwrap(), [remembered]);
-    // A session's shelves go, the session stays.
+    // Clearing a session's namespaces does not delete the session.
     store.clear(&Tenant::default(), &Owner::Session(log.key.session.clone())).await.unwrap();
     assert_eq!(store.items(&others[3], None, 9).await.unwrap(), []);
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));

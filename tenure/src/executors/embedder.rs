@@ -1,4 +1,5 @@
-//! Vectors of texts, so that they can be found by what they mean. Who makes them is chosen when a house is opened.
+//! The embedder: a callback that computes embedding vectors of texts for similarity search. It is
+//! configured when a `Tenure` is opened.
 
 use std::fmt;
 use std::future::Future;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 type Made = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>> + Send>>;
 
-/// Makes vectors of texts. Cheap to clone.
+/// Computes embedding vectors. Cheap to clone.
 #[derive(Clone)]
 pub struct Embedder {
     name: Arc<str>,
@@ -15,8 +16,8 @@ pub struct Embedder {
 }
 
 impl Embedder {
-    /// An embedder with a name that stands for its model: vectors of different names are never compared. `make` gives one vector for
-    /// each text, all of one length, or says why it can not.
+    /// Creates an embedder. `name` identifies its model: vectors of different names are never
+    /// compared. `make` returns one vector per text, all of the same length, or an error message.
     pub fn new<F, Fut>(name: impl Into<String>, make: F) -> Self
     where
         F: Fn(Vec<String>) -> Fut + Send + Sync + 'static,
@@ -25,12 +26,13 @@ impl Embedder {
         Self { name: name.into().into(), make: Arc::new(move |texts| Box::pin(make(texts))) }
     }
 
-    /// The name of its model.
+    /// The name of the model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// One vector for each text, in their order.
+    /// Returns one vector per text, in the same order. Fails if the callback returns a wrong number
+    /// of vectors, different lengths, or values that are not finite.
     pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
         let count = texts.len();
         let vectors = (self.make)(texts).await?;

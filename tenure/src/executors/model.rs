@@ -1,4 +1,4 @@
-//! What answers: a model, wherever it runs.
+//! The interface to language models, and speculative requests that run concurrently with a commit.
 
 use crate::types::message::Message;
 use crate::types::model::{ModelError, Piece};
@@ -9,39 +9,41 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-/// What a model is asked.
+/// A model request.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    /// The conversation, valid for every OpenAI-style server.
+    /// The conversation, valid for every OpenAI-compatible server.
     pub messages: Vec<Message>,
-    /// Everything else that the client sent, to be passed on as it is.
+    /// All other fields of the client's request, passed through unchanged.
     pub options: Fields,
-    /// Whether the answer should come in pieces.
+    /// Whether to stream the answer.
     pub stream: bool,
 }
 
-/// The parts of an answer as they arrive.
+/// A stream of answer chunks.
 pub type Pieces = Pin<Box<dyn Stream<Item = Result<Piece, ModelError>> + Send>>;
 
-/// A model, wherever it runs.
+/// A language model, local or remote.
 #[async_trait]
 pub trait Model: Send + Sync + 'static {
-    /// Asks it. An answer that is not streamed is a stream of one piece.
+    /// Sends a request. An answer that is not streamed is a stream of one chunk.
     async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError>;
 }
 
-/// The first question of a turn, without what is said: that is known once the session is found.
+/// The first model request of a turn without its messages, which are known only after the session
+/// is loaded. Lets the request start before the commit is acknowledged (D-044).
 #[derive(Clone)]
 pub struct First {
-    /// What answers.
+    /// The model to call.
     pub model: Arc<dyn Model>,
-    /// Everything else that the client sent.
+    /// All other fields of the client's request.
     pub options: Fields,
-    /// Whether the answer should come in pieces.
+    /// Whether to stream the answer.
     pub stream: bool,
 }
 
 impl First {
+    /// Creates the request with its messages. It is sent when first polled.
     pub(crate) fn ask(&self, messages: Vec<Message>) -> Asking {
         let (model, options, stream) = (self.model.clone(), self.options.clone(), self.stream);
         let asked = async move { model.ask(Prompt { messages, options, stream }).await };
@@ -55,7 +57,7 @@ impl std::fmt::Debug for First {
     }
 }
 
-/// A model that is being asked. Whoever drops it does not want to know any more.
+/// An in-flight model request. Dropping it cancels the request.
 pub(crate) struct Asking {
     asked: Pin<Box<dyn Future<Output = Result<Pieces, ModelError>> + Send>>,
     said: Option<Result<Pieces, ModelError>>,
@@ -70,6 +72,7 @@ impl Asking {
         }
     }
 
+    /// Waits for the response.
     pub async fn said(self) -> Result<Pieces, ModelError> {
         match self.said {
             Some(said) => said,
@@ -84,17 +87,18 @@ impl std::fmt::Debug for Asking {
     }
 }
 
-/// Where something that is done leaves a model to be asked meanwhile.
+/// A slot for a speculative model request: the request is polled while the commit future runs, so
+/// both make progress concurrently (D-044).
 #[derive(Debug, Default)]
 pub(crate) struct Beside(Mutex<Option<Asking>>);
 
 impl Beside {
-    /// Asks this one, and no longer the one before.
+    /// Sets the request to poll. A previous one is cancelled.
     pub fn set(&self, asking: Asking) {
         *self.lock() = Some(asking);
     }
 
-    /// Does something, and asks whoever was left here on the way.
+    /// Runs a future to completion and polls the slot's request, if there is one, along with it.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|context| {
@@ -107,6 +111,7 @@ impl Beside {
         .await
     }
 
+    /// Removes the request from the slot.
     pub fn take(&self) -> Option<Asking> {
         self.lock().take()
     }

@@ -1,4 +1,4 @@
-//! What a model can have done: tools, wherever they run.
+//! The interface to tools that runs execute.
 
 use crate::types::assistant::Assistant;
 use crate::types::id::{Key, RunId};
@@ -6,30 +6,31 @@ use crate::types::tool::{Output, Tool, ToolError};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 
-/// A call to be made.
+/// A tool call to execute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// The session.
+    /// The session of the run.
     pub session: Key,
-    /// The run.
+    /// The run that requested the call.
     pub run: RunId,
-    /// The call's id, as the model gave it.
+    /// The id of the call, assigned by the model.
     pub id: String,
-    /// The tool.
+    /// The name of the tool.
     pub tool: String,
-    /// Its arguments.
+    /// The arguments of the call.
     pub arguments: Map<String, Value>,
 }
 
-/// Tools, wherever they run.
+/// A set of tools, local or remote.
 #[async_trait]
 pub trait Tools: Send + Sync + 'static {
-    /// What the sessions of an assistant can call.
+    /// Lists the tools available to sessions of an assistant.
     async fn list(&self, assistant: &Assistant) -> Result<Vec<Tool>, ToolError>;
 
-    /// Makes a call. When the future is dropped (the call took too long, or its run was stopped), the call should be given up.
+    /// Executes a call. The future is dropped if the call times out or its run is stopped; the
+    /// implementation should then cancel the call.
     async fn call(&self, assistant: &Assistant, call: &Call) -> Result<Output, ToolError>;
 
-    /// A session has ended or was deleted: what runs for it can stop.
+    /// Notifies that a session has ended or was deleted: resources held for it can be released.
     async fn end(&self, session: &Key);
 }

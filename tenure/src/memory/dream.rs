@@ -1,4 +1,5 @@
-//! Dreams: what a session recalled often, for different questions, on different days, becomes its user's. Nothing else is ever promoted.
+//! Dreams (memory consolidation): a session's memory that was recalled often, for different
+//! questions and on different days, is promoted to its user. Nothing is promoted in any other way.
 
 use crate::memory::memories::{MEMORY, Place, bound, is_fresh, kept, shelf, written};
 use crate::memory::recall::{Event, RECALLS};
@@ -16,17 +17,17 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 
 const DREAMS: &str = "dreams";
-/// So many reports are kept.
+/// Maximum number of stored reports per tenant.
 const DREAMS_KEPT: usize = 100;
 
-/// What it takes to be promoted.
+/// The thresholds for promoting a memory. All of them must be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DreamRules {
-    /// Recalled at least so often,
+    /// Minimum number of recalls.
     pub recalls: usize,
-    /// for so many different questions,
+    /// Minimum number of different questions.
     pub questions: usize,
-    /// on so many different days (UTC).
+    /// Minimum number of different days (UTC).
     pub days: usize,
 }
 
@@ -36,41 +37,41 @@ impl Default for DreamRules {
     }
 }
 
-/// What a dream did, and why.
+/// The report of a dream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dream {
-    /// Its id.
+    /// The id of the dream.
     pub id: String,
-    /// When it was.
+    /// The time when it ran.
     pub at: Timestamp,
-    /// Whether it only says what it would do.
+    /// Whether it was a dry run, which promotes nothing.
     pub dry_run: bool,
-    /// How many sessions it looked at.
+    /// The number of sessions that were examined.
     pub sessions: usize,
-    /// What was promoted.
+    /// The promoted memories, with the statistics that justify each.
     pub promoted: Vec<Promoted>,
 }
 
-/// A memory that went from a session to its user.
+/// A memory that was promoted from a session to its user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Promoted {
-    /// The memory.
+    /// The id of the memory.
     pub memory: String,
-    /// Where it was.
+    /// The session that it was promoted from.
     pub session_id: SessionId,
-    /// Whose it is now.
+    /// The user that it was promoted to.
     pub user: User,
-    /// How often it was recalled.
+    /// The number of recalls.
     pub recalls: usize,
-    /// For how many different questions.
+    /// The number of different questions.
     pub questions: usize,
-    /// On how many different days.
+    /// The number of different days.
     pub days: usize,
-    /// How well it fitted, on average.
+    /// The average score of its recalls.
     pub score: f64,
 }
 
-/// What is known of one memory's recalls.
+/// Recall statistics of one memory.
 #[derive(Default)]
 struct Tally {
     recalls: usize,
@@ -85,7 +86,7 @@ impl Tally {
     }
 }
 
-/// A question without case, order and punctuation.
+/// Normalizes a question for deduplication: its set of words, without case, order and punctuation.
 fn question(text: &str) -> String {
     let text = text.to_lowercase();
     let words: BTreeSet<&str> = text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
@@ -93,7 +94,8 @@ fn question(text: &str) -> String {
 }
 
 impl Tenure {
-    /// Looks at what was recalled in the sessions that `who` sees, and promotes what passes the rules. With `dry_run` it only says so.
+    /// Consolidates memory: examines the recalls in the sessions visible to `who` and promotes
+    /// memories that pass the rules. With `dry_run` it only reports them.
     pub async fn dream(&self, who: &Principal, rules: &DreamRules, dry_run: bool) -> Result<Dream> {
         let (id, at) = (format!("dream_{}", uuid::Uuid::now_v7().simple()), self.now());
         let mut dream = Dream { id, at, dry_run, sessions: 0, promoted: Vec::new() };
@@ -123,7 +125,8 @@ impl Tenure {
         Ok(dream)
     }
 
-    /// One session.
+    /// Examines one session and promotes its memories that pass the rules. A memory the user
+    /// already has is skipped.
     async fn dream_of(&self, head: Head, policy: &MemoryPolicy, rules: &DreamRules, dream: &mut Dream) -> Result<()> {
         let session = Owner::Session(head.info.session_id.clone());
         let own = shelf(&head.tenant, session.clone(), MEMORY);
@@ -179,7 +182,8 @@ impl Tenure {
         }
     }
 
-    /// A session's memory becomes its user's too.
+    /// Copies a session's memory to its user, with back references from its sources so that it can
+    /// be retracted.
     async fn promote(&self, place: &Place, item: Item, dream: &str) -> Result<()> {
         let mut all = kept(&item)?;
         all.dream = Some(dream.to_owned());
@@ -199,7 +203,8 @@ impl Tenure {
         self.store().put(&dreams(tenant), &item, Some(DREAMS_KEPT)).await
     }
 
-    /// The dreams of a tenant that promoted something, the newest first. For its administrators.
+    /// Lists the dreams of a tenant that promoted something, newest first. Requires an
+    /// administrator of the tenant.
     pub async fn dreams(&self, who: &Principal) -> Result<Vec<Dream>> {
         administers(who)?;
         self.all_dreams(&who.tenant).await
@@ -213,8 +218,9 @@ impl Tenure {
         items.iter().rev().map(read).collect()
     }
 
-    /// Takes back what a dream promoted; how many memories that were, or nothing if there is no such dream. What was said again since
-    /// then stays.
+    /// Reverts the promotions of a dream and returns how many were reverted. `None` means that
+    /// there is no such dream. A promoted memory that has gained other sources since then stays.
+    /// Requires an administrator of the tenant.
     pub async fn undo_dream(&self, who: &Principal, id: &str) -> Result<Option<usize>> {
         administers(who)?;
         let Some(dream) = self.all_dreams(&who.tenant).await?.into_iter().find(|d| d.id == id) else { return Ok(None) };
@@ -242,7 +248,7 @@ impl Tenure {
         Ok(Some(undone))
     }
 
-    /// Strikes a user from the reports.
+    /// Removes a user from the stored reports.
     pub(crate) async fn undream(&self, tenant: &Tenant, user: &User) -> Result<()> {
         for mut dream in self.all_dreams(tenant).await? {
             let before = dream.promoted.len();

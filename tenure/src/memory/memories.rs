@@ -1,8 +1,10 @@
-//! Memory: what is worth keeping beyond the messages of a session. Who shares it is the assistant's to say.
+//! Memories: short texts that outlive the messages they came from. The assistant's policy
+//! determines whether a session, a user or a group shares them.
 //!
-//! A memory is one item on one shelf, of a session, a user or a group, with all that belongs to it: where it came from, and its vector. So
-//! whatever removes the item (retention, the cap, erasing its owner) leaves nothing behind. The sessions it came from keep a trace of it:
-//! when they are rewound or purged on purpose, what came only from there is retracted.
+//! A memory is one item in one namespace, together with its sources and its vector, so removing the
+//! item (by retention, the cap, or erasing its owner) leaves nothing behind (D-071). The sessions
+//! it came from store a back reference: when they are rewound or purged explicitly, a memory whose
+//! only source is there is retracted (D-072, D-073).
 
 use crate::engine::draft::Need;
 use crate::rules::session::Said;
@@ -18,36 +20,40 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// Namespace of the memories.
 pub(crate) const MEMORY: &str = "memory";
+/// Namespace of the back references.
 pub(crate) const TRACES: &str = "memory-traces";
-/// Where it is written down which shelves have memories, so that they can be given new vectors.
+/// Registry of the namespaces that contain memories, used to recompute their vectors.
 pub(crate) const SHELVES: &str = "memory-shelves";
-/// Belongs to no tenant.
+/// The reserved tenant for data that belongs to no tenant.
 pub(crate) const SYSTEM: &str = "tenure:system";
 
-/// Whose memories are meant.
+/// The target of a memory operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mind {
-    /// Those of a session: its own, its user's or its group's, as its assistant says.
+    /// The memories available to a session: its own, its user's or its group's, depending on its
+    /// assistant's policy.
     Session(SessionId),
-    /// Those of an assistant: its user's or its group's.
+    /// The memories of an assistant: those of the calling user, or of the assistant's group.
     Assistant(String),
-    /// Those of whoever asks.
+    /// The memories of the calling user.
     Own,
 }
 
-/// Something to remember.
+/// A new memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Remember {
-    /// The words.
+    /// The text.
     pub text: String,
-    /// The messages of the session that it comes from, by their records.
+    /// Positions of the session's messages that it was derived from.
     pub messages: Vec<Seq>,
-    /// Anything else.
+    /// Arbitrary metadata.
     pub metadata: Map<String, Value>,
 }
 
-/// What a text can be found by: its words. Where words are not written apart, every two letters that stand side by side.
+/// Returns the text to index for word search. Character bigrams are appended for Chinese, Japanese,
+/// Korean, Thai and Lao, where words are often not separated by spaces.
 pub(crate) fn findable(text: &str) -> String {
     let apart = |c: char| {
         !matches!(c, '\u{2e80}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}' | '\u{e00}'..='\u{eff}' | '\u{20000}'..='\u{3ffff}')
@@ -64,24 +70,28 @@ pub(crate) fn findable(text: &str) -> String {
     all
 }
 
-/// That a memory elsewhere came from here.
+/// A back reference from a source to a memory, used to retract the memory with its source.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Trace {
+    /// The id of the memory.
     pub id: String,
+    /// The owner of the namespace that contains the memory, in textual form.
     pub owner: String,
+    /// The key of the source in the memory: a session id, or `@` and a user.
     pub source: String,
 }
 
-/// Whose memories are meant, found.
+/// A resolved memory target: the namespace and the policy that applies to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub shelf: Shelf,
     pub policy: MemoryPolicy,
     pub assistant: Option<String>,
+    /// The head of the session, if the target is one.
     pub session: Option<Head>,
 }
 
-/// The id of some words.
+/// The id of a memory, derived from its text by BLAKE3, so that equal texts are one memory.
 pub(crate) fn memory_id(text: &str) -> String {
     format!("mem_{}", &blake3::hash(text.as_bytes()).to_hex()[..32])
 }
@@ -90,7 +100,7 @@ pub(crate) fn shelf(tenant: &Tenant, owner: Owner, name: &str) -> Shelf {
     Shelf { tenant: tenant.clone(), owner, name: name.to_owned() }
 }
 
-/// An owner as its shelf is written.
+/// Parses an owner from its textual form in a namespace.
 pub(crate) fn owner_of(text: &str) -> Option<Owner> {
     match text.split_once('/')? {
         ("session", id) => SessionId::new(id).ok().map(Owner::Session),
@@ -100,18 +110,22 @@ pub(crate) fn owner_of(text: &str) -> Option<Owner> {
     }
 }
 
+/// Returns true if the item has not expired.
 pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
     item.expires_at.is_none_or(|t| now < t)
 }
 
+/// Deserializes the stored form of a memory.
 pub(crate) fn kept(item: &Item) -> Result<Kept> {
     serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("memory {}", item.key), e))
 }
 
+/// Serializes a memory for storage.
 pub(crate) fn written(kept: &Kept) -> String {
     serde_json::to_string(kept).expect("plain data")
 }
 
+/// Converts an item of a namespace into a [`Memory`].
 pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
     let kept = kept(&item)?;
     let (mut session_id, mut user, mut group) = (None, None, None);
@@ -143,26 +157,33 @@ pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
     })
 }
 
+/// Returns true if the message with this position is among `messages`, which are ordered by
+/// position.
 pub(crate) fn is_there(messages: &[Said], seq: Seq) -> bool {
     messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
 }
 
-/// How many memories a shelf may hold, if that is to be looked at now: of many, one in so many looks, and there may be a few too many until then.
+/// Sampled eviction: enforcing the cap scans the namespace, so for large caps only about one write
+/// in `max / 1000` (at most 256) does it. Returns the cap if it is to be enforced by this write.
+/// The namespace may briefly exceed it.
 pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
     let one_in = (max / 1000).clamp(1, 256);
     (usize::from(blake3::hash(id.as_bytes()).as_bytes()[1]) % one_in == 0).then_some(max)
 }
 
+/// The namespace that lists all namespaces with memories.
 pub(crate) fn registry() -> Shelf {
     shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
 }
 
+/// The key of a namespace in the registry.
 pub(crate) fn entry(at: &Shelf) -> String {
     format!("{} {}", at.tenant, at.owner)
 }
 
 impl Tenure {
-    /// Where memories are kept; an error says why there are none.
+    /// Resolves a memory target to its namespace and policy. The error explains why the target has
+    /// no memories.
     pub(crate) async fn mind(&self, who: &Principal, mind: &Mind) -> Result<Place> {
         self.engine.know(&who.tenant).await?;
         let none = |param: &str, whose: String| {
@@ -205,7 +226,8 @@ impl Tenure {
         Ok(Place { shelf: shelf(&who.tenant, owner, MEMORY), policy, assistant, session })
     }
 
-    /// Keeps something in mind. The same words again are one memory, said now, with one more source.
+    /// Stores a memory. Idempotent by text: an equal text updates the existing memory, with a new
+    /// timestamp and an additional source.
     pub async fn remember(&self, who: &Principal, mind: &Mind, what: Remember) -> Result<Memory> {
         let place = self.mind(who, mind).await?;
         let text = self.memory_text(&what.text)?;
@@ -219,7 +241,8 @@ impl Tenure {
         }
         let vector = self.vector_of(&text).await;
         let id = memory_id(&text);
-        // First who will have to let go of it: a trace of nothing is harmless.
+        // Write the back references first: a dangling reference is harmless, a memory without one
+        // could not be retracted.
         self.leave_traces(&place, &id, &source, &who.user).await?;
         let _changing = self.shared.memories.changing(&id).await;
         let (now, shelf) = (self.now(), &place.shelf);
@@ -253,7 +276,7 @@ impl Tenure {
         memory(shelf, item)
     }
 
-    /// The words as they may be kept.
+    /// Trims, redacts and validates a text for storage as a memory.
     pub fn memory_text(&self, text: &str) -> Result<String> {
         let (text, _) = self.redact(text.trim());
         let text = &*text;
@@ -269,7 +292,7 @@ impl Tenure {
         }
     }
 
-    /// The messages that a memory comes from must be there.
+    /// Verifies that the messages that a memory was derived from exist.
     async fn check_messages(&self, who: &Principal, place: &Place, messages: &[Seq]) -> Result<()> {
         let Some(head) = place.session.as_ref().filter(|_| !messages.is_empty()) else {
             return match messages.is_empty() {
@@ -291,6 +314,8 @@ impl Tenure {
             .await
     }
 
+    /// Stores the back references of a memory: with its source session, and for a group memory also
+    /// with the contributing user. Registers the namespace.
     pub(crate) async fn leave_traces(&self, place: &Place, id: &str, source: &str, user: &User) -> Result<()> {
         let (tenant, owner) = (&place.shelf.tenant, place.shelf.owner.to_string());
         let key = format!("{id} {source} {owner}");
@@ -301,7 +326,7 @@ impl Tenure {
             let at = shelf(tenant, Owner::Session(head.info.session_id.clone()), TRACES);
             self.store().put(&at, &item, None).await?;
         }
-        // A group outlives its people: who is erased takes along what they said.
+        // A group outlives its members: erasing a user must retract what they contributed.
         if matches!(place.shelf.owner, Owner::Group(_)) {
             let whose = place.session.as_ref().map_or(user, |head| &head.user);
             self.store().put(&shelf(tenant, Owner::User(whose.clone()), TRACES), &item, None).await?;
@@ -309,12 +334,14 @@ impl Tenure {
         self.register(&place.shelf).await
     }
 
+    /// Creates an item without expiry.
     pub(crate) fn lasting(&self, key: String, value: String) -> Item {
         let now = self.now();
         Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
     }
 
-    /// Writes down that a shelf has memories. Those of sessions come and go with them.
+    /// Registers a namespace as containing memories. Session namespaces are not registered; they
+    /// are deleted with their session.
     pub async fn register(&self, at: &Shelf) -> Result<()> {
         if matches!(at.owner, Owner::Session(_)) || !self.shared.memories.is_new(at) {
             return Ok(());
@@ -322,7 +349,7 @@ impl Tenure {
         self.store().put(&registry(), &self.lasting(entry(at), "null".to_owned()), None).await
     }
 
-    /// The shelves that have, or had, memories.
+    /// Lists the registered namespaces. Some may be empty by now.
     pub(crate) async fn memory_shelves(&self) -> Result<Vec<Shelf>> {
         let mut all = Vec::new();
         let mut after = None::<String>;
@@ -337,14 +364,14 @@ impl Tenure {
         }
     }
 
-    /// A memory by its id.
+    /// Returns a memory by its id. `None` if it does not exist or has expired.
     pub async fn memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<Option<Memory>> {
         let place = self.mind(who, mind).await?;
         let item = self.store().get(&place.shelf, id, None).await?;
         item.filter(|i| is_fresh(i, self.now())).map(|item| memory(&place.shelf, item)).transpose()
     }
 
-    /// Memories by their ids, after one, at most so many.
+    /// Lists at most `limit` memories in order of their ids, after the id `after`.
     pub async fn memory_list(
         &self,
         who: &Principal,
@@ -365,7 +392,7 @@ impl Tenure {
         Ok(found)
     }
 
-    /// Forgets a memory; whether there was one.
+    /// Deletes a memory and scrubs its text from the store. Returns whether it existed.
     pub async fn forget_memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<bool> {
         let place = self.mind(who, mind).await?;
         let _changing = self.shared.memories.changing(id).await;

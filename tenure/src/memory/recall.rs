@@ -1,4 +1,5 @@
-//! Recall: memories that have to do with a question, found by their words and by their meaning, and what a model is told of them.
+//! Recall: finds memories relevant to a question by word search and by embedding similarity, and
+//! builds the prompt block that injects them.
 
 use crate::memory::memories::{Mind, Place, findable, is_fresh, memory, shelf};
 use crate::memory::vectors::Near;
@@ -16,58 +17,62 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
+/// Namespace of the recall events.
 pub(crate) const RECALLS: &str = "recalls";
-/// So many of each kind are put in order.
+/// Number of candidates that each search contributes to the ranking.
 const CANDIDATES: usize = 50;
-/// Reciprocal ranks are taken from here on: the first few are about as good as each other.
+/// Constant of the reciprocal rank fusion: it flattens the difference between the first few ranks
+/// (D-075).
 const RANK: f64 = 60.0;
-/// A place by meaning counts so many times a place by words. Measured: docs/benchmarks.md.
+/// Weight of a rank by similarity relative to a rank by words. Measured: docs/benchmarks.md
+/// (D-075).
 const MEANING: f64 = 2.0;
-/// Beside what is meant, words count only where so much of the question is there: `what`, `is` and `her` are everywhere.
+/// Minimum weighted share of the question's words that a word match must contain if similarity
+/// search is available: words such as `what`, `is` and `her` occur everywhere.
 const MIN_SHARE: f64 = 0.3;
-/// How many found memories are read from the store concurrently.
+/// Number of memories read from the store concurrently.
 const CONCURRENT_READS: usize = 16;
 
-/// So many recalls are written down for each session or user.
+/// Maximum number of recall events stored per session or user.
 const RECALLS_KEPT: usize = 512;
-/// Longer questions are cut off.
+/// Maximum length of a question in bytes. Longer questions are truncated.
 const MAX_QUESTION: usize = 4096;
 
-/// What was recalled.
+/// The result of a recall.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Recalled {
-    /// The memories, the best first.
+    /// The memories, best match first.
     pub memories: Vec<Recall>,
-    /// Whether they were looked for by meaning too, and not by their words alone.
+    /// Whether embedding similarity was used in addition to word search.
     pub by_meaning: bool,
-    /// Why not.
+    /// The reason why similarity was not used. `None` if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// A memory that was recalled.
+/// A recalled memory with its score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recall {
-    /// How well it fits, comparable within one answer only.
+    /// The relevance score, comparable only within one result.
     pub score: f64,
-    /// How alike it is in meaning, from -1 to 1, if that is how it was found.
+    /// Cosine similarity to the question, from -1 to 1. `None` if it was found by words only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub similarity: Option<f32>,
-    /// The memory.
+    /// The memory itself.
     #[serde(flatten)]
     pub memory: Memory,
 }
 
-/// A memory that a model was told of.
+/// A memory that was injected into a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
-    /// Its id.
+    /// The id of the memory.
     pub id: String,
-    /// How well it fits.
+    /// The relevance score of its recall.
     pub score: f64,
 }
 
-/// That something was recalled: what a dream goes by.
+/// A stored recall event. Dreams promote memories on the basis of these events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Event {
     pub question: String,
@@ -75,23 +80,23 @@ pub(crate) struct Event {
     pub found: Vec<Told>,
 }
 
-/// What a turn begins with besides its messages.
+/// The memory injection of a turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Recollection {
-    /// What the model is told.
+    /// The system message for the prompt.
     pub block: Message,
-    /// Which memories that are.
+    /// The memories that it contains.
     pub told: Vec<Told>,
-    /// To be written down with the next step.
+    /// The recall event, to be committed with the run's next step.
     pub event: Item,
 }
 
-/// The places of one list, by key, from 0.
+/// Maps each key to its rank, counted from 0.
 fn places<'a>(keys: impl Iterator<Item = &'a str>) -> HashMap<&'a str, usize> {
     keys.enumerate().map(|(place, key)| (key, place)).collect()
 }
 
-/// Two lists as one: each key counts by its places in both.
+/// Merges two ranked lists by weighted reciprocal rank fusion (D-075).
 fn fuse(words: &[String], meaning: &[(String, f32)]) -> Vec<(String, f64)> {
     let (by_words, by_meaning) =
         (places(words.iter().map(String::as_str)), places(meaning.iter().map(|(k, _)| k.as_str())));
@@ -103,7 +108,8 @@ fn fuse(words: &[String], meaning: &[(String, f32)]) -> Vec<(String, f64)> {
     all
 }
 
-/// The words of a question, and how much each says. Short words say little, but not numbers, nor where every letter is a word.
+/// The words of a question with their weights. Short words weigh less, except numbers and non-ASCII
+/// words: in some scripts a single character is a word.
 fn weights(question: &str) -> HashMap<String, f64> {
     let weight = |word: &str| {
         let says = !word.is_ascii() || word.bytes().any(|b| b.is_ascii_digit());
@@ -112,7 +118,7 @@ fn weights(question: &str) -> HashMap<String, f64> {
     words(&findable(question)).into_iter().map(|word| (weight(&word), word)).map(|(n, word)| (word, n)).collect()
 }
 
-/// How much of a question is in a text, from 0 to 1.
+/// The weighted share of a question's words that occur in a text, from 0 to 1.
 fn share(weights: &HashMap<String, f64>, text: &str) -> f64 {
     let there: HashSet<String> = words(text).into_iter().collect();
     let found: f64 = weights.iter().filter(|(word, _)| there.contains(*word)).map(|(_, n)| n).sum();
@@ -120,7 +126,8 @@ fn share(weights: &HashMap<String, f64>, text: &str) -> f64 {
 }
 
 impl Tenure {
-    /// Memories that have to do with a question, the best first. Each counts as used.
+    /// Finds the memories most relevant to a question, best match first. Updates their last-use
+    /// times and stores a recall event.
     pub async fn recall(&self, who: &Principal, mind: &Mind, question: &str, limit: usize) -> Result<Recalled> {
         let place = self.mind(who, mind).await?;
         let recalled = self.recall_at(&place, question, limit).await?;
@@ -157,7 +164,8 @@ impl Tenure {
         let words: Vec<String> = words?.into_iter().filter(|h| counts(&h.item)).map(|h| h.item.key).collect();
         let mut best = fuse(&words, &near).into_iter();
         let mut memories = Vec::new();
-        // Some may have gone since they were found.
+        // Some may have been removed or have expired since the search; continue with the next
+        // candidates.
         while memories.len() < limit && best.len() > 0 {
             let wanted: Vec<_> = best.by_ref().take(limit - memories.len()).collect();
             let mut found: Vec<Option<Item>> = Vec::with_capacity(wanted.len());
@@ -185,13 +193,14 @@ impl Tenure {
         Some(self.lasting(uuid::Uuid::now_v7().to_string(), value))
     }
 
-    /// Whether a model is told of what is remembered.
+    /// Returns true if the policy injects memories into prompts.
     pub(crate) fn tells(&self, tenant: &Tenant, assistant: Option<&str>) -> bool {
         let policy = self.policy(tenant, assistant).memory;
         policy.scope != Scope::None && policy.inject
     }
 
-    /// What the model is to be told of what is remembered, if its assistant wants that. Trouble with it never stops a turn.
+    /// Recalls memories for injection into a prompt, if the policy requests it. Failures are logged
+    /// and never fail a turn.
     pub(crate) async fn recollect(
         &self,
         who: &Principal,
@@ -221,7 +230,8 @@ impl Tenure {
     }
 }
 
-/// Memories as one system message, the newest first: where not all fit, the oldest are left out.
+/// Formats memories as one system message, newest first. A memory that would exceed `max_tokens` is
+/// skipped. `None` if none fits.
 fn block(mut found: Vec<Recall>, policy: &MemoryPolicy) -> Option<(Message, Vec<Told>)> {
     found.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
     let mut lines = vec![
@@ -242,7 +252,7 @@ fn block(mut found: Vec<Recall>, policy: &MemoryPolicy) -> Option<(Message, Vec<
     (!told.is_empty()).then(|| (message(&lines), told))
 }
 
-/// Puts what is remembered behind the messages that instruct.
+/// Inserts the memory block after the instructions and before the turns (D-076).
 pub(crate) fn with_block(mut messages: Vec<Message>, block: Option<&Message>) -> Vec<Message> {
     if let Some(block) = block {
         let at = messages.iter().take_while(|m| m.role().instructs()).count();

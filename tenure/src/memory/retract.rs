@@ -1,4 +1,5 @@
-//! Retracting memories: when messages are cut off or a session or user goes, so does what was remembered only of them.
+//! Retraction of memories: when messages are discarded, or a session or user is purged, memories
+//! that have no other source are removed (D-073).
 
 use crate::engine::write::Committed;
 use crate::memory::memories::{MEMORY, TRACES, Trace, entry, is_there, kept, owner_of, registry, shelf, written};
@@ -10,13 +11,14 @@ use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 
-/// Retracts what was remembered of messages that a rewind cut off.
+/// Observer that retracts memories of messages discarded by a rewind.
 #[derive(Debug)]
 pub(crate) struct RetractMemories;
 
 #[async_trait]
 impl SessionObserver for RetractMemories {
-    /// The rewind is durable already: if this fails, the next one makes up for it.
+    /// Runs after the rewind is durable. A failure is logged, and the next rewind of the session
+    /// retries the retraction.
     async fn committed(&self, tenure: &Tenure, event: &Committed) {
         if !event.rewound {
             return;
@@ -29,7 +31,8 @@ impl SessionObserver for RetractMemories {
 }
 
 impl Tenure {
-    /// A session has lost messages: what came only from them is retracted. `left`: what it still has; nothing: it goes.
+    /// Retracts the memories whose only source is a session's discarded messages. `left` is the
+    /// messages that remain. `None` means that the whole session is purged.
     pub(crate) async fn retract(&self, key: &Key, left: Option<&[Said]>) -> Result<()> {
         let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
         self.retract_from(&at, |messages| match left {
@@ -39,7 +42,7 @@ impl Tenure {
         .await
     }
 
-    /// The same after a rewind, which is done already.
+    /// Retracts memories after a committed rewind, based on the messages that remain.
     pub(crate) async fn retract_rewound(&self, who: &Principal, id: &SessionId) -> Result<()> {
         let key = who.key(id);
         let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
@@ -50,7 +53,8 @@ impl Tenure {
         self.retract(&key, Some(&session.messages)).await
     }
 
-    /// Takes back what traces on a shelf lead to, unless it still stands.
+    /// Follows the back references in a namespace and removes the sources that no longer stand.
+    /// Then scrubs the affected owners from the store.
     async fn retract_from(&self, at: &Shelf, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
         let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
         loop {
@@ -72,7 +76,8 @@ impl Tenure {
         Ok(())
     }
 
-    /// Takes a source away from a memory, and the memory with its last one. Whether the trace leads nowhere now.
+    /// Removes a source from a memory, and the memory itself with its last source. Returns true if
+    /// the back reference is no longer needed.
     async fn take_back(&self, tenant: &Tenant, trace: &Trace, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
         let Some(owner) = owner_of(&trace.owner) else { return Ok(true) };
         let place = shelf(tenant, owner, MEMORY);
@@ -92,7 +97,8 @@ impl Tenure {
         Ok(true)
     }
 
-    /// Takes back what a user said to groups, and forgets that there were memories of theirs.
+    /// Retracts a user's contributions to group memories, and removes the user from the dream
+    /// reports and from the registry of namespaces.
     pub(crate) async fn retract_user(&self, tenant: &Tenant, user: &User) -> Result<()> {
         let owner = Owner::User(user.clone());
         self.retract_from(&shelf(tenant, owner.clone(), TRACES), |_| false).await?;

@@ -1,4 +1,4 @@
-//! The tool `memory`: what a model can do with what its assistant remembers.
+//! The built-in tool `memory`: lets a model store, recall and delete the memories of its assistant.
 
 use crate::executors::tools::Call;
 use crate::memory::memories::{Mind, Remember};
@@ -13,13 +13,13 @@ use crate::types::tool_source::ToolSource;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Its name.
+/// The tool's name.
 pub(crate) const NAME: &str = "memory";
-/// So many memories are recalled if it is not said how many.
+/// Default number of memories to recall.
 const LIMIT: usize = 8;
 const MAX_LIMIT: usize = 50;
 
-/// What it is called with.
+/// The arguments of a call.
 #[derive(Deserialize)]
 #[serde(tag = "action", rename_all = "lowercase", deny_unknown_fields)]
 enum Action {
@@ -28,7 +28,7 @@ enum Action {
     Forget { id: String },
 }
 
-/// The tool, as a model is told of it.
+/// The tool definition sent to the model.
 fn tool() -> Tool {
     let text = |what: &str| json!({"type": "string", "description": what});
     Tool {
@@ -48,20 +48,21 @@ fn tool() -> Tool {
             "required": ["action"],
         }),
         read_only: false,
-        // The same words are one memory, however often they are said.
+        // Idempotent: a memory's id is derived from its text.
         idempotent: true,
         cache: false,
     }
 }
 
 impl Tenure {
-    /// The tool, if an assistant lists it and remembers anything.
+    /// Returns the tool if the assistant lists it and its memory scope is not `none`.
     pub(crate) fn memory_tool(&self, who: &Principal, assistant: &Assistant) -> Option<Tool> {
         let remembers = || self.policy(&who.tenant, Some(&assistant.name)).memory.scope != Scope::None;
         (assistant.tools.contains(&ToolSource::Memory) && remembers()).then(tool)
     }
 
-    /// Does what the model asks for. What is wrong with that is told to the model.
+    /// Executes a call. Invalid arguments are returned to the model as a failed output, not as an
+    /// error of the run.
     pub(crate) async fn call_memory(&self, who: &Principal, id: &SessionId, call: &Call) -> Result<Output> {
         let action = match serde_json::from_value(Value::Object(call.arguments.clone())) {
             Ok(action) => action,
@@ -78,7 +79,7 @@ impl Tenure {
         let mind = Mind::Session(id.clone());
         match action {
             Action::Remember { text } => {
-                // It comes from the message that made the call.
+                // The source is the message that contains the call.
                 let session = self.engine.shared(who, id).await?;
                 let calls = |m: &&Said| m.message.tool_calls().iter().any(|c| c.id == call.id);
                 let messages = session.messages.iter().rev().find(calls).map(|m| m.seq).into_iter().collect();

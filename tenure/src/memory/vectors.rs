@@ -1,8 +1,10 @@
-//! Vectors of memories, and finding the nearest of them.
+//! Embedding vectors of memories, and nearest-neighbour search.
 //!
-//! A vector is kept with its memory, a byte a number. To find the nearest, those of a shelf are held in memory: first all are compared
-//! by the signs of their numbers, which is a few machine words each, then the best of them by the numbers themselves. What another process
-//! changes is written down on a shelf beside, for a while, and read before each search.
+//! A vector is stored with its memory, quantized to one byte per dimension. Searches use an
+//! in-memory index per namespace: a first pass compares sign bits (a few machine words per vector),
+//! a second ranks the best candidates by cosine similarity (D-074). Changes are noted in a
+//! companion namespace for a limited time; each search reads the notes first, so the index reflects
+//! the writes of other processes.
 
 use crate::engine::vector_index::{Codes, Slot};
 use crate::executors::embedder::Embedder;
@@ -19,25 +21,27 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 const CHANGES: &str = "memory-changes";
-/// So long a change is written down.
+/// Lifetime of a change note. An index that is older is rebuilt.
 const CHANGES_FOR: SignedDuration = SignedDuration::from_hours(1);
-/// So far the clocks of two nodes may be apart.
+/// Tolerated clock skew between two nodes.
 const SKEW: SignedDuration = SignedDuration::from_mins(1);
-/// So long is waited for a vector of a question; then it is looked for by its words alone.
+/// Timeout for an embedding request. When a question exceeds it, the recall falls back to word
+/// search.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So many texts are given to the embedder at once.
+/// Number of texts per embedding request.
 pub(crate) const BATCH: usize = 32;
 
-/// What a search by meaning found.
+/// The outcome of a similarity search.
 pub(crate) enum Near {
-    /// The nearest memories, by id.
+    /// Ids and similarities of the nearest memories.
     Found(Vec<(String, f32)>),
-    /// Why it was not made.
+    /// The reason why the search was skipped.
     Not(String),
 }
 
 impl Tenure {
-    /// The vector of a text, if there is who makes it. A memory without one is found by its words, and gets one later.
+    /// Computes the vector of a text. `None` if there is no embedder or it fails: the memory is
+    /// then found by word search, and embedded later.
     pub(crate) async fn vector_of(&self, text: &str) -> Option<Vector> {
         let embedder = self.engine.options().embedder.as_ref()?;
         match ask(embedder, vec![text.to_owned()]).await {
@@ -49,7 +53,8 @@ impl Tenure {
         }
     }
 
-    /// Writes down that a memory has changed, for others, and for our own vectors.
+    /// Stores a change note for a memory, which invalidates its vector in the index of this process
+    /// and of others.
     pub(crate) async fn memory_changed(&self, shelf: &Shelf, id: &str) -> Result<()> {
         if self.engine.options().embedder.as_ref().is_none() {
             return Ok(());
@@ -60,7 +65,7 @@ impl Tenure {
         self.store().put(&changes(shelf), &note, None).await
     }
 
-    /// The memories of a shelf whose vectors are nearest to that of a question.
+    /// Finds the memories of a namespace whose vectors are nearest to that of a question.
     pub(crate) async fn nearest(&self, shelf: &Shelf, question: &str, limit: usize) -> Result<Near> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
             return Ok(Near::Not("there is no embedder".to_owned()));
@@ -72,7 +77,7 @@ impl Tenure {
         let slot = self.codes(shelf, embedder);
         let mut codes = slot.codes.lock().await;
         self.look(shelf, &mut codes).await?;
-        // Nobody else sees to those of a session.
+        // Session namespaces are not covered by `embed_all`, so missing vectors are computed here.
         if !codes.bare.is_empty() && matches!(shelf.owner, Owner::Session(_)) {
             match self.embed_shelf(shelf, embedder, &mut |_| ()).await {
                 Ok(_) => self.look(shelf, &mut codes).await?,
@@ -99,7 +104,8 @@ impl Tenure {
         }
     }
 
-    /// Brings what is known of a shelf's vectors up to the store's truth.
+    /// Refreshes the index from the change notes, or rebuilds it if it is older than the notes are
+    /// stored.
     async fn look(&self, shelf: &Shelf, codes: &mut Codes) -> Result<()> {
         let now = self.now();
         let since = codes.looked.filter(|t| now.duration_since(*t).abs() < CHANGES_FOR - SKEW - SKEW);
@@ -116,7 +122,7 @@ impl Tenure {
         Ok(())
     }
 
-    /// What was changed since then, or a little before.
+    /// Reads the change notes since a time, minus the allowed clock skew.
     async fn notes(&self, shelf: &Shelf, since: Timestamp) -> Result<Vec<Item>> {
         let at = changes(shelf);
         let mut after = stamp(since.checked_sub(SKEW).unwrap_or(since));
@@ -144,7 +150,8 @@ impl Tenure {
         Ok(())
     }
 
-    /// Gives the memories of a shelf vectors of the model in force; at most so many, and how many that were. `told` hears of each batch.
+    /// Computes missing vectors (of the current model) for the memories of a namespace, and returns
+    /// how many were computed. `told` is called after each batch.
     async fn embed_shelf(&self, shelf: &Shelf, embedder: &Embedder, told: &mut impl FnMut(usize)) -> Result<usize> {
         let (mut after, mut done) = (None::<String>, 0);
         loop {
@@ -171,7 +178,7 @@ impl Tenure {
 
     async fn give_vector(&self, shelf: &Shelf, id: &str, vector: Vector) -> Result<()> {
         let _changing = self.shared.memories.changing(id).await;
-        // It may have gone meanwhile.
+        // The memory may have been removed in the meantime.
         let Some(item) = self.store().get(shelf, id, None).await? else { return Ok(()) };
         let all = Kept { vector: Some(vector), ..kept(&item)? };
         let item = Item { value: crate::memory::memories::written(&all), ..item };
@@ -179,8 +186,9 @@ impl Tenure {
         self.memory_changed(shelf, id).await
     }
 
-    /// Gives all memories of users and groups that have no vector of the model in force one; how many that were. Memories can be recalled
-    /// meanwhile. Those of a session get theirs when they are recalled.
+    /// Computes missing vectors (of the current model) for all memories of users and groups, and
+    /// returns how many were computed. Memories can be recalled concurrently. Memories of sessions
+    /// are embedded when they are recalled.
     pub async fn embed_all(&self, mut told: impl FnMut(usize)) -> Result<usize> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else { return Ok(0) };
         let mut done = 0;
@@ -201,7 +209,7 @@ fn changes(shelf: &Shelf) -> Shelf {
     Shelf { name: CHANGES.to_owned(), ..shelf.clone() }
 }
 
-/// A key that sorts by its time, and that nobody else has.
+/// A unique key that sorts by time (UUIDv7).
 fn stamp(now: Timestamp) -> String {
     let (seconds, nanos) = (now.as_second().max(0) as u64, now.subsec_nanosecond().max(0) as u32);
     uuid::Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos)).to_string()

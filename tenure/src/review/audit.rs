@@ -1,6 +1,7 @@
-//! The audit trail: every decision of a person, in order, linked by a hash chain.
+//! The audit trail: every review decision, in order, linked by a hash chain.
 //!
-//! The trail is derived from the log alone. Decisions that a rewind has cut off stay in it, and clients cannot write to it.
+//! The trail is derived from the log alone. Decisions discarded by a rewind stay in it, and clients
+//! cannot write to it (D-064, D-065).
 
 use crate::rules::decision_chain::{AuditedDecision, ChainCheck};
 use crate::rules::session::Session;
@@ -20,12 +21,14 @@ use std::collections::{HashSet, VecDeque};
 pub struct AuditTrail {
     /// The decisions, oldest first.
     pub decisions: Vec<AuditedDecision>,
-    /// Where the chain is broken first, and why.
+    /// Position and reason of the first break in the hash chain. `None` means that the chain is
+    /// intact.
     pub broken: Option<(Seq, String)>,
 }
 
 impl AuditTrail {
-    /// The audit trail of a whole log, compared with the end of the chain that the session's head records.
+    /// Builds the audit trail of a complete log and compares it with the end of the chain recorded
+    /// in the session's head.
     pub(crate) fn of<'r>(head: &Head, log: impl IntoIterator<Item = &'r Record>) -> Self {
         let mut check = ChainCheck::default();
         let mut trail = Self { decisions: Vec::new(), broken: None };
@@ -46,7 +49,7 @@ impl AuditTrail {
 }
 
 impl Session {
-    /// Its head as a fork at this record copies it: without the decisions that were made later.
+    /// Returns the head as a fork at `seq` copies it: without decisions made after that record.
     pub(crate) fn head_at(&self, seq: Seq) -> Head {
         let mut head = self.head().clone();
         let count = self.decided.partition_point(|(s, _)| *s <= seq);
@@ -64,12 +67,12 @@ impl Session {
     }
 }
 
-/// Which decisions of a tenant to export.
+/// The time range of an audit export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditRange {
-    /// Made at or after this time.
+    /// Include decisions made at or after this time. `None` means no lower bound.
     pub from: Option<Timestamp>,
-    /// Made before this time.
+    /// Include decisions made before this time. `None` means no upper bound.
     pub to: Option<Timestamp>,
 }
 
@@ -79,22 +82,24 @@ impl AuditRange {
     }
 }
 
-/// So many heads are read at once.
+/// Number of heads read per page.
 const HEADS: usize = 100;
 
-/// The decisions of all sessions that a principal sees, one page of records after the other. Memory is bounded by one page of records
-/// and sixteen bytes per session with decisions.
+/// A paged export of the decisions of all sessions visible to a principal. Memory is bounded by one
+/// page of records and sixteen bytes per session with decisions.
 #[derive(Debug)]
 pub struct AuditExport {
     tenure: Tenure,
     whose: Whose,
     range: AuditRange,
     began: Timestamp,
-    /// Sessions that were exported already: one that becomes active meanwhile moves to the front of the list.
+    /// Digests of the sessions that were already exported. A session that becomes active during the
+    /// export moves to the front of the list and is found again.
     seen: HashSet<[u8; 16]>,
     heads: VecDeque<Head>,
     cursor: Option<Cursor>,
-    /// Whether this pass is over all sessions, or only over those that were active since the export began.
+    /// True in passes after the first. They cover only sessions that were active since the export
+    /// began.
     again: bool,
     found: bool,
     ended: bool,
@@ -102,15 +107,17 @@ pub struct AuditExport {
 }
 
 impl Tenure {
-    /// The audit trail of a session, whatever its status; a fork's begins with its parent's part.
+    /// Returns the audit trail of a session of any status. A fork's trail starts with the decisions
+    /// inherited from its parent.
     pub async fn audit(&self, who: &Principal, id: &SessionId) -> Result<AuditTrail> {
         let head = self.head(who, id).await?;
         let log = self.engine.log(&head).await?;
         Ok(AuditTrail::of(&head, log.iter().flatten()))
     }
 
-    /// Exports the decisions of all sessions that `who` sees, of every status. They are ordered by session, and by record within one. A
-    /// decision that forks share is exported once, with the session whose log has it.
+    /// Exports the decisions of all sessions visible to `who`, of every status, ordered by session
+    /// and by record within a session. A decision shared by forks is exported once, with the
+    /// session whose log contains it.
     pub fn audit_export(&self, who: &Principal, range: AuditRange) -> AuditExport {
         let whose = match who.reach {
             Reach::Own => Whose::User(who.tenant.clone(), who.user.clone()),
@@ -133,13 +140,13 @@ impl Tenure {
 }
 
 impl AuditExport {
-    /// The next decisions; `None` at the end.
+    /// Returns the next page of decisions. `None` means the end of the export.
     pub async fn next(&mut self) -> Result<Option<Vec<AuditedDecision>>> {
         loop {
             if let Some((head, last, mut check)) = self.current.take() {
                 let page =
                     self.tenure.store().records(&head.key(), &Range { upto: head.seq, ..Range::after(last) }).await?;
-                // A session that was purged meanwhile has no records any more.
+                // A session purged during the export has no records left.
                 let Some(end) = page.last().map(|r| r.seq) else { continue };
                 let id = &head.info.session_id;
                 let decisions = page.iter().filter_map(|record| check.take(id, record).0);
@@ -167,7 +174,8 @@ impl AuditExport {
             return;
         }
         self.found = true;
-        // A fork may own older records, which it inherited from a session that was purged.
+        // A fork may own older records, inherited from a purged parent (D-001), so its log is read
+        // in any case.
         let whole = head.parent.is_none() && head.first == 1 && head.decisions.is_none_or(|c| c.count > 0);
         let over = self.range.from.is_some_and(|from| head.info.updated_at < from);
         if whole && over {
@@ -187,7 +195,8 @@ impl AuditExport {
         self.cursor = heads.last().filter(|_| more).map(Cursor::of);
         self.heads = heads.into();
         if !more {
-            // Sessions that became active during a pass may have moved past it. Passes are repeated until one finds nothing new.
+            // Sessions that became active during a pass may have moved past its cursor. Passes are
+            // repeated until one finds no new session.
             self.ended = self.again && !self.found;
             (self.again, self.found) = (true, false);
         }

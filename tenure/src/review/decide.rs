@@ -1,6 +1,7 @@
-//! Human review: what waits for a person, who looks at it, and what was decided.
+//! Human review of tool calls: listing, claiming and deciding.
 //!
-//! Open reviews are found by the sessions' cards, and told by their logs; there is no other list.
+//! Open reviews are indexed in the sessions' heads and stored in their logs; there is no separate
+//! list that could diverge (D-061).
 
 use crate::engine::draft::{Draft, Need};
 use crate::rules::session::{Review, Session};
@@ -15,39 +16,40 @@ use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-/// Which reviews to list.
+/// A filter for listing reviews.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reviews {
-    /// Those that nobody has decided, in one queue or in all.
+    /// Undecided reviews, in one queue, or in all queues if `None`.
     Open(Option<String>),
-    /// Those that were decided.
+    /// Decided reviews.
     Decided,
 }
 
 /// A page of reviews.
 #[derive(Clone, Debug)]
 pub struct ReviewPage {
-    /// The reviews, each with the card of its session; the sessions that were active last come first.
+    /// The reviews, each with the head of its session; most recently active sessions first.
     pub reviews: Vec<(Head, Review)>,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page. `None` means that this is the last one.
     pub next: Option<Cursor>,
 }
 
-/// What somebody decides.
+/// A reviewer's decision on a review.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// The decision.
     pub decision: Decision,
-    /// Who decides.
+    /// The name of the reviewer.
     pub reviewer: String,
-    /// Why.
+    /// The reviewer's reason.
     pub notes: Option<String>,
-    /// The arguments to use instead, if corrected.
+    /// The corrected arguments, required for [`Decision::Corrected`].
     pub arguments: Option<Value>,
 }
 
 impl Tenure {
-    /// Reviews of the sessions that `who` sees. A page is made of whole sessions, of so many at most.
+    /// Lists reviews of the sessions visible to `who`. A page contains all matching reviews of at
+    /// most `sessions` sessions.
     pub async fn reviews(
         &self,
         who: &Principal,
@@ -77,7 +79,7 @@ impl Tenure {
             });
             match found.await {
                 Ok(found) => reviews.extend(found),
-                // It went meanwhile.
+                // The session was purged after it was listed.
                 Err(Error::NotFound { .. }) => {}
                 Err(e) => return Err(e),
             }
@@ -85,7 +87,7 @@ impl Tenure {
         Ok(ReviewPage { reviews, next: page.next })
     }
 
-    /// A review, with the card of its session.
+    /// Returns a review with the head of its session.
     pub async fn review(&self, who: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
         let found = self.engine.read(who, &session_id, Need::Session, |state| {
@@ -95,7 +97,9 @@ impl Tenure {
         found.await.map_err(|e| hidden(e, id))
     }
 
-    /// Takes a review, so that nobody else looks at it for a while; or gives it back (`by` nobody).
+    /// Claims a review for `by`, so that no other reviewer can claim or decide it until `lasting`
+    /// has elapsed. If `by` is `None`, releases the claim held by `forth`. Returns
+    /// [`Error::Claimed`] if another reviewer holds it.
     pub async fn claim_review(
         &self,
         who: &Principal,
@@ -116,7 +120,8 @@ impl Tenure {
         done.await
     }
 
-    /// Decides a review. With the last one that is open, the session goes on; its run can be taken over at once.
+    /// Decides a review. The last open review of a session reactivates the session and releases its
+    /// run, which can then be taken over at once.
     pub async fn decide(&self, who: &Principal, id: &ReviewId, verdict: &Verdict) -> Result<Review> {
         if verdict.decision == Decision::Corrected && !matches!(verdict.arguments, Some(Value::Object(_))) {
             return Err(Error::invalid("arguments", "`corrected` needs `arguments`, an object that is used instead"));
@@ -134,7 +139,7 @@ impl Tenure {
         .await
     }
 
-    /// Takes a step in an open review.
+    /// Applies `step` to an open review and commits its entries.
     async fn at_review(
         &self,
         who: &Principal,
@@ -142,7 +147,8 @@ impl Tenure {
         step: impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
-        // What is open is in the session's newest part; what was decided long ago may not be.
+        // Open reviews are in the session's most recent part; a review decided long ago may require
+        // the full log.
         match self.step_at(who, &session_id, id, Need::Run, &step).await {
             Err(Error::NoSuchReview { .. }) => self.step_at(who, &session_id, id, Need::Session, &step).await,
             other => other,
@@ -174,7 +180,8 @@ impl Tenure {
         done.await.map_err(|e| hidden(e, id))
     }
 
-    /// Decides what nobody has decided in time, as the rules say. How many reviews that were.
+    /// Applies the timeout decision to reviews that are overdue, and returns how many were decided.
+    /// At most `max_sweep` sessions are processed per call.
     pub async fn decide_overdue(&self) -> Result<usize> {
         let mut query = Query::new(Whose::Everyone, self.limits().max_sweep);
         (query.due_before, query.order) = (Some(self.now()), Order::Due);
@@ -186,6 +193,8 @@ impl Tenure {
         Ok(count)
     }
 
+    /// Applies the timeout decision to the overdue reviews of one session, and returns how many
+    /// were decided.
     pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
         let (who, id) = (head.owner(), &head.info.session_id);
         let overdue = self.engine.read(&who, id, Need::Run, |state| {
@@ -214,7 +223,8 @@ impl Tenure {
     }
 }
 
-/// What is written when a review is decided, and the review after it.
+/// The entries that record a decision, and the resulting review. The last open review also
+/// reactivates the session and releases its run.
 fn decided(session: &Session, review: &Review, verdict: &Verdict, now: Timestamp) -> (Vec<Entry>, Review) {
     let Verdict { decision, reviewer, notes, arguments } = verdict.clone();
     let (id, step) = (review.opened.review.clone(), review.opened.step.clone());
@@ -228,7 +238,7 @@ fn decided(session: &Session, review: &Review, verdict: &Verdict, now: Timestamp
     (entries, Review { decided: Some((now, made)), ..review.clone() })
 }
 
-/// A run that anybody may take over.
+/// An entry that releases a run's lease, so that any node can take it over.
 fn released(run: RunId, now: Timestamp) -> Entry {
     Entry::RunClaimed { run, claim: Claim { node: String::new(), until: now } }
 }
@@ -241,7 +251,8 @@ fn no_review(id: &ReviewId) -> Error {
     Error::NoSuchReview { review: id.clone() }
 }
 
-/// Of a session that somebody can not see, the review is not there either.
+/// Converts "session not found" into "review not found": the existence of an invisible session must
+/// not leak.
 fn hidden(e: Error, id: &ReviewId) -> Error {
     match e {
         Error::NotFound { .. } => no_review(id),

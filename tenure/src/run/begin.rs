@@ -1,8 +1,10 @@
-//! A turn: find the session, make the client's view and ours one, ask the model, keep what it says.
+//! Begins a turn: resolves the session, acquires its turn lock, reconciles the request with the
+//! stored history, and commits the new messages together with the start of the run.
 //!
-//! What the user said is durable before anything that the model says is used: where nothing else has to be looked up, the model is asked
-//! while it is being kept. The answer is durable before the turn is called done. A turn that fails or is stopped keeps what it has and
-//! says so (`run_ended`).
+//! Invariants: the user's messages are durable before any model output is used. Where no further
+//! lookup is needed, the model is called concurrently with that commit (D-044). The answer is
+//! durable before the turn is acknowledged. A turn that fails or is stopped persists the partial
+//! answer and records the failure (`run_ended`).
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy, Pass};
@@ -34,94 +36,109 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Turn {
-    /// Whose session it is in.
+    /// The principal that the turn runs as: the caller, or the session's owner for a run that was
+    /// taken over.
     pub fn principal(&self) -> &Principal {
         &self.who
     }
 
-    /// What becomes of it when its client goes away, if its assistant says.
+    /// The assistant's policy for a client that disconnects. `None` means that the assistant does
+    /// not configure one.
     pub fn on_disconnect(&self) -> Option<OnDisconnect> {
         self.assistant.as_ref().and_then(|a| a.sessions.on_disconnect)
     }
 
-    /// Who writes a summary after it, if the history is over its budget then.
+    /// The compaction policy: whether a model, and which one, summarizes the history after the turn
+    /// if it exceeds its budget.
     pub fn compact(&self) -> Compact {
         self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
     }
 }
 
-/// What became of a request.
+/// The outcome of beginning a turn.
 #[derive(Debug)]
 pub enum Begun {
-    /// A turn that can be run.
+    /// A turn that is ready to be executed.
     Turn(Box<Turn>),
-    /// It was done before, with this response.
+    /// The request was already answered: its idempotency key has a stored response (D-047).
     Before {
-        /// The session.
+        /// The session of the earlier request.
         session_id: SessionId,
-        /// The run that answered.
+        /// The run that produced the stored response.
         run: RunId,
-        /// The response.
+        /// The stored response.
         replay: Box<Replay>,
     },
 }
 
-/// A turn that has begun: what the user said is kept, and the session is ours until it is done or dropped.
+/// An open turn, ready to be executed. The user's messages are persisted, and the session's turn
+/// lock is held until the turn is finished or dropped.
 #[derive(Debug)]
 pub struct Turn {
     pub(crate) tenure: Tenure,
+    /// The principal that the turn runs as: the caller, or the session's owner for a run that was
+    /// taken over.
     pub(crate) who: Principal,
+    /// The guard of the session's turn lock.
     pub(crate) pass: Pass,
+    /// Whether to store the response for a replay under its idempotency key.
     pub(crate) remember: bool,
-    /// The message that is answered; 0: there is none.
+    /// The position of the message that is answered. 0 means that there is none.
     pub(crate) asked: Seq,
     /// The assistant that the session belongs to.
     pub(crate) assistant: Option<Arc<Assistant>>,
-    /// The model that answers, which becomes the session's once it has.
+    /// The model that answers. It is stored as the session's model once it has answered.
     pub(crate) model: Option<String>,
-    /// What the model is shown in place of stored messages.
+    /// Replacements for stored messages, shown to the model but not stored (D-022).
     pub(crate) overlay: Overlay,
-    /// The session.
+    /// The session's id.
     pub session_id: SessionId,
-    /// The id of this turn's run.
+    /// The id of the run.
     pub run: RunId,
-    /// What was made of the request's messages.
+    /// The report of how the request's messages were merged into the stored history.
     pub spliced: Spliced,
-    /// What the model is to be shown first; nothing: the run goes on from where it stands.
+    /// The first prompt. Empty if the run resumes from its stored state.
     pub messages: Vec<Message>,
-    /// What the run was started with.
+    /// The parameters that the run was started with.
     pub detail: Map<String, Value>,
-    /// When it was.
+    /// The time when the run was started. For a run that was taken over, the time it was paused for
+    /// reviews is added, so that it does not count against `max_time`.
     pub started_at: Timestamp,
-    /// When this node began to work on it.
+    /// The time when this node claimed the run.
     pub(crate) claimed_at: Timestamp,
-    /// What the model is told of what is remembered.
+    /// Recalled memories that are injected into the prompt.
     pub(crate) recalled: Option<Recollection>,
-    /// It is being asked already.
+    /// A model request that is already in flight.
     pub(crate) asking: Beside,
 }
 
-/// In the detail of a run: somebody may ask for its answer again.
+/// Key in a run's detail: the request had an idempotency key, so its answer must be stored for a
+/// replay.
 pub(crate) const KEYED: &str = "keyed";
 
-/// A session that exists and can not be seen is looked for so many times more: another node may be moving it.
+/// Maximum retries if a session exists but is not visible: another node may be moving it to a
+/// different id.
 const MAX_VANISHED: usize = 3;
 
 impl Tenure {
-    /// Begins a turn: finds the session, waits until it is free, and keeps what the client says.
+    /// Begins a turn: resolves the session, waits for its turn lock, and commits the client's
+    /// messages.
     pub async fn turn(&self, who: &Principal, ask: Ask) -> Result<Begun> {
         self.begin_turn(who, ask, None).await
     }
 
-    /// The same, and asks the model already while what the client says is being kept. Nothing of its answer is used before that is done,
-    /// and if it can not be kept, the model is left alone. In a new session, or where there is an assistant, or media, it is asked afterwards.
+    /// Begins a turn like [`Tenure::turn`], but sends the model request concurrently with the
+    /// commit of the client's messages. No output is used before the commit succeeds; if it fails,
+    /// the request is cancelled. Falls back to sequential order for new sessions, and for turns
+    /// with an assistant or media (D-044).
     pub async fn turn_asking(&self, who: &Principal, ask: Ask, first: &First) -> Result<Begun> {
         self.begin_turn(who, ask, Some(first)).await
     }
 
     async fn begin_turn(&self, who: &Principal, ask: Ask, first: Option<&First>) -> Result<Begun> {
         let (incoming, blobs) = self.engine.detach(&ask.messages)?;
-        // The same key at the same time: the second one waits until it is known what the first one is.
+        // Requests with the same idempotency key are serialized until the first one has stored its
+        // claim.
         let _claiming = match &ask.idempotency {
             Some((key, _)) => {
                 Some(self.shared.key_locks.enter(&place(who, key)?, OnBusy::Queue, self.limits().max_queue).await?)
@@ -129,7 +146,8 @@ impl Tenure {
             None => None,
         };
         let claim = self.claimed(who, &ask).await?;
-        // A repeated request waits for its own first try, and never stops it or steps aside.
+        // A retried request waits for its first attempt. It never interrupts it and never forks the
+        // session.
         let on_busy = if claim.is_some() { OnBusy::Queue } else { ask.on_busy };
         let fresh = || ask.idempotency.as_ref().map_or_else(SessionId::generate, |(key, body)| same_id(who, key, body));
         let mut id = match (&claim, &ask.session) {
@@ -138,7 +156,8 @@ impl Tenure {
             (None, None) if ask.content_matching => self.find(who, &incoming).await?.unwrap_or_else(fresh),
             (None, None) => fresh(),
         };
-        // Two nodes that get the same request at once give it the same run.
+        // The run id is derived from the request, so two nodes that receive the same request
+        // concurrently use the same run.
         let run = ask.idempotency.as_ref().map_or_else(RunId::generate, |(key, body)| same_run(who, key, body));
         let (mut tries, mut waited, mut redo) = (0, Duration::ZERO, false);
         let mut vanished = 0;
@@ -175,7 +194,8 @@ impl Tenure {
             };
             let opened = match opening.beside.during(open).await {
                 Ok(opened) => opened,
-                // Another node is at it; if with this very request, that is waited for, never stopped or left aside.
+                // Another node is working on the session. If it executes this very request, wait
+                // for it; never interrupt or fork.
                 Err(e @ Error::Busy { .. }) => {
                     drop(pass);
                     if matches!(on_busy, OnBusy::Queue | OnBusy::Interrupt) {
@@ -193,12 +213,13 @@ impl Tenure {
                     }
                     continue;
                 }
-                // Another node has just done it: its answer is there now.
+                // Another node has just completed this request: its answer is stored now.
                 Err(Error::Conflict { .. }) if !redo => {
                     redo = true;
                     continue;
                 }
-                // Found by content, and deleted since: the request did not name it.
+                // The session was found by content and has been deleted since. The request did not
+                // name it, so a new one is started.
                 Err(Error::Gone { status: "deleted", .. }) if ask.session.is_none() && claim.is_none() => {
                     id = SessionId::generate();
                     tries += 1;
@@ -206,13 +227,14 @@ impl Tenure {
                 }
                 Err(Error::Gone { status, session_id }) => {
                     match self.reopen(who, &session_id, status, ask.on_expired).await {
-                        // Another node has just moved it.
+                        // Another node has just moved the session to a different id.
                         Ok(()) | Err(Error::NotFound { .. }) => tries += 1,
                         Err(e) => return Err(e),
                     }
                     continue;
                 }
-                // Made by somebody else just now, moved by another node since, or somebody else's: the next look tells.
+                // The session was created concurrently, has been moved by another node, or belongs
+                // to a different user. Reading its head tells which.
                 Err(Error::Exists { session_id }) => {
                     match self.head(who, &session_id).await {
                         Ok(_) => {}
@@ -263,7 +285,8 @@ impl Tenure {
         Err(Error::Conflict { session_id: id, expected: 0 })
     }
 
-    /// The run that a request with this key and body began, if it did.
+    /// Finds the run that was started by a request with this idempotency key and body. `None` if
+    /// there is none, or if it no longer exists.
     pub async fn started(&self, who: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
         let ask = Ask { idempotency: Some((key.to_owned(), body.to_owned())), ..Ask::default() };
         let Some(claim) = self.claimed(who, &ask).await? else { return Ok(None) };
@@ -274,9 +297,9 @@ impl Tenure {
         }
     }
 
-    /// What a model would be shown if this were said. Nothing is kept.
+    /// Returns the prompt that a model would be sent for this request, without persisting anything.
     pub async fn preview(&self, who: &Principal, ask: &Ask) -> Result<Vec<Message>> {
-        self.engine.detach(&ask.messages)?; // for its limits
+        self.engine.detach(&ask.messages)?; // checks the size limits
         let session = match &ask.session {
             Some(id) => match self.load(who, id).await {
                 Ok(session) => Some(session),
@@ -302,6 +325,7 @@ impl Tenure {
         Ok(messages)
     }
 
+    /// Loads an assistant by its name, if one is given.
     pub(crate) async fn assistant_of(&self, who: &Principal, name: Option<String>) -> Result<Option<Arc<Assistant>>> {
         match name {
             Some(name) => self.assistant(who, &name).await,
@@ -309,7 +333,8 @@ impl Tenure {
         }
     }
 
-    /// What a model is shown: its instructions, and what was said, with its media.
+    /// Builds the prompt: the assistant's instructions followed by the messages, with media loaded
+    /// from their blobs.
     pub(crate) async fn prompt(
         &self,
         tenant: &Tenant,
@@ -327,7 +352,8 @@ impl Tenure {
         Ok(messages)
     }
 
-    /// Waits a little for another node to be done with a session.
+    /// Waits for another node to release a session: for a change notification, or with backoff from
+    /// 20 ms to 500 ms. Returns [`Error::Busy`] once the total exceeds `max_wait`.
     async fn wait_for(&self, key: &Key, waited: &mut Duration) -> Result<()> {
         let pause = (*waited / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
         *waited += pause;
@@ -339,7 +365,8 @@ impl Tenure {
         Ok(())
     }
 
-    /// Restores an expired session, or moves it to another id so that a new one can start. A deleted session stays as it is.
+    /// Restores an expired session, or moves it to another id so that a new one can start (D-018).
+    /// A deleted session stays as it is (D-019).
     async fn reopen(&self, who: &Principal, id: &SessionId, status: &'static str, rule: OnExpired) -> Result<()> {
         match (status, rule) {
             ("deleted", _) | (_, OnExpired::Reject) => Err(Error::Gone { session_id: id.clone(), status }),
@@ -396,7 +423,9 @@ impl Tenure {
         .await
     }
 
-    /// Ends the run that is still on, if this turn may: the gate is ours, so it belongs to another node, or to nobody any more.
+    /// Returns the entry that ends a run left open by another (possibly dead) node, or
+    /// [`Error::Busy`] if that node's lease is still valid and the turn may not interrupt it. The
+    /// caller holds the local turn lock, so the run is executed by another node or by none (D-041).
     pub(crate) fn step_in(
         &self,
         session: &Session,
@@ -408,11 +437,12 @@ impl Tenure {
         let lease = session.head().lease.as_ref().filter(|l| l.node != self.node());
         let lasting = session.run(&run).is_some_and(|r| r.detail.contains_key("model"));
         let at_work = lease.is_some_and(|l| match lasting {
-            // Somebody will take it over.
+            // A run that records its model is resumable: other nodes get one more lease duration to
+            // take it over (D-043).
             true => !self.is_free(l, now.saturating_sub(self.lease()).unwrap_or(now)),
             false => !self.is_free(l, now),
         });
-        // The same request at another node: never stopped by itself.
+        // The same request, executed by another node, must not be interrupted by its own retry.
         let same = run == *by;
         if at_work && (same || on_busy != OnBusy::Interrupt) {
             return Err(Error::Busy { session_id: session.info.session_id.clone() });
@@ -427,7 +457,7 @@ impl Tenure {
         Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
     }
 
-    /// The first turn of a session: one commit with all of it.
+    /// Begins the first turn of a session: creation, messages and run start are one commit.
     async fn open_fresh(
         &self,
         who: &Principal,
@@ -452,14 +482,16 @@ impl Tenure {
         });
         let opened = self.opened(&empty, &plan, asked);
         opened.check()?;
-        // The model is not asked meanwhile: the id may turn out to be somebody else's.
+        // The model is not called speculatively here: the id may turn out to belong to a different
+        // user.
         let more: Vec<Record> = more.collect();
         self.engine.reserve_session(who, more.iter()).await?;
         self.engine.begin_with(&key, &first, more, blobs.to_vec()).await?;
         Ok(opened)
     }
 
-    /// Lets the model be asked while a turn's beginning is being kept, if what it will be shown is known.
+    /// Starts a speculative model request that runs concurrently with the commit, if the prompt is
+    /// already final: no assistant, no media, no memories, and not a resumed run (D-044).
     fn ask_beside(&self, who: &Principal, opening: &Opening<'_>, opened: &Opened) {
         let Some(first) = opening.first else { return };
         let assisted = opened.assistant.is_some() || opening.ask.assistant.is_some();
@@ -491,28 +523,30 @@ impl Tenure {
     }
 }
 
-/// What a model is told before anything else.
+/// The assistant's instructions as a system message, if it has any.
 fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> {
     assistant.and_then(|a| a.instructions.as_deref()).map(Message::system).into_iter()
 }
 
-/// What a turn begins with.
+/// The input for opening a turn.
 struct Opening<'a> {
     ask: &'a Ask,
     incoming: &'a [Message],
-    /// The session was busy when the request arrived.
+    /// Whether the request had to wait for the session's turn lock or for another node.
     has_waited: bool,
     run: &'a RunId,
-    /// What was done before is done again: its answer is not there any more.
+    /// Whether to execute a completed request again because its stored answer is no longer
+    /// available.
     redo: bool,
-    /// Whom to ask meanwhile, and where.
+    /// The model to call speculatively, and the slot for that request.
     first: Option<&'a First>,
     beside: Beside,
 }
 
-/// A turn whose beginning is kept.
+/// A turn whose start is committed.
 struct Opened {
-    /// Its run was left behind by another node, and goes on from where it stands.
+    /// Whether the run was started earlier (by a previous attempt or another node) and resumes from
+    /// its stored state.
     goes_on: bool,
     before: usize,
     asked: Seq,
@@ -523,7 +557,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// A model must be shown something.
+    /// Rejects a turn with an empty prompt.
     fn check(&self) -> Result<()> {
         if self.goes_on || !self.messages.is_empty() {
             return Ok(());
@@ -535,7 +569,7 @@ impl Opened {
 }
 
 impl Opening<'_> {
-    /// A session belongs to one assistant.
+    /// Rejects a request for a different assistant: a session belongs to one assistant.
     fn check_assistant(&self, session: &Session) -> Result<()> {
         match (&self.ask.assistant, &session.assistant) {
             (Some(asked), own) if own.as_ref() != Some(asked) => Err(Error::OtherAssistant {
@@ -547,13 +581,14 @@ impl Opening<'_> {
         }
     }
 
-    /// Whether another node has done this very request meanwhile.
+    /// Returns true if another node has completed this request in the meantime.
     fn is_done(&self, session: &Session) -> bool {
         let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == Outcome::Completed);
         !self.redo && session.runs.last().is_some_and(completed)
     }
 
-    /// Whether this very request came before, and has not ended or has called tools: what was done until then stays done.
+    /// Returns true if this request was attempted before and its run is still open or has started
+    /// tool calls. Such a run is resumed, so that no tool call is executed twice.
     fn goes_on(&self, session: &Session) -> bool {
         let mut same = session.runs.iter().rev().take_while(|r| r.id == *self.run);
         session.head().run.as_ref() == Some(self.run) || same.any(|r| !r.tools_started.is_empty())
@@ -567,8 +602,8 @@ impl Opening<'_> {
             return Plan { keep: stored.len(), matched, ..Plan::default() };
         }
         if session.runs.last().is_some_and(|r| r.id == *self.run) {
-            // The same request came before. What it said is there, and nobody has said anything since. What was answered before it broke
-            // off is no answer.
+            // An earlier attempt of this request already stored its messages, and no message was
+            // added since. The partial answer of that attempt is discarded.
             let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
             return Plan { keep, rewound: stored.len() - keep, matched, ..Plan::default() };
         }
@@ -585,7 +620,7 @@ impl Opening<'_> {
     }
 }
 
-/// What a model is shown of a session once a plan is carried out.
+/// Builds the prompt as it will be once the plan is applied to the session.
 fn shown_after(session: &Session, plan: &Plan, window: &Window) -> Vec<Message> {
     let first = session.seq + 1;
     let new = (first..).zip(plan.posts(first));

@@ -1,5 +1,6 @@
-//! Compaction: a model writes a summary of the oldest turns, and models are shown that instead. The messages stay, and all other verbs
-//! go on with them; `uncompact` takes the summary away.
+//! Compaction: a model summarizes the oldest turns, and later prompts contain the summary instead.
+//! The messages stay in the log and visible to all other operations; `uncompact` removes the
+//! summary (D-066).
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::OnBusy;
@@ -18,24 +19,26 @@ use crate::types::model::ModelError;
 use crate::types::raw_object::Fields;
 use jiff::Timestamp;
 
-/// What a compaction did.
+/// The result of a compaction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compacted {
-    /// The end of the log after it.
+    /// The end of the log after the compaction.
     pub seq: Seq,
-    /// How many more messages the summary covers than before; 0: there was nothing to do.
+    /// The number of additional messages that the summary covers. 0 means that there was nothing to
+    /// summarize.
     pub messages: usize,
-    /// The summary in force.
+    /// The active summary.
     pub summary: Option<Summary>,
 }
 
 impl Tenure {
-    /// Has a model write a summary of the oldest turns of a session, all but the newest `keep`. Without `keep` it does so only if the
-    /// history has reached its window and nobody wanted the messages back ([`Tenure::uncompact`]), and is [`Error::Busy`] if
-    /// that is being done already.
+    /// Summarizes the oldest turns of a session, all but the newest `keep`. Without `keep`, it does
+    /// so only if the history has reached its window and [`Tenure::uncompact`] has not disabled
+    /// summaries, and returns [`Error::Busy`] if a compaction is already running.
     ///
-    /// Turns can go on meanwhile. If what was summarised is taken back, nothing is kept: [`Error::Superseded`]. A long history is read
-    /// in pieces; what is done of it when something fails is kept.
+    /// Turns can run concurrently (D-068). If summarized messages are discarded in the meantime,
+    /// nothing is stored and [`Error::Superseded`] is returned. A long history is summarized in
+    /// pieces; pieces completed before a failure stay stored (D-070).
     pub async fn compact(
         &self,
         who: &Principal,
@@ -55,7 +58,8 @@ impl Tenure {
                 return Ok(Compacted { seq: session.seq, messages, summary: session.summary().cloned() });
             };
             let began = session.info.created_at;
-            // Whoever writes while somebody looks has to copy.
+            // Release the shared session: a writer would have to copy it while it is referenced
+            // here.
             drop(session);
             let done = async {
                 let text = ask(model, &piece, options.clone()).await?;
@@ -90,8 +94,8 @@ impl Tenure {
         .await
     }
 
-    /// Takes a session's summary away: models are shown the messages themselves again, as far as the window goes. No other is written
-    /// until somebody asks for one.
+    /// Removes a session's summary: prompts contain the messages again, up to the window. No new
+    /// summary is written until one is requested explicitly (D-069).
     pub async fn uncompact(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         self.write(who, id, Need::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
@@ -108,7 +112,7 @@ impl Tenure {
     }
 }
 
-/// What a model says of a piece.
+/// Requests a summary of one piece from the model.
 async fn ask(model: &dyn Model, piece: &Piece, options: Fields) -> Result<String, ModelError> {
     let prompt = Prompt { messages: piece.prompt.clone(), options, stream: false };
     let (mut answer, mut pieces) = (Answer::default(), model.ask(prompt).await?);

@@ -1,7 +1,10 @@
-//! The loop of a run: ask [`next`](crate::rules::next()), do it, keep it, until there is an answer, a person must decide, or a limit is reached.
+//! The execution loop of a run: computes the next step ([`next`](crate::rules::next())), executes
+//! it and commits the result, until there is an answer, a review is required, or a limit is
+//! reached.
 //!
-//! A round with tools is two commits: the answer with the calls that are about to be made, and their results with a checkpoint. While
-//! the store is away the run waits, with what it holds ([`insist`]).
+//! A round with tools is two commits: the answer with the calls that are about to be executed, and
+//! their results with a checkpoint. A tool call is therefore recorded before it starts. While the
+//! store is unavailable, the run retries and retains uncommitted results in memory ([`insist`]).
 
 mod calls;
 mod insist;
@@ -44,7 +47,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 impl Turn {
-    /// Does the work and keeps it as it goes. What can be heard is handed on; whoever listens may go away, the run goes on.
+    /// Executes the run and commits every step. Events are sent to `listener` as they occur; a
+    /// listener that disconnects does not stop the run (D-049).
     pub async fn run(
         self,
         hands: Hands<'_>,
@@ -83,7 +87,7 @@ impl Turn {
     }
 }
 
-/// A run at work.
+/// The state of a run while it is executed.
 struct Work<'a> {
     tenure: Tenure,
     who: Principal,
@@ -102,47 +106,48 @@ struct Work<'a> {
     client_tools: bool,
     stream: bool,
     listener: Option<mpsc::Sender<Heard>>,
-    /// What the model is shown first; nothing: the run was begun before, and goes on.
+    /// The first prompt. `None` means that the run was started earlier and is resumed.
     first: Option<Vec<Message>>,
     goes_on: bool,
-    /// The model, if it is being asked already.
+    /// A model request that is already in flight.
     asking: Beside,
-    /// The answer of this round, and whether it is kept.
+    /// The answer of the current round; `kept` is true once it is persisted.
     answer: Answer,
     kept: bool,
     rounds: usize,
     tokens: u64,
-    /// What the model's answers have cost, as far as it is known.
+    /// Token usage summed over the model's answers, as far as the model server reports it.
     usage: Value,
-    /// The chunk that tells a listener of it.
+    /// The stream chunk that reports the usage to the listener.
     usage_chunk: Option<Value>,
     calls: Vec<Progress>,
-    /// Results that were in the cache.
+    /// Tool results that were found in the cache, by call id.
     hits: HashMap<String, String>,
     seq: Seq,
     waiting: bool,
-    /// What is known of the lease.
     held: Arc<Held>,
-    /// What the model is told of what is remembered.
+    /// Recalled memories that are injected into the prompt.
     recalled: Option<Recollection>,
-    /// That it was, to be written down.
+    /// The record of that injection, until it is committed.
     recall: Option<Item>,
-    /// What was made of the request's messages.
+    /// The report of how the request's messages were merged.
     spliced: Spliced,
-    /// What was streamed, for whoever asks the same again.
+    /// The streamed events, recorded for a replay under the same idempotency key (D-047).
     streamed: Option<Streamed>,
-    /// The time of the response's body.
+    /// The creation time in the response body, fixed at first use so that the body is the same each
+    /// time.
     answered_at: OnceLock<Timestamp>,
 }
 
-/// What was streamed, and how many bytes of it there are.
+/// Recorded stream events and their total size in bytes.
 #[derive(Default)]
 struct Streamed {
     heard: Vec<Heard>,
     bytes: usize,
 }
 
-/// A stream that is longer is not kept for whoever asks the same again: the answer comes as one chunk then.
+/// Maximum size of a recorded stream in bytes. A longer stream is not stored; its replay contains
+/// the answer as one chunk.
 const MAX_STREAMED: usize = 4 << 20;
 
 fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
@@ -267,7 +272,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// What a run that goes on has spent already.
+    /// Restores the round and token counters of a resumed run from its log.
     async fn recall(&mut self) -> Result<()> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
         let spent = tenure.engine.read(&self.who, id, Need::Run, |state| {
@@ -280,13 +285,14 @@ impl<'a> Work<'a> {
         });
         (self.rounds, self.tokens) = spent.await?;
         if self.tokens > 0 {
-            // Of what was used before, only the total was kept.
+            // Only the total was persisted, not the breakdown.
             self.usage = json!({"total_tokens": self.tokens});
         }
         Ok(())
     }
 
-    /// Tells the model of the tools, after those that the client brought.
+    /// Adds the assistant's tool definitions to the request, after the client's. A client tool with
+    /// the same name is dropped.
     fn offer(&mut self) {
         if self.tools.is_empty() {
             return;
@@ -301,7 +307,8 @@ impl<'a> Work<'a> {
         self.options.set("tools", all);
     }
 
-    /// Asks the model, and keeps its answer with what follows from it.
+    /// Executes one model round: calls the model and commits its answer together with the entries
+    /// of the next step. Fails if `max_rounds` or `max_tokens` is exhausted.
     async fn ask(&mut self) -> Result<Step, TurnError> {
         if self.rounds >= self.policy.max_rounds {
             let max = self.policy.max_rounds;
@@ -340,7 +347,8 @@ impl<'a> Work<'a> {
         Ok(step)
     }
 
-    /// Adds what the last answer cost. The answer then has the sum: the last one of a turn is what its client gets.
+    /// Adds the usage of the last answer to the sum of the run. From the second answer on, the
+    /// answer carries the sum, because the last one is returned to the client (D-050).
     fn add_usage(&mut self) {
         let Some(used) = self.answer.usage.clone() else { return };
         let first = self.usage.is_null();
@@ -350,7 +358,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Tells the listener what the whole turn cost, if the model's server has told what its answers did.
+    /// Sends the usage of the whole turn to the listener, if the model server has reported usage
+    /// (D-050).
     async fn tell_usage(&mut self) {
         if let Some(last) = self.usage_piece() {
             self.usage_chunk = None;
@@ -364,7 +373,8 @@ impl<'a> Work<'a> {
         Some(Heard::Piece(Piece::Chunk(chunk.to_string())))
     }
 
-    /// What the model is shown in a later round.
+    /// Builds the prompt of a later round from the run's last commit (D-055), without checking the
+    /// store for newer records.
     async fn shown(&mut self) -> Result<Vec<Message>> {
         let (tenure, id) = (&self.tenure, &self.session_id);
         let said = tenure.engine.read_known(&self.who, id, Need::Run, |state| {
@@ -374,7 +384,8 @@ impl<'a> Work<'a> {
         });
         let said = said.await?;
         if self.recalled.is_none() && self.goes_on {
-            // Another node began it, and told the model what it recalled.
+            // The run was started by another node, which injected its recalled memories. Recall
+            // them again.
             let name = self.assistant.as_ref().map(|a| a.name.as_str());
             self.recalled = tenure.recollect(&self.who, id, name, &said).await;
         }
@@ -391,7 +402,8 @@ impl<'a> Work<'a> {
         while let Some(piece) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
             let piece = piece?;
             self.answer.take(&piece)?;
-            // What a client that has gone away misses is in the response to its next try.
+            // Record for a replay even without a listener: a disconnected client gets the stream
+            // when it retries.
             if (self.listener.is_some() || self.streamed.is_some())
                 && let Some(piece) = sift.pass(piece)
             {
@@ -412,7 +424,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Keeps what is streamed for whoever asks the same again.
+    /// Records an event for a replay. Recording stops, and is discarded, beyond `MAX_STREAMED`.
     fn record(&mut self, heard: &Heard) {
         let Some(streamed) = &mut self.streamed else { return };
         streamed.bytes += match heard {
@@ -425,13 +437,14 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The answer as one `chat.completion`, the same each time.
+    /// The answer as one `chat.completion`, identical each time it is serialized.
     fn body(&self) -> String {
         self.answer.body(self.run.as_str(), *self.answered_at.get_or_init(|| self.tenure.now()))
     }
 
-    /// Keeps what was said, and what follows from it: calls that are about to be made, questions to a person, or the end.
-    /// `last`: nothing else is under way.
+    /// Commits messages together with the entries that follow from them: tool call starts, review
+    /// requests, or the end of the run. `last` is true if no other call of this round is in flight.
+    /// Returns [`Error::Superseded`] if this node no longer holds the run.
     async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<Step> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
         let done = tenure.write_insisting(&self.who, id, Need::Run, |state, now| {
@@ -495,14 +508,16 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The run, if it is still this node's to work on, and what it answers is still there.
+    /// Returns the run if this node still holds its lease, the run is open, and the message it
+    /// answers has not been discarded.
     fn mine<'s>(&self, session: &'s Session) -> Option<&'s Run> {
         let asked = self.asked == 0 || session.has(self.asked);
         let ours = asked && session.status.is_live() && self.tenure.holds(session.head(), &self.run);
         session.run(&self.run).filter(|run| ours && run.ended.is_none())
     }
 
-    /// Whether another node has cancelled the run, and nothing was said since: then what there is of an answer can still be kept.
+    /// Returns true if another node has cancelled the run and no message was added since. The
+    /// partial answer can then still be stored.
     fn was_cancelled_elsewhere(&self, session: &Session) -> bool {
         let cancelled = |run: &Run| run.code.as_deref() == Some(CANCELLED) && run.ended.is_some();
         let last = session.runs.last().is_some_and(|run| run.id == self.run && cancelled(run));
@@ -510,7 +525,8 @@ impl<'a> Work<'a> {
         last && session.status.is_live() && session.messages.last().is_some_and(ours)
     }
 
-    /// What is written when the run is not ours any more: that it ended, if nobody has said so yet.
+    /// The commit for a run that was superseded: ends the run, unless it has ended or is held by
+    /// another node.
     fn yielded<R>(&self, session: &Session) -> Draft<Option<R>> {
         let open = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
         let why = "the session was rewound, replaced or ended meanwhile".to_owned();
@@ -518,18 +534,18 @@ impl<'a> Work<'a> {
         Draft::new(if open { vec![entry] } else { Vec::new() }, None)
     }
 
-    /// The session goes on with the model that has answered.
+    /// The entry that stores the answering model as the session's model, if it has changed.
     fn new_model(&self, session: &Session) -> Option<Entry> {
         let model = self.model.as_ref().filter(|m| Some(*m) != session.info.model.as_ref())?;
         Some(Entry::info(InfoChange { model: Change::Set(model.clone()), ..InfoChange::default() }))
     }
 
-    /// The answer for whoever asks the same again.
+    /// The item that stores the response for a replay under the same idempotency key.
     fn answer_item(&self) -> Option<(String, Item)> {
         (self.remember && self.answer.message().is_some()).then(|| {
             let mut stream = self.streamed.as_ref().map(|s| s.heard.clone()).unwrap_or_default();
             if !stream.is_empty() {
-                // It is told when this is stored.
+                // The usage event is sent only after this commit.
                 stream.extend(self.usage_piece());
             }
             let (spliced, calls) = (self.spliced.clone(), self.calls.clone());
@@ -569,13 +585,14 @@ impl<'a> Work<'a> {
             call: Some(question.call.id.clone()),
             queue: rule.and_then(|r| r.queue.clone()),
             lost: question.lost,
-            // Whether something was done is not for a clock to say.
+            // A lost call has no review timeout: whether it had side effects must not be decided by
+            // a timer.
             timeout: rule.filter(|_| !question.lost).and_then(|r| Some(Timeout { at: at?, decision: r.on_timeout })),
             detail: Map::from_iter([("arguments".to_owned(), question.arguments.clone())]),
         }
     }
 
-    /// Ends the run without a whole answer, and keeps what there is of one.
+    /// Ends the run as failed or cancelled, and persists the partial answer (D-048).
     async fn give_up(&mut self, why: &TurnError) -> Result<()> {
         let said: Vec<Message> = if self.kept { Vec::new() } else { self.answer.message().into_iter().collect() };
         let stopped = matches!(why, TurnError::Stopped | TurnError::Cancelled);
@@ -584,7 +601,8 @@ impl<'a> Work<'a> {
         let done = tenure.write(&self.who, id, Need::Run, |state, _| {
             let session = tenure.engine.run_ref(state, id)?;
             let post = |m: &Message| Entry::Message(Post { partial: true, ..Post::by(run, m.clone()) });
-            // It may have been stored at the very moment when the run was stopped.
+            // The answer may have been committed at the moment the run was stopped: do not store it
+            // twice.
             let last = session.messages.last().filter(|m| m.run.as_ref() == Some(run));
             let new = said.iter().filter(|m| last.is_none_or(|last| last.message != **m));
             let mut entries: Vec<Entry> = new.map(post).collect();
@@ -598,7 +616,7 @@ impl<'a> Work<'a> {
             Ok(Draft::new(entries, None))
         });
         match done.await {
-            // It has ended in another way.
+            // The run has already ended in another way.
             Err(Error::Superseded { .. } | Error::NotFound { .. } | Error::Gone { .. } | Error::Paused { .. }) => {
                 Ok(())
             }
@@ -607,7 +625,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Entries in the making.
+/// A builder for the entries of one commit.
 struct Log<'s> {
     session: &'s Session,
     entries: Vec<Entry>,
@@ -629,7 +647,8 @@ impl Log<'_> {
     }
 }
 
-/// How many checkpoints a run has set: the number of its last step. Others may have set some in between.
+/// The step number of the run's latest checkpoint, 0 if it has none. Checkpoints of other origin
+/// are skipped.
 fn steps(session: &Session, run: &Run) -> u64 {
     let since = session.checkpoints.iter().rev().take_while(|c| c.seq > run.seq);
     since.filter(|c| c.run.as_ref() == Some(&run.id)).find_map(|c| c.step).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Who does the work of a run, what can be heard of it, and what comes of it.
+//! The executors of a run, the events it emits, and its outcome.
 
 use crate::executors::model::Model;
 use crate::executors::tools::Tools;
@@ -10,12 +10,12 @@ use crate::types::model::{ModelError, Piece};
 use crate::types::tool::ToolError;
 use serde::{Deserialize, Serialize};
 
-/// Who does the work.
+/// The model and the tools that execute a run.
 #[derive(Clone, Copy)]
 pub struct Hands<'a> {
-    /// What answers.
+    /// The model.
     pub model: &'a dyn Model,
-    /// What it can have done; nothing: only the client's tools.
+    /// Tools that the server executes. `None` means that only the client's tools are available.
     pub tools: Option<&'a dyn Tools>,
 }
 
@@ -25,96 +25,99 @@ impl std::fmt::Debug for Hands<'_> {
     }
 }
 
-/// What can be heard of a run while it goes on.
+/// An event of a run in progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Heard {
-    /// A part of the model's answer.
+    /// A chunk of the model's answer.
     Piece(Piece),
-    /// A tool is called, or has answered.
+    /// A tool call that has started or finished.
     Tool(Progress),
 }
 
-/// A tool call of a run.
+/// The progress of a tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// In which round of the run, from 1.
+    /// The round of the run, counted from 1.
     pub round: usize,
-    /// The call's id.
+    /// The id of the call.
     pub call: String,
-    /// The tool.
+    /// The name of the tool.
     pub tool: String,
-    /// Its arguments, as JSON text.
+    /// The arguments as JSON text.
     pub arguments: String,
-    /// What it answered; nothing yet: it is being called.
+    /// The result. `None` while the call is in flight.
     pub content: Option<String>,
-    /// Whether the answer was in the cache.
+    /// Whether the result came from the cache.
     pub cached: bool,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub struct Answered {
     /// The model's last answer.
     pub answer: Answer,
-    /// The same as one `chat.completion`.
+    /// The answer as one `chat.completion` object.
     pub body: String,
-    /// The end of the log after it.
+    /// The end of the log after the run's last commit.
     pub seq: Seq,
-    /// Whether whoever listened took every piece of it; one that takes nothing for too long (`max_stall`) gets no more.
+    /// Whether the listener received every event. A listener that applies backpressure for longer
+    /// than `max_stall` is dropped.
     pub heard: bool,
-    /// The tool calls that were made here.
+    /// The tool calls that this server executed.
     pub calls: Vec<Progress>,
-    /// Whether a person must decide before it can go on.
+    /// Whether the run is paused until a review is decided.
     pub waiting: bool,
 }
 
-/// The response to a request with an idempotency key, as it was given the first time.
+/// The stored response of a request with an idempotency key. A retry receives the same response
+/// (D-047).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Replay {
-    /// The answer as one `chat.completion`.
+    /// The answer as one `chat.completion` object.
     pub body: String,
-    /// What was made of the request's messages.
+    /// The report of how the request's messages were merged.
     #[serde(default)]
     pub spliced: Spliced,
-    /// The tool calls that were made here.
+    /// The tool calls that this server executed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<Progress>,
-    /// What was streamed, if it was. Long streams are not kept.
+    /// The streamed events. Empty if the response was not streamed, or the stream was too long to
+    /// be stored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stream: Vec<Heard>,
 }
 
-/// Why a turn has no answer.
+/// The reason why a turn has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum TurnError {
-    /// It could not be kept.
+    /// The store failed or rejected an operation.
     #[error(transparent)]
     Store(#[from] Error),
-    /// The model gave none.
+    /// The model failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Another request stopped the turn.
+    /// Another request interrupted the turn.
     #[error("another request interrupted this turn; what was said until then is kept")]
     Stopped,
-    /// Its run was cancelled.
+    /// The run was cancelled.
     #[error("the run was cancelled; what was said until then is kept")]
     Cancelled,
-    /// It was over a limit.
+    /// The run exceeded a limit.
     #[error("{message}")]
     Limit {
-        /// Which one, as one stable word.
+        /// A stable identifier of the limit.
         code: &'static str,
-        /// The same for people.
+        /// A description for people.
         message: String,
     },
-    /// Its tools can not be had.
+    /// The assistant's tools could not be listed.
     #[error("the tools of this assistant can not be had: {0}")]
     Tools(ToolError),
 }
 
 impl TurnError {
-    /// One stable word for each kind.
+    /// A stable identifier of the error.
     pub fn code(&self) -> &'static str {
         match self {
             TurnError::Store(e) => e.code(),

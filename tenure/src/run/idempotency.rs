@@ -1,4 +1,5 @@
-//! Idempotency keys of turns: the same request is answered once, and the same each time.
+//! Idempotency keys of turns. A request with a known key and an equal body is answered with the
+//! stored response instead of being executed again (D-047); a different body is an error.
 
 use crate::run::executors::Replay;
 use crate::run::request::Ask;
@@ -9,21 +10,27 @@ use crate::types::id::{Key, Principal, RunId, SessionId};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
+/// Namespace of the used idempotency keys, per user.
 const KEYS: &str = "turn-keys";
+/// Namespace of the stored responses, per session.
 pub(crate) const ANSWERS: &str = "turn-answers";
-/// How long an idempotency key is remembered.
+/// Lifetime of an idempotency key.
 const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
-/// An idempotency key that was used.
+/// A used idempotency key, with the run that it started.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Claim {
+    /// The request body, or its digest, that the key was used with.
     pub body: String,
+    /// The session of the run.
     pub session: SessionId,
+    /// The run that the request started.
     pub run: RunId,
 }
 
 impl Tenure {
-    /// What a request with this key began, if it came before.
+    /// Returns the claim of an earlier request with this key. `None` if there is none or it has
+    /// expired; [`Error::KeyReused`] if that request had a different body.
     pub(crate) async fn claimed(&self, who: &Principal, ask: &Ask) -> Result<Option<Claim>> {
         let Some((key, body)) = &ask.idempotency else { return Ok(None) };
         let Some(item) = self.store().get(&keys(who), key, None).await? else { return Ok(None) };
@@ -38,13 +45,13 @@ impl Tenure {
         }
     }
 
-    /// Keeps what a request with this key begins.
+    /// Stores the session and run that a request with this key starts.
     pub(crate) async fn remember_key(&self, who: &Principal, key: &str, claim: Claim) -> Result<()> {
         let value = serde_json::to_string(&claim).expect("plain data");
         self.store().put(&keys(who), &self.item(key, value), None).await
     }
 
-    /// The response that was given, if it was.
+    /// Returns the stored response of a claim, if there is one.
     pub(crate) async fn answer_of(&self, who: &Principal, claim: &Claim) -> Result<Option<Box<Replay>>> {
         let shelf = Shelf {
             tenant: who.tenant.clone(),
@@ -52,12 +59,12 @@ impl Tenure {
             name: ANSWERS.to_owned(),
         };
         let Some(item) = self.store().get(&shelf, claim.run.as_str(), None).await? else { return Ok(None) };
-        // Older versions stored the body alone.
+        // Earlier versions stored only the body.
         let replay = serde_json::from_str(&item.value);
         Ok(Some(Box::new(replay.unwrap_or_else(|_| Replay { body: item.value, ..Replay::default() }))))
     }
 
-    /// An item that is kept for as long as its key.
+    /// Creates an item that expires together with its idempotency key.
     pub(crate) fn item(&self, key: &str, value: String) -> Item {
         let now = self.now();
         let expires_at = now.checked_add(KEY_TTL).ok();
@@ -65,7 +72,7 @@ impl Tenure {
     }
 }
 
-/// Where those meet who have the same key.
+/// The lock key under which requests with the same idempotency key are serialized.
 pub(crate) fn place(who: &Principal, key: &str) -> Result<Key> {
     let hash = blake3::hash(format!("{}\0{key}", who.user).as_bytes());
     Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
@@ -75,12 +82,13 @@ fn same_hash(who: &Principal, key: &str, body: &str) -> String {
     blake3::hash(format!("{}\0{}\0{key}\0{body}", who.tenant, who.user).as_bytes()).to_hex()[..32].to_owned()
 }
 
-/// The session that a request with a key begins, if it names none.
+/// The session id of a request that names no session, derived from its idempotency key. All nodes
+/// derive the same id.
 pub(crate) fn same_id(who: &Principal, key: &str, body: &str) -> SessionId {
     SessionId::new(same_hash(who, key, body)).unwrap_or_else(|_| SessionId::generate())
 }
 
-/// The run of a request with a key.
+/// The run id of a request, derived from its idempotency key. All nodes derive the same id.
 pub(crate) fn same_run(who: &Principal, key: &str, body: &str) -> RunId {
     RunId::new(format!("run_{}", same_hash(who, key, body))).unwrap_or_else(|_| RunId::generate())
 }

@@ -1,5 +1,7 @@
-//! Who works on a run. A node holds a lease in the session's card and renews it; a claim is a commit, so whoever lost its lease
-//! finds that the log has moved on and can not write any more, whatever its clock says.
+//! Leases on runs. The node that works on a run holds a lease in the session's head and renews it.
+//!
+//! A claim is a commit. A node that has lost its lease therefore finds that the log has advanced
+//! and cannot write any more, whatever its clock says (D-041).
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::node::is_gone;
@@ -12,43 +14,47 @@ use crate::types::id::{Principal, RunId, SessionId};
 use jiff::{SignedDuration, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-/// What whoever works on a run knows of its lease.
+/// The lease state shared between a run and its renewal task.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// Its end, in microseconds.
+    /// End of the lease, in microseconds since the Unix epoch.
     pub until: AtomicI64,
-    /// Whether it is being given back.
+    /// Whether a commit that releases the lease is in flight.
     pub ends: AtomicBool,
 }
 
 impl Tenure {
-    /// How long a lease lasts.
+    /// Duration of a lease.
     pub(crate) fn lease(&self) -> SignedDuration {
         SignedDuration::try_from(self.limits().lease).unwrap_or(SignedDuration::MAX)
     }
 
-    /// A claim of this node, from now on.
+    /// A claim of this node that starts now and lasts one lease duration.
     pub(crate) fn claim(&self, now: Timestamp) -> Claim {
         Claim { node: self.node().to_owned(), until: now.saturating_add(self.lease()).unwrap_or(Timestamp::MAX) }
     }
 
-    /// Whether nobody works under a lease any more.
+    /// Returns true if the lease has expired, or its process is known to be dead (D-042).
     pub(crate) fn is_free(&self, lease: &Lease, now: Timestamp) -> bool {
         lease.until <= now || is_gone(&lease.node)
     }
 
+    /// Returns true if the head records this node's lease on the run, whether or not it has
+    /// expired.
     pub(crate) fn holds(&self, head: &Head, run: &RunId) -> bool {
         head.lease.as_ref().is_some_and(|l| l.run == *run && l.node == self.node())
     }
 
-    /// Sessions with a run that nobody works on: its node has not renewed its lease in time, or is gone.
+    /// Finds sessions with an orphaned run: its lease has expired, or its node is known to be dead
+    /// (D-042).
     pub async fn abandoned(&self, limit: usize) -> Result<Vec<Head>> {
         let now = self.now();
         let mut query = Query::new(Whose::Everyone, limit);
         query.lease_before = now.checked_add(SignedDuration::from_micros(1)).ok();
         let mut heads = self.store().heads(&query).await?;
         if heads.len() < limit {
-            // Those whose time is not over come after them: many runs that are on must not hide one that was left behind.
+            // Leases that are still valid are queried separately: many active runs must not crowd
+            // out an orphaned one.
             query.lease_before = Some(self.claim(now).until);
             let others = self.store().heads(&query).await?;
             heads.extend(others.into_iter().filter(|h| h.lease.as_ref().is_some_and(|l| l.until > now)));
@@ -58,7 +64,8 @@ impl Tenure {
         Ok(heads)
     }
 
-    /// Says that this node still works on a run. The log does not grow.
+    /// Renews this node's lease on a run and returns its new end. Updates only the head; no record
+    /// is appended.
     pub(crate) async fn renew(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
         self.write(who, id, Need::Head, |state, now| {
             match state.head() {
@@ -73,7 +80,8 @@ impl Tenure {
         .await
     }
 
-    /// Renews a lease for as long as it is held. When another node has changed the session, it may be gone: that is looked at right away.
+    /// Renews a lease every third of its duration until it is lost, and returns the error. When
+    /// another node has changed the session, ownership is checked immediately.
     pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, held: &Held) -> Error {
         let watch = self.engine.watch(&who.key(id));
         let pause = || tokio::time::sleep(self.limits().lease / 3);
@@ -86,7 +94,7 @@ impl Tenure {
                     self.renew(who, id, run).await.map(Some)
                 }
                 () = &mut told => {
-                    // What is told from now on counts, also while we look.
+                    // Subscribe again before reading the head, so that no notification is missed.
                     told.set(watch.elsewhere());
                     match self.head(who, id).await {
                         Ok(head) if !self.holds(&head, run) => Err(Error::Superseded { session_id: id.clone() }),
@@ -95,17 +103,19 @@ impl Tenure {
                 }
             };
             match renewed {
-                // The store may be back before the lease ends; if it is not, the next commit says so.
+                // Not fatal: the store may recover before the lease expires. If it does not, the
+                // next commit reports the loss.
                 Err(Error::Unavailable { .. }) | Ok(None) => {}
                 Ok(Some(end)) => held.until.store(end.as_microsecond(), Ordering::Relaxed),
-                // We gave it back ourselves, and hear of that before our own commit has told us.
+                // We released the lease ourselves; the notification overtook our own commit's
+                // return. Not a loss.
                 Err(_) if held.ends.load(Ordering::Relaxed) => {}
                 Err(e) => return e,
             }
         }
     }
 
-    /// Claims a run that nobody works on; `false` if somebody else was first.
+    /// Claims an orphaned run. Returns `false` if another node was faster.
     pub(crate) async fn claim_run(&self, head: &Head, run: &RunId) -> Result<bool> {
         let (id, who) = (&head.info.session_id, head.owner());
         let claimed = self.write(&who, id, Need::Head, |state, now| {

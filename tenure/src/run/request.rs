@@ -1,4 +1,4 @@
-//! The request for a turn, and the report of how it was merged.
+//! The request for a turn, and the report of how its messages were merged into the stored history.
 
 use crate::engine::turn_lock::OnBusy;
 
@@ -16,80 +16,87 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-/// What a request under the id of an expired session does.
+/// The policy for a request to an expired session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnExpired {
-    /// It goes on with it.
+    /// Restore the session and continue it.
     #[default]
     Restore,
-    /// The old session ends with its hooks and moves to another id, where it can be read and restored until its retention ends. A new
-    /// session starts.
+    /// End the old session with its hooks and move it to another id, where it can be read and
+    /// restored until its retention ends. A new session starts (D-018).
     Fresh,
-    /// It is refused.
+    /// Reject the request.
     Reject,
 }
 
 /// A request for a turn.
 #[derive(Clone, Debug, Default)]
 pub struct Ask {
-    /// The session; if none is named, it is found by content, or begun.
+    /// The session. `None` means that it is found by content matching, or created.
     pub session: Option<SessionId>,
-    /// What the client sends.
+    /// The messages sent by the client.
     pub messages: Vec<Message>,
-    /// How to read it; `None`: as the assistant says, else as `default_history` says.
+    /// How to interpret the messages. `None` means the assistant's setting, or else
+    /// `default_history`.
     pub history: Option<HistoryMode>,
-    /// How to read it if neither the request nor the assistant says.
+    /// How to interpret the messages if neither the request nor the assistant specifies it.
     pub default_history: HistoryMode,
-    /// The client's SDK says that it sends this request again.
+    /// Whether the client's SDK marks the request as a retry.
     pub is_retry: bool,
-    /// The assistant that a new session belongs to.
+    /// The assistant of the session, if the request creates one.
     pub assistant: Option<String>,
-    /// The model's name, for the session's card.
+    /// The model's name, stored in the session's head.
     pub model: Option<String>,
-    /// Whether to look for the session by content.
+    /// Whether to find the session by content matching.
     pub content_matching: bool,
-    /// What to do if the session is busy.
+    /// The policy if the session is busy.
     pub on_busy: OnBusy,
-    /// What to do if it has expired.
+    /// The policy if the session has expired.
     pub on_expired: OnExpired,
-    /// The same key with the same body is answered once, and the same each time.
+    /// Idempotency key and body. A repeated key with an equal body is answered once, with the same
+    /// response each time (D-047).
     pub idempotency: Option<(String, String)>,
-    /// What its run is started with. One that names its `model` can be taken over by another node.
+    /// The parameters that the run is started with. A run that names its `model` can be taken over
+    /// by another node (D-043).
     pub detail: Map<String, Value>,
-    /// Is told when the request has to wait because its session is busy.
+    /// Notified when the request has to wait because its session is busy.
     pub queued: Option<Arc<Notify>>,
 }
 
-/// What was made of the messages of a request.
+/// The report of how a request's messages were merged into the stored history.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spliced {
-    /// How many of them were stored already.
+    /// Number of request messages that were already stored.
     pub matched: usize,
-    /// How many stored messages the request leaves out after the first that it repeats, such as tool messages.
+    /// Number of stored messages that the request omits after the first one that it repeats, such
+    /// as tool messages.
     pub spliced: usize,
-    /// How many stored messages were rewound.
+    /// Number of stored messages that were rewound.
     pub rewound: usize,
-    /// How many of them are new and were stored.
+    /// Number of request messages that are new and were stored.
     pub appended: usize,
-    /// How many of them are shown to the model and not stored.
+    /// Number of request messages that are shown to the model but not stored.
     #[serde(default)]
     pub ephemeral: usize,
-    /// Tool results that answer no call we know of, which were left out.
+    /// Ids of tool results that answer no known call. They were dropped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<String>,
-    /// Memories that the model was told of.
+    /// Memories that were injected into the prompt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memories: Vec<Told>,
 }
 
 impl Ask {
+    /// Notifies the subscriber, if there is one, that the request has to wait.
     pub(crate) fn tell_queued(&self) {
         if let Some(queued) = &self.queued {
             queued.notify_one();
         }
     }
 
+    /// The input for reconciling. The request's history mode takes precedence over the assistant's,
+    /// and that over the default.
     pub(crate) fn incoming<'a>(
         &self,
         messages: &'a [Message],

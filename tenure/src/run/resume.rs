@@ -1,4 +1,5 @@
-//! Runs: finding them, following them, stopping them, and going on with them.
+//! Operations on runs: look up, follow, cancel, start without input, and take over after a crash. A
+//! run is claimed by a commit, so at most one node can commit to it.
 
 use crate::engine::draft::{Draft, Need};
 use crate::engine::turn_lock::{Entered, OnBusy};
@@ -18,24 +19,25 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// What happened in a run since a point.
+/// The events of a run after a given position.
 #[derive(Clone, Debug)]
 pub struct Followed {
     /// The records, oldest first.
     pub records: Vec<Record>,
-    /// Whether nothing more will come.
+    /// Whether the run has ended and no more records will follow.
     pub over: bool,
 }
 
-/// A run that is stopped has so long to save what it has.
+/// Maximum time that a stopped run has to persist its partial answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The model that a run was started with.
+/// The model that the run was started with. `None` means that the detail does not name one.
 fn model_of(detail: &Map<String, Value>) -> Option<String> {
     detail.get("model").and_then(Value::as_str).map(str::to_owned)
 }
 
-/// How long a run has waited for people. Questions that were asked at once are waited for together.
+/// Total time the run was paused for reviews. Reviews that were opened together count once, up to
+/// the last decision.
 fn waited(session: &Session, run: &RunId) -> SignedDuration {
     let reviews = session.reviews.iter().filter(|r| r.opened.run.as_ref() == Some(run));
     let mut pauses: Vec<(Timestamp, Timestamp)> = Vec::new();
@@ -53,7 +55,7 @@ fn no_run(id: &SessionId, run: &RunId) -> Error {
 }
 
 impl Tenure {
-    /// A run, and where its session stands.
+    /// Returns a run together with its session's head.
     pub async fn run(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
         self.engine
             .read(who, id, Need::Session, |state| {
@@ -65,7 +67,8 @@ impl Tenure {
             .await
     }
 
-    /// What happened in a run after a record, at most so much.
+    /// Reads at most `limit` records of a run after a position, and reports whether the run is
+    /// over.
     pub async fn follow(
         &self,
         who: &Principal,
@@ -83,7 +86,8 @@ impl Tenure {
                 Ok((session.head().clone(), found.seq, found.ended.is_some()))
             })
             .await?;
-        // The log of a fork begins with its parent's.
+        // A fork's log starts with records of its parent, so the position decides which log is
+        // read.
         let after = after.max(from.saturating_sub(1));
         if after >= head.seq {
             return Ok(Followed { records: Vec::new(), over });
@@ -106,7 +110,8 @@ impl Tenure {
         Ok(Followed { records, over })
     }
 
-    /// Stops a run. What happened is kept; whoever works on it can write no more.
+    /// Cancels a run. Its messages stay stored; the node that works on it can commit nothing more
+    /// except its partial answer. Idempotent: a run that has already ended is returned unchanged.
     pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
         self.stop_here(who, id, run).await?;
         let stopped = self.write(who, id, Need::Session, |state, now| {
@@ -126,10 +131,10 @@ impl Tenure {
         stopped.await
     }
 
-    /// Stops a run that this process works on, and waits a moment until it has saved what it has. A run elsewhere does that
-    /// when it notices.
+    /// Cancels a run of this process, and waits up to `STOP_TIMEOUT` until its partial answer is
+    /// persisted. On another node, the run stops when that node notices the change.
     async fn stop_here(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
-        // Whose it is is checked first: a stranger must not stop anything.
+        // Check access first: a principal without access must not be able to cancel the run.
         let mut head = self.head(who, id).await?;
         if !self.shared.turn_locks.cancel(&who.key(id), run) {
             return Ok(());
@@ -144,7 +149,8 @@ impl Tenure {
         tokio::time::timeout(STOP_TIMEOUT, saved).await.unwrap_or(Ok(()))
     }
 
-    /// Goes on where a session stands: with calls that were not made, or with an answer that is missing. This is a run of its own.
+    /// Starts a run without input from the session's current state: executes pending tool calls, or
+    /// generates a missing answer. The run has its own id.
     pub async fn go_on(
         &self,
         who: &Principal,
@@ -190,14 +196,15 @@ impl Tenure {
         })
     }
 
-    /// Takes over a run that nobody works on. One that can not go on without whoever asked for it is ended; then, and if somebody else
-    /// was first, there is nothing to do.
+    /// Takes over an orphaned run. Returns `None` if another node or a turn of this process was
+    /// faster, or if the run does not record its model: such a run cannot be resumed without its
+    /// client, and is ended as failed (D-043).
     pub async fn take_over(&self, head: &Head) -> Result<Option<Turn>> {
         let (id, who) = (&head.info.session_id, head.owner());
         let Some(run) = head.run.clone() else { return Ok(None) };
         let pass = match self.shared.turn_locks.enter(&head.key(), OnBusy::Reject, 0).await {
             Ok(Entered::Pass(pass)) => pass,
-            // Somebody here is at it.
+            // A turn in this process holds the lock.
             _ => return Ok(None),
         };
         pass.works_on(&run);
@@ -222,7 +229,7 @@ impl Tenure {
             tenure: self.clone(),
             who,
             pass,
-            // Whoever asked with a key may ask again.
+            // A client with an idempotency key may retry, so the answer must be stored.
             remember: found.detail.contains_key(KEYED),
             asked: 0,
             assistant,

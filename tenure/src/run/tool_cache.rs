@@ -1,4 +1,5 @@
-//! The cache of tool results: the same tool with the same parameters is asked once per session and hour.
+//! The cache of tool results, per session. A call with the same tool and equal parameters is
+//! answered from the cache until the entry expires (by the policy's `ttl`) or is evicted.
 
 use crate::store::item::{Item, Owner, Shelf};
 use crate::tenure::Tenure;
@@ -11,24 +12,25 @@ use serde_json::Value;
 
 const CACHE: &str = "cache";
 
-/// A tool result in the cache.
+/// A cached tool result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cached {
-    /// The hash of tool and parameters.
+    /// The hash of tool name and parameters.
     pub key: String,
-    /// The tool.
+    /// The name of the tool.
     pub tool: String,
-    /// The parameters.
+    /// The parameters of the call.
     pub parameters: Value,
-    /// The result.
+    /// The tool's result.
     pub result: Value,
-    /// When it was put there.
+    /// The time when the result was stored.
     pub created_at: Timestamp,
-    /// When its time is over.
+    /// The time when the entry expires. `None` means never.
     pub expires_at: Option<Timestamp>,
 }
 
-/// The key of a tool call: a hash over the tool's name and its parameters, however they are spelled.
+/// The cache key of a tool call: a BLAKE3 hash over the tool's name and its parameters as canonical
+/// JSON, so that equivalent spellings share a key.
 pub fn cache_key(tool: &str, parameters: &Value) -> String {
     let mut hash = blake3::Hasher::new();
     hash.update(&(tool.len() as u64).to_le_bytes()).update(tool.as_bytes());
@@ -37,7 +39,7 @@ pub fn cache_key(tool: &str, parameters: &Value) -> String {
 }
 
 impl Tenure {
-    /// A result that is still good, and marks it as used.
+    /// Returns an unexpired result and updates its last-use time.
     pub async fn cache_get(
         &self,
         who: &Principal,
@@ -57,7 +59,8 @@ impl Tenure {
         item.map(|i| cached(&i, id)).transpose()
     }
 
-    /// Keeps a result, for as long and as many as the assistant's policy says; the least recently used goes first.
+    /// Stores a result with the `ttl` of the assistant's policy. Beyond `max_entries`, the least
+    /// recently used entry is evicted.
     pub async fn cache_put(
         &self,
         who: &Principal,
@@ -86,7 +89,7 @@ impl Tenure {
         self.store().put(&shelf(who, id), &item, Some(policy.max_entries)).await
     }
 
-    /// All results of a session that are still good.
+    /// Lists all unexpired results of a session.
     pub async fn cache_entries(&self, who: &Principal, id: &SessionId) -> Result<Vec<Cached>> {
         self.head(who, id).await?;
         let now = self.now();

@@ -1,4 +1,4 @@
-//! Requests to sessions that have ended: none of them destroys anything.
+//! Requests to sessions that have ended: none of them destroys data.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -9,7 +9,7 @@ use tenure::*;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-/// A question in session `x` that wants a new session if the old one has expired.
+/// A question in session `x` with `on_expired: fresh`.
 fn fresh(text: &str) -> Ask {
     Ask { on_expired: OnExpired::Fresh, ..question(text) }
 }
@@ -23,7 +23,7 @@ async fn ask(tenure: &Tenure, ask: Ask) -> Result<Answered, TurnError> {
     turn_of(tenure, ask, &Script::new([say("Fine.")]), &Workshop::default()).await
 }
 
-/// The sessions with one of these states, by id.
+/// The sessions with this status, in order of their ids.
 async fn listed(tenure: &Tenure, status: Status) -> Vec<Head> {
     let mut query = Query::new(Whose::Everyone, 50);
     query.status = vec![status];
@@ -33,7 +33,8 @@ async fn listed(tenure: &Tenure, status: Status) -> Vec<Head> {
 }
 
 on_every_store! {
-    /// With `fresh` an expired session ends with its hooks, once, and can be read and restored under another id until its retention ends.
+    /// `fresh` ends an expired session with its hooks, once. The session can be read and restored
+    /// under another id until its retention ends (D-018).
     async fn fresh_keeps_the_old_session(home: &mut Home) {
         declare(&home.tenure);
         let told = Arc::new(Mutex::new(Vec::new()));
@@ -87,11 +88,11 @@ on_every_store! {
         t.restore(&ada(), &id("fork")).await.unwrap();
         assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
         assert_eq!(t.examine(|_| ()).await.unwrap(), [], "every card is what its log says");
-        // Its memories go with it, also now.
+        // A purge also removes the archived session's memories.
         t.purge(&ada(), &archive).await.unwrap();
         assert_eq!(t.load_any(&ada(), &archive).await.unwrap_err().code(), "not_found");
         assert_eq!(texts(&t.load(&ada(), &id("fork")).await.unwrap()), texts(&before)[..1]);
-        // Once more, and then its retention ends.
+        // Archive a second time, and let the retention end.
         home.pass(DAY * 8);
         ask(&home.tenure, fresh("Third")).await.unwrap();
         assert_eq!(home.tenure.sweep().await.unwrap().purged.len(), 0);
@@ -104,7 +105,8 @@ on_every_store! {
         assert_eq!(archives(listed(&home.tenure, Status::Expired).await), 0);
     }
 
-    /// What the sweep has ended already is not ended again, and its retention is not prolonged.
+    /// A session that the sweep has already ended is not ended again, and its retention is not
+    /// extended.
     async fn fresh_after_the_sweep(home: &mut Home) {
         declare(&home.tenure);
         ask(&home.tenure, fresh("Old")).await.unwrap();
@@ -126,7 +128,8 @@ on_every_store! {
         assert_eq!(home.tenure.sweep().await.unwrap().purged.len(), 1);
     }
 
-    /// If a hook fails, the old session stays as it is, the request fails, and the hook is called again.
+    /// If a hook fails, the expired session is unchanged, the request fails, and the hook is
+    /// retried.
     async fn a_failing_hook_keeps_the_session(home: &mut Home) {
         declare(&home.tenure);
         ask(&home.tenure, fresh("Old")).await.unwrap();
@@ -147,7 +150,7 @@ on_every_store! {
         assert_eq!(listed(&home.tenure, Status::Expired).await.len(), 1);
     }
 
-    /// A process that is killed at any step loses nothing and leaves nothing twice.
+    /// A crash at any step loses nothing and duplicates nothing.
     async fn a_crash_at_any_step_of_fresh(home: &mut Home) {
         for step in 0..4 {
             for when in [When::Before, When::After] {
@@ -179,8 +182,8 @@ on_every_store! {
         }
     }
 
-    /// Two nodes that want a new session, and somebody who restores the old one and goes on in it, all at once: nothing that was
-    /// acknowledged is lost.
+    /// Two nodes that request a new session, concurrently with a client that restores and continues
+    /// the old one: no acknowledged write is lost.
     async fn fresh_meets_fresh_and_restore(home: &mut Home) {
         declare(&home.tenure);
         let mut acknowledged = Vec::new();
@@ -210,7 +213,7 @@ on_every_store! {
         assert!(lost.is_empty(), "{lost:?}");
     }
 
-    /// No request but a purge takes anything from a deleted session, or takes its place.
+    /// No request except a purge changes a deleted session or reuses its id (D-019).
     async fn a_deleted_session_stays(home: &mut Home) {
         declare(&home.tenure);
         let t = &home.tenure;
@@ -238,7 +241,7 @@ on_every_store! {
     }
 }
 
-/// With `store: false` the model is shown what an expired session would show.
+/// With `store: false`, the prompt contains what a request to the expired session would contain.
 #[tokio::test]
 async fn a_preview_of_an_expired_session() {
     let home = Home::new("memory").await.unwrap();

@@ -1,4 +1,5 @@
-//! The model is asked while what was said is being kept; nothing that it says is used before.
+//! Speculative model requests: the model is called while the user's message is being committed, and
+//! its output is not used before (D-044).
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -20,7 +21,7 @@ fn node(home: &Home, store: Arc<dyn Store>) -> Tenure {
     Tenure::on(store, Options { clock: home.clock.clone(), ..Options::default() })
 }
 
-/// The session, without anything said.
+/// Creates the session without messages.
 async fn exists(home: &Home) {
     if home.tenure.head(&ada(), &id("x")).await.is_err() {
         home.tenure.create(&ada(), named("x")).await.unwrap();
@@ -70,7 +71,8 @@ on_every_store! {
         }
     }
 
-    /// What was shown is not what is there: the model is asked again, and what it says to the first question is not heard.
+    /// If the session has changed concurrently, the speculative request is discarded and the model
+    /// is called again with the current history.
     async fn somebody_else_was_first(home: &mut Home) {
         let who = ada();
         let (here, there) = (&home.tenure, node(home, home.tenure.store().clone()));
@@ -83,7 +85,8 @@ on_every_store! {
         assert!(model.asked() <= 3, "{}", model.asked());
     }
 
-    /// An id that is not ours is found out only when a session is made under it.
+    /// A session id that belongs to a different user is detected only when the session is created,
+    /// so the model must not be called before.
     async fn nobody_is_asked_in_somebody_elses_session(home: &mut Home) {
         exists(home).await;
         let (bob, model) = (Principal::new("acme", "bob").unwrap(), Arc::new(Script::new([say("Yes.")])));
@@ -91,7 +94,7 @@ on_every_store! {
         assert_eq!((refused.code(), model.asked()), ("not_found", 0));
     }
 
-    /// Instructions and media have to be looked up first.
+    /// With instructions or media, the model is called after the commit.
     async fn where_more_is_needed_it_is_asked_afterwards(home: &mut Home) {
         home.tenure.declare(clerk(|a| a.instructions = Some("Be kind.".to_owned())));
         let model = Arc::new(Script::new([say("Yes.")]));

@@ -1,4 +1,4 @@
-//! The audit trail: decisions cannot be written by clients, and what is changed in a log is detected.
+//! The audit trail: clients cannot write decisions, and tampering with a log is detected.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -12,7 +12,7 @@ fn map(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-/// A session with so many decisions, a minute apart.
+/// Creates a session with `rounds` rounds of decisions, a minute apart.
 pub async fn decided(home: &Home, session: &str, rounds: usize) {
     home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay"), reviewed("mail")]));
     let tools = Workshop::new([(tool("pay"), Does::Says("paid")), (tool("mail"), Does::Says("sent"))]);
@@ -39,7 +39,7 @@ async fn log(home: &Home, session: &str) -> Vec<Record> {
     home.tenure.store().records(&ada().key(&id(session)), &Range::after(0)).await.unwrap()
 }
 
-/// Puts a log under an id, with the head that follows from it.
+/// Stores a log under an id, with the head derived from it.
 async fn put(home: &Home, session: &str, records: Vec<Record>) {
     let key = ada().key(&id(session));
     let head = Session::replay(&key, records.clone()).unwrap().head().clone();
@@ -62,7 +62,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 }
 
 on_every_store! {
-    /// Before this was refused, a merge patch could forge decisions, or erase them and take the review from the list.
+    /// Regression test: a merge patch could forge decisions, or erase them and remove the review
+    /// from the list (D-065).
     async fn decisions_cannot_be_forged_or_erased(home: &mut Home) {
         decided(home, "x", 1).await;
         let t = &home.tenure;
@@ -81,7 +82,7 @@ on_every_store! {
         assert_eq!(t.head(&ada(), &id("forged")).await.unwrap_err().code(), "not_found");
         let other = map(json!({"k": 1}));
         t.update(&ada(), &id("x"), InfoChange { metadata: other, ..InfoChange::default() }).await.unwrap();
-        // Replacing the session removes no decision either.
+        // Replacing the session removes no decision.
         t.import(&ada(), &id("x"), Export { messages: turn(1), ..Export::default() }).await.unwrap();
         let after = t.load(&ada(), &id("x")).await.unwrap();
         assert_eq!(after.info.metadata["hitl_decisions"], before.info.metadata["hitl_decisions"]);
@@ -90,7 +91,8 @@ on_every_store! {
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
     }
 
-    /// In a log of an older version, which let clients write the field, the decisions count and not what was written.
+    /// In a log of an older version, which let clients write the field, the recorded decisions take
+    /// precedence over it.
     async fn a_log_with_an_erased_trail_still_has_it(home: &mut Home) {
         decided(home, "x", 1).await;
         let mut records = log(home, "x").await;
@@ -104,7 +106,8 @@ on_every_store! {
         assert_eq!(home.tenure.reviews(&ada(), &Reviews::Decided, None, 10).await.unwrap().reviews.len(), 4);
     }
 
-    /// Changing, removing or reordering a decision is detected, and named by its session and record.
+    /// Changing, removing or reordering a decision is detected, and reported with its session and
+    /// record.
     async fn the_hash_chain_detects_tampering(home: &mut Home) {
         decided(home, "x", 3).await;
         let t = &home.tenure;
@@ -159,7 +162,7 @@ on_every_store! {
             assert!(found[0].contains(&format!("session acme/{name}, record {at}")), "{name}: {found:?}");
             t.purge(&ada(), &id(name)).await.unwrap();
         }
-        // The last one has no successor: the head tells.
+        // The last decision has no successor: tampering is detected by comparison with the head.
         for (name, decision) in [("last", Some(Decision::Approved)), ("gone", None)] {
             let mut tampered = records.clone();
             match (&mut tampered[places[5]].entry, decision) {
@@ -176,7 +179,8 @@ on_every_store! {
         }
     }
 
-    /// What a rewind cuts off was decided all the same; a fork has its parent's part, and goes on with its chain.
+    /// Decisions discarded by a rewind stay in the trail; a fork has its parent's part and
+    /// continues its chain.
     async fn rewinds_and_forks_keep_the_trail(home: &mut Home) {
         decided(home, "x", 2).await;
         let t = home.tenure.clone();
@@ -202,7 +206,7 @@ on_every_store! {
         decided(home, "x", 1).await;
         assert_eq!(hashes("x").await[..4], all[..]);
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
-        // Each decision is exported once, also when a fork has inherited the log of a parent that was purged.
+        // Each decision is exported once, even if a fork has inherited the log of a purged parent.
         assert_eq!(exported(home, &admin(), AuditRange::default()).await.len(), 6 + 2 + 2 + 2);
         t.purge(&ada(), &id("x")).await.unwrap();
         let left = exported(home, &admin(), AuditRange::default()).await;
@@ -213,7 +217,8 @@ on_every_store! {
         assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
     }
 
-    /// All decisions of a tenant, also of sessions that were deleted, within a span of time; nothing of others.
+    /// An export contains all decisions of a tenant within a time range, including deleted
+    /// sessions, and nothing of other tenants.
     async fn a_tenant_exports_its_trail(home: &mut Home) {
         for n in 0..3 {
             decided(home, &format!("s{n}"), 1).await;
@@ -231,7 +236,7 @@ on_every_store! {
         for who in [Principal::tenant_wide("other"), Principal::new("acme", "bob")] {
             assert_eq!(exported(home, &who.unwrap(), AuditRange::default()).await, []);
         }
-        // A session that becomes active while the export is on its way is neither missed nor exported twice.
+        // A session that becomes active during the export is neither missed nor exported twice.
         let mut export = home.tenure.audit_export(&admin(), AuditRange::default());
         let mut seen = export.next().await.unwrap().unwrap();
         for session in ["s0", "s2"] {
@@ -248,7 +253,8 @@ on_every_store! {
     }
 }
 
-/// Decisions of older versions have no link: they are read as they are, and the chain begins after them.
+/// Decisions of older versions have no link: they are read as they are, and the chain starts after
+/// them.
 #[tokio::test]
 async fn decisions_of_older_versions_stay_readable() {
     let old = r#"{"review_decided":{"review":"rev_3_x","step":"pay","decision":"approved","reviewer":"eve","notes":"fine","arguments":{"a":1}}}"#;

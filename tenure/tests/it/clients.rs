@@ -1,5 +1,5 @@
-//! Clients of every kind take turns on one session, with tools and failures: nothing is lost, nothing is stored twice, and every
-//! prompt is valid.
+//! Clients of every style take turns on one session, with tools and failures: no message is lost or
+//! stored twice, and every prompt is valid.
 
 use super::traces::Log;
 use proptest::prelude::*;
@@ -9,33 +9,33 @@ use tenure::*;
 /// How a client sends its history.
 #[derive(Clone, Copy, Debug)]
 enum Style {
-    /// Only what is new; a tool loop sends its local list.
+    /// Sends only new messages; a tool loop sends its local list.
     Append,
-    /// All that it knows.
+    /// Sends its complete history.
     Full,
-    /// The newest turns that it knows.
+    /// Sends the most recent turns of its history.
     Window(usize),
-    /// The first turn, and the newest ones.
+    /// Sends the first turn and the most recent ones.
     Pinned(usize),
 }
 
-/// What a client does after a request has failed.
+/// How a client reacts to a failed request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OnFailure {
-    /// It forgets the question.
+    /// Drops the question.
     Forget,
-    /// It keeps the question in its list.
+    /// Keeps the question in its history.
     Keep,
-    /// It sends the same again at once.
+    /// Retries the same request immediately.
     Retry,
 }
 
 #[derive(Clone, Debug)]
 struct Step {
     client: usize,
-    /// How often the model calls a tool before it answers.
+    /// Number of tool rounds before the model answers.
     rounds: usize,
-    /// Which request of the turn fails, if any does.
+    /// Index of the request of the turn that fails. `None` means that none does.
     fails_at: Option<usize>,
     on_failure: OnFailure,
 }
@@ -43,7 +43,7 @@ struct Step {
 #[derive(Debug)]
 struct Client {
     style: Style,
-    /// Its turns, each with its messages.
+    /// The client's history: the messages of each turn.
     turns: Vec<Vec<Message>>,
 }
 
@@ -87,8 +87,9 @@ fn styles() -> impl Strategy<Value = Vec<Style>> {
     prop::collection::vec(style, 4)
 }
 
-/// Takes one turn; the texts that were sent or answered, and whether the client has given the turn up. A client that sends
-/// lists and gives a turn up sends another question in its place: that is an edit.
+/// Executes one turn. Appends to `said` the texts that were sent or answered, and whether the
+/// client gave up the turn. A client that sends lists and gives up a turn sends another question in
+/// its place, which is an edit.
 fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &mut Vec<(String, bool)>) {
     let first = said.len();
     let gives_up = |said: &mut Vec<(String, bool)>, client: &mut Client| {
@@ -110,7 +111,7 @@ fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &m
                     failed = None;
                     continue;
                 }
-                // A client that gives up in the middle of a tool loop forgets the loop.
+                // A client that gives up during a tool loop drops the loop.
                 OnFailure::Forget => gives_up(said, client),
                 OnFailure::Keep if round > 0 => gives_up(said, client),
                 OnFailure::Keep => {}
@@ -157,8 +158,8 @@ proptest! {
         prop_assert!(stored.is_empty(), "{:?}", stored);
     }
 
-    /// Whatever is stored and whatever is sent: a new message is stored or equals a question that stays, and a user's message is
-    /// rewound only by an edit or by `history: full`.
+    /// For any stored history and any request: a new message is stored or equals a question that
+    /// stays, and a user's message is rewound only by an edit or by `history: full`.
     #[test]
     fn new_messages_are_stored_and_questions_stay(styles in styles(), steps in steps(), cut in 0usize..12) {
         let mut log = Log::new();
@@ -167,7 +168,8 @@ proptest! {
         for (n, step) in steps.iter().enumerate() {
             take_turn(&mut log, &mut clients[step.client], step, n, &mut said);
         }
-        // Any list that ends with a question: a beginning of what is stored, and something new.
+        // Any list that ends with a question: a prefix of the stored messages, followed by a new
+        // one.
         let session = log.session();
         let mut messages: Vec<Message> = session.messages.iter().map(|m| m.message.clone()).collect();
         messages.truncate(cut);

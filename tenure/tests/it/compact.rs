@@ -1,4 +1,5 @@
-//! Summaries: a view of the oldest turns that loses nothing, splits nothing and can be taken away.
+//! Summaries: a view of the oldest turns that loses nothing, splits no call from its result, and
+//! can be removed.
 
 use crate::on_every_store;
 use crate::places::*;
@@ -9,7 +10,8 @@ use tenure::summary::{BEFORE, KEEP_TURNS, MARK, REQUEST};
 use tenure::*;
 use tokio::sync::Semaphore;
 
-/// A model that writes summaries: `summary 1`, `summary 2` … Empty text and errors are as it is told.
+/// A model that writes summaries: `summary 1`, `summary 2` … Can be configured to return an empty
+/// text or an error.
 #[derive(Debug, Default)]
 struct Writer {
     prompts: Mutex<Vec<Vec<Message>>>,
@@ -30,7 +32,7 @@ impl Writer {
         self.prompts.lock().unwrap().len()
     }
 
-    /// What it was asked to summarize last.
+    /// The text it was last asked to summarize.
     fn told(&self) -> String {
         let prompts = self.prompts.lock().unwrap();
         let [request, told] = &prompts.last().unwrap()[..] else { panic!("{prompts:?}") };
@@ -65,7 +67,7 @@ impl Model for Writer {
     }
 }
 
-/// A stream of one piece.
+/// A stream of one chunk.
 fn one(piece: Piece) -> impl futures_core::Stream<Item = Result<Piece, ModelError>> + Send {
     struct One(Option<Piece>);
     impl futures_core::Stream for One {
@@ -82,7 +84,7 @@ fn one(piece: Piece) -> impl futures_core::Stream<Item = Result<Piece, ModelErro
 
 const ALL: Window = Window { max_turns: None, max_tokens: None };
 
-/// What a model is shown, as short words: `summary 1`, `question 3` …
+/// The prompt in short form: `summary 1`, `question 3` …
 fn shown(session: &Session) -> Vec<String> {
     history(session, &ALL).iter().map(|m| m.text().replace(&format!("{MARK}\n"), "")).collect()
 }
@@ -113,7 +115,8 @@ fn expected(summary: &str, turns: impl IntoIterator<Item = usize>) -> Vec<String
 }
 
 on_every_store! {
-    /// The messages stay, models are shown the summary, the next one is made from it, and all of that is there after a restart.
+    /// The messages stay, prompts contain the summary, the next summary is based on it, and all of
+    /// this survives a restart (D-066).
     async fn a_summary_is_a_view(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         let s = with_turns(&home.tenure, "s", 6).await;
@@ -130,7 +133,7 @@ on_every_store! {
         assert_eq!((&after.messages, &after.mark), (&before.messages, &before.mark));
         assert_eq!(after.active_at, before.active_at, "a summary is no use of the session");
         assert_eq!(shown(&after), expected("summary 1", 5..=6));
-        // There is nothing more to do.
+        // There is nothing more to summarize.
         assert_eq!(compact(&home.tenure, &s, &writer, Some(2)).await.messages, 0);
         assert_eq!(writer.asked(), 1);
         home.tenure.append(&ada, &s, turn(7)).await.unwrap();
@@ -144,7 +147,8 @@ on_every_store! {
         assert!(home.tenure.examine(|_| ()).await.unwrap().is_empty());
     }
 
-    /// A rewind past a summary's end takes it away; an earlier one that still holds is shown again.
+    /// A rewind to before the end of a summary removes it; an earlier summary that is still valid
+    /// becomes active again.
     async fn a_rewind_takes_back_what_it_must(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         let s = with_turns(&home.tenure, "s", 6).await;
@@ -152,7 +156,7 @@ on_every_store! {
         compact(&home.tenure, &s, &writer, Some(1)).await;
         let look = async |tenure: &Tenure| shown(&tenure.load(&ada, &s).await.unwrap());
         assert_eq!(look(&home.tenure).await, expected("summary 2", 6..=6));
-        // To the very end of what it covers: it holds.
+        // A rewind to exactly the end of the summary keeps it.
         home.tenure.rewind(&ada, &s, Point::Turn(5)).await.unwrap();
         assert_eq!(look(&home.tenure).await, expected("summary 2", []));
         home.tenure.rewind(&ada, &s, Point::Turn(4)).await.unwrap();
@@ -168,12 +172,13 @@ on_every_store! {
         assert_eq!(look(&home.tenure).await, all);
     }
 
-    /// A client that edits a turn which a summary covers is answered from what was really said.
+    /// A client that edits a turn covered by a summary is answered from the actual messages.
     async fn an_edit_of_what_is_covered_is_seen(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         let s = with_turns(&home.tenure, "s", 4).await;
         compact(&home.tenure, &s, &writer, Some(2)).await;
-        // As many new messages as the summary covers and more: positions alone would say that it holds.
+        // At least as many new messages as the summary covers: comparing positions alone would keep
+        // it.
         let mut messages = vec![Message::system("be kind"), Message::user("question 1"), Message::assistant("answer 1"), Message::user("edited")];
         for n in 0..4 {
             messages.extend([Message::assistant(&format!("new {n}")), Message::user(&format!("and {n}"))]);
@@ -183,14 +188,14 @@ on_every_store! {
         let texts: Vec<String> = preview.iter().map(Message::text).collect();
         let want: Vec<String> = [turn_texts([1]), messages[3..].iter().map(Message::text).collect()].concat();
         assert_eq!(texts[1..], want[..]);
-        // And so is the turn itself.
+        // The same holds for the turn itself.
         let Begun::Turn(turn) = home.tenure.turn(&ada, ask).await.unwrap() else { panic!() };
         assert_eq!(turn.messages.iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
         drop(turn);
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
-    /// A fork has the summary if it leaves after it was written, and then one of its own.
+    /// A fork inherits the summary if it starts after it was written, and can then get its own.
     async fn forks_inherit_it(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         let s = with_turns(&home.tenure, "s", 6).await;
@@ -208,12 +213,13 @@ on_every_store! {
         assert_eq!(shown(&look("hand").await), expected("summary 1", 5..=6));
         assert_eq!(shown(&look("early").await), [vec!["be kind".to_owned()], turn_texts(1..=2)].concat());
         assert_eq!(shown(&look("s").await), expected("summary 1", 5..=6));
-        // The parent goes: the fork stays what it is.
+        // The fork is unaffected by the purge of its parent.
         home.tenure.purge(&ada, &s).await.unwrap();
         assert_eq!(shown(&look("end").await), expected("summary 2", 6..=6));
     }
 
-    /// Taken away, the messages are shown, and no summary comes by itself.
+    /// After `uncompact`, prompts contain the messages, and no summary is written automatically
+    /// (D-069).
     async fn uncompact_shows_the_messages(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         home.reopen_with(|o| o.policy.window = Window { max_turns: Some(4), max_tokens: None }).await;
@@ -233,7 +239,8 @@ on_every_store! {
         assert!(!home.tenure.load(&ada, &s).await.unwrap().uncompacted);
     }
 
-    /// Export and import lose no message. The summary travels with the log, and not with the messages alone: it can be written again.
+    /// Export and import lose no message. The summary is part of the log; an import of the messages
+    /// alone does not have it.
     async fn it_travels_with_the_log(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         let s = with_turns(&home.tenure, "s", 4).await;
@@ -246,12 +253,13 @@ on_every_store! {
         home.tenure.import(&ada, &id("messages"), Export { log: Vec::new(), ..export.clone() }).await.unwrap();
         let plain = home.tenure.load(&ada, &id("messages")).await.unwrap();
         assert_eq!((texts(&old), plain.summary()), (texts(&plain), None));
-        // Over itself: what was covered is replaced, so it is gone.
+        // Importing over the session itself replaces the covered messages, so the summary is gone.
         home.tenure.import(&ada, &s, export).await.unwrap();
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
     }
 
-    /// Turns go on while a summary is being written; if what it covers is taken back, it is not kept.
+    /// Turns run concurrently with a compaction; if the summarized messages are discarded, the
+    /// summary is not stored (D-068).
     async fn what_happens_meanwhile(home: &mut Home) {
         let (ada, hold) = (ada(), Arc::new(Semaphore::new(0)));
         let s = with_turns(&home.tenure, "s", 6).await;
@@ -261,7 +269,7 @@ on_every_store! {
             let who = ada.clone();
             (asked, tokio::spawn(async move { tenure.compact(&who, &s, &*writer, Fields::default(), keep).await }))
         };
-        // The next turn comes first, from another process too.
+        // The next turn commits first, also from another process.
         let (asked, done) = start(Some(2));
         asked.was_asked().await;
         home.tenure.append(&ada, &s, turn(7)).await.unwrap();
@@ -269,7 +277,7 @@ on_every_store! {
         hold.add_permits(1);
         assert_eq!(done.await.unwrap().unwrap().messages, 16);
         assert_eq!(shown(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", 5..=8));
-        // The session is rewound, and goes on.
+        // The session is rewound and continued.
         let (asked, done) = start(Some(0));
         asked.was_asked().await;
         home.tenure.rewind(&ada, &s, Point::Turn(7)).await.unwrap();
@@ -277,7 +285,7 @@ on_every_store! {
         hold.add_permits(1);
         assert_eq!(code(done.await.unwrap()), "superseded");
         assert_eq!(shown(&home.tenure.load(&ada, &s).await.unwrap()), expected("summary 1", (5..=7).chain([9])));
-        // Another process writes one, or takes it away.
+        // Another process writes or removes a summary.
         let (asked, done) = start(Some(0));
         asked.was_asked().await;
         compact(&home.beside(), &s, &Writer::saying(Ok("theirs")), Some(1)).await;
@@ -289,7 +297,7 @@ on_every_store! {
         hold.add_permits(1);
         assert_eq!(code(done.await.unwrap()), "superseded");
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
-        // It is purged, and another one has its name.
+        // The session is purged, and a new one uses its id.
         let (asked, done) = start(Some(0));
         asked.was_asked().await;
         home.tenure.purge(&ada, &s).await.unwrap();
@@ -298,7 +306,8 @@ on_every_store! {
         hold.add_permits(1);
         assert_eq!(code(done.await.unwrap()), "superseded");
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
-        // Two at once: the one that comes by itself steps aside, the one that was asked for waits its turn.
+        // Two concurrent compactions: the automatic one is rejected as busy, the requested one
+        // waits.
         let (asked, first) = start(Some(2));
         asked.was_asked().await;
         assert_eq!(code(home.tenure.compact(&ada, &s, &Writer::default(), Fields::default(), None).await), "busy");
@@ -307,7 +316,8 @@ on_every_store! {
         assert_eq!((first.await.unwrap().unwrap().messages, second.await.unwrap().unwrap().messages), (24, 4));
     }
 
-    /// A model that fails or says nothing changes nothing; neither does somebody who may not, or comes too late.
+    /// A failing model, an empty summary, a caller without access and a stale request change
+    /// nothing.
     async fn what_can_not_be_done_changes_nothing(home: &mut Home) {
         let ada = ada();
         let s = with_turns(&home.tenure, "s", 4).await;
@@ -327,7 +337,8 @@ on_every_store! {
         assert_eq!(writer.asked(), 0);
     }
 
-    /// By itself only when the window is reached, and then down to half of it; a long history is read in pieces.
+    /// Automatic compaction starts only when the window is reached, and then frees half of it
+    /// (D-067); a long history is summarized in pieces (D-070).
     async fn by_itself_when_the_window_is_reached(home: &mut Home) {
         let (ada, writer) = (ada(), Writer::default());
         let window = Window { max_turns: None, max_tokens: Some(400) };
@@ -348,7 +359,7 @@ on_every_store! {
     }
 }
 
-/// What models are shown begins the same from turn to turn, and summaries are seldom.
+/// Prompts keep a stable prefix from turn to turn, and summaries are rare.
 #[tokio::test]
 async fn the_beginning_stays_the_same() {
     let mut home = Home::new("memory").await.unwrap();
@@ -371,7 +382,7 @@ async fn the_beginning_stays_the_same() {
     assert!((6..=12).contains(&changed), "{changed} times in 60 turns");
 }
 
-/// As it is written down: a summary as ever, and none.
+/// The storage format of a summary, and of its removal.
 #[test]
 fn entries_with_and_without() {
     for text in [r#"{"compacted":{"upto":2,"summary":{"role":"system","content":"x"}}}"#, r#"{"compacted":{"upto":0}}"#]
@@ -394,7 +405,7 @@ fn what_a_model_says_becomes_a_message_that_fits() {
     }
 }
 
-/// A turn that is longer than a model should read at once is shortened, not left out.
+/// A turn that exceeds the size of one summary request is truncated, not omitted.
 #[tokio::test]
 async fn a_turn_that_is_too_long_is_shortened() {
     let mut home = Home::new("memory").await.unwrap();
@@ -449,7 +460,7 @@ mod properties {
         Session::replay(&ada().key(&id("s")), records).unwrap()
     }
 
-    /// What is shown of the turns, instructions and summary apart.
+    /// The prompt without instructions and summary.
     fn spoken(session: &Session, window: &Window) -> Vec<String> {
         let apart = lead(&session.messages).len() + usize::from(session.summary().is_some());
         raw(&history(session, window)[apart..])
@@ -458,8 +469,9 @@ mod properties {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(3000))]
 
-        /// Whatever was said: what is shown is valid; what the summary covers and what is shown after it are together all that was shown
-        /// before, in its order; so no pair is split.
+        /// For any history: the prompt is valid, and the messages covered by the summary followed
+        /// by those in the prompt equal the original prompt in order, so no call is split from its
+        /// result.
         #[test]
         fn nothing_is_lost_doubled_or_split(
             posts in any_posts(30),
@@ -493,12 +505,13 @@ mod properties {
                 let users = session.messages.iter().filter(|m| m.seq > goal && m.message.role() == Role::User).count();
                 prop_assert!(users >= keep);
             }
-            // Whatever comes then.
+            // The prompt stays valid with any further messages.
             log.extend(more.into_iter().map(Entry::Message));
             prop_assert!(is_valid(&history(&fold(log), &window)));
         }
 
-        /// After a summary that came by itself, what is shown is within its window and leaves nothing out, if the last turn has its answer.
+        /// After an automatic summary, the prompt is within its window and omits nothing, if the
+        /// last turn is answered.
         #[test]
         fn the_budget_is_kept(posts in any_posts(40), turns in prop::option::of(1usize..6), budget in prop::option::of(120usize..400)) {
             let window = Window { max_turns: turns, max_tokens: budget };

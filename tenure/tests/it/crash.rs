@@ -1,5 +1,5 @@
-//! What a crash leaves behind: invariants 1, 2 and 3. Writers are killed with `kill -9`, files are cut at every byte, disks are full, and
-//! the database goes away.
+//! Crash recovery, invariants 1, 2 and 3: writers are killed with `kill -9`, files are truncated at
+//! every byte, disks are full, and the database becomes unavailable.
 
 use crate::hands::until;
 use crate::places::*;
@@ -17,7 +17,7 @@ fn victim_url() -> Option<String> {
     std::env::var("TENURE_CRASH_URL").ok()
 }
 
-/// The victim: not a test of its own, but what [`killed_writers`] starts as another process.
+/// Not a test of its own: the writer process that [`killed_writers`] starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn victim() {
     let Some(url) = victim_url() else { return };
@@ -40,12 +40,12 @@ async fn victim() {
             }
         }));
     }
-    // Until it is killed, or one of them stops.
+    // Runs until the process is killed or a writer fails.
     tasks.pop().unwrap().await.unwrap();
 }
 
-/// Starts the victim, kills it after so many acknowledgements while it goes on writing, and gives back what it acknowledged: per session,
-/// the number of turns.
+/// Starts the writer process and kills it with writes in flight, after `after` acknowledgements.
+/// Returns the number of acknowledged turns per session.
 fn run_and_kill(url: &str, after: usize) -> BTreeMap<String, usize> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["crash::victim", "--exact", "--nocapture", "--test-threads=1"])
@@ -73,7 +73,8 @@ fn run_and_kill(url: &str, after: usize) -> BTreeMap<String, usize> {
     acknowledged
 }
 
-/// Opens a store again. A process that another test is about to start has our files open, and their locks, until it begins to run.
+/// Reopens a store, retrying while it is locked: a child process that another test is spawning
+/// inherits our file descriptors and locks until it executes its program.
 async fn reopened(url: &str) -> Tenure {
     loop {
         match Tenure::open(url).await {
@@ -101,7 +102,8 @@ async fn killed_writers(kind: &str) {
     }
 }
 
-/// Invariants 1 and 3: after `kill -9` nothing acknowledged is missing, and a commit is wholly in or wholly out.
+/// Invariants 1 and 3: after `kill -9` no acknowledged write is missing, and every commit is
+/// atomic.
 mod acknowledged_means_durable {
     #[tokio::test(flavor = "multi_thread")]
     async fn sqlite() {
@@ -119,7 +121,7 @@ mod acknowledged_means_durable {
     }
 }
 
-/// A PostgreSQL of its own, which the test may mistreat.
+/// A separate PostgreSQL server that the test may kill.
 struct Cluster;
 
 impl Cluster {
@@ -140,7 +142,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Waits until every writer has written a few turns more, however long that takes.
+/// Waits until every writer has written a few more turns, without a timeout.
 async fn progress(written: &[AtomicUsize]) {
     let count = |n: &AtomicUsize| n.load(std::sync::atomic::Ordering::SeqCst);
     let before: Vec<usize> = written.iter().map(count).collect();
@@ -152,7 +154,7 @@ async fn restarted_database() {
     if postgres_url().is_none() {
         return;
     }
-    // One that a killed test left behind.
+    // Stop a server left over from a killed test.
     Cluster::call("stop");
     let url = Cluster::call("start").expect("PostgreSQL starts");
     let cluster = Cluster;
@@ -167,7 +169,8 @@ async fn restarted_database() {
             tenure.create(&ada(), named(x.as_str())).await.unwrap();
             let mut n = 0;
             while !done.load(std::sync::atomic::Ordering::SeqCst) {
-                // An unclear answer is asked again under the same key: done once, whatever happened.
+                // An append with an unknown outcome is retried with the same idempotency key, so it
+                // is executed once.
                 let append = Append { idempotency_key: Some(format!("k{n}")), ..turn(n).into() };
                 match tenure.append(&ada(), &x, append).await {
                     Ok(_) => {
@@ -182,7 +185,7 @@ async fn restarted_database() {
         }));
     }
     for verb in ["restart", "kill", "start", "restart"] {
-        // While the server is down nobody gets on.
+        // While the server is down, no writer makes progress.
         if verb != "start" {
             progress(&written).await;
         }
@@ -196,14 +199,15 @@ async fn restarted_database() {
         let s = fresh.load(&ada(), &x).await.unwrap();
         let want: Vec<String> = (0..n).flat_map(|n| raw(&turn(n))).collect();
         let found = texts(&s);
-        // The last turn may have been written without its answer arriving.
+        // The last turn may have been committed without being acknowledged.
         assert_eq!(found[..want.len()], want, "{x}");
         assert!(found.len() <= want.len() + 4, "{x}: nothing is doubled");
     }
     drop(cluster);
 }
 
-/// Invariant 2: what is found after a crash is a prefix of what was sent; a torn tail is cut and reported, never shown as blank.
+/// Invariant 2: the state after a crash is a prefix of what was sent; a torn tail is truncated and
+/// reported, never shown as empty.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_cut_at_every_byte_is_a_prefix() {
     let dir = tempfile::tempdir().unwrap();
@@ -255,7 +259,7 @@ async fn a_file_cut_at_every_byte_is_a_prefix() {
     }
 }
 
-/// A small disk of its own. Needs root; elsewhere the test says that it was skipped.
+/// A small file system. Needs root; otherwise the test reports that it was skipped.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -284,7 +288,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A full disk gives a clear error, loses nothing, and the store goes on when there is room again.
+/// A full disk is reported with a clear error and loses nothing, and the store recovers when space
+/// is available again.
 async fn full_disk(kind: &str) {
     let Some(disk) = SmallDisk::new() else { return };
     let url = format!("{kind}:{}", disk.0.path().join("store").display());
@@ -317,7 +322,8 @@ async fn a_full_disk_is_a_clear_error_on_sqlite() {
     full_disk("sqlite").await;
 }
 
-/// Item 17 of issue 14: on a full disk sessions can still be purged, one after the other, and that makes room for others.
+/// On a full disk, sessions can still be purged one after the other, which frees space for new ones
+/// (D-034).
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_can_be_purged_on_a_full_disk() {
     let Some(disk) = SmallDisk::of("24m") else { return };
@@ -335,7 +341,7 @@ async fn sessions_can_be_purged_on_a_full_disk() {
         kept = done.messages;
         assert!(kept < 5000, "the disk is never full");
     }
-    // Others take the last bytes.
+    // Other files take the remaining space.
     let mut ballast = std::fs::File::create(disk.0.path().join("ballast")).unwrap();
     let mut fill = || while std::io::Write::write(&mut ballast, &[7; 512]).is_ok_and(|n| n > 0) {};
     fill();
@@ -343,7 +349,7 @@ async fn sessions_can_be_purged_on_a_full_disk() {
     assert_eq!(full.code(), "storage_full", "{full}");
     for n in 0..8 {
         assert!(tenure.purge(&ada(), &id(&format!("old{n}"))).await.unwrap(), "old{n}");
-        // The reserve is written again, and others take all that is left.
+        // Wait until the reserve is written again, then take all remaining space.
         let reserve = disk.0.path().join("store-reserve");
         while std::fs::metadata(&reserve).map_or(0, |m| m.len()) < 8 << 20 {
             tokio::task::yield_now().await;
@@ -365,7 +371,7 @@ async fn a_full_disk_is_a_clear_error_on_jsonl() {
     full_disk("jsonl").await;
 }
 
-/// Damage is an error that names its place; other sessions are not touched by it.
+/// Damage is reported as an error that names its location; other sessions are unaffected.
 async fn damaged(kind: &str, damage: impl AsyncFn(&Home)) {
     let Some(mut home) = Home::new(kind).await else { return };
     for name in ["x", "y"] {
@@ -375,7 +381,7 @@ async fn damaged(kind: &str, damage: impl AsyncFn(&Home)) {
         }
     }
     if kind != "postgres" {
-        home.tenure = Tenure::open("memory:").await.unwrap(); // lets go of the files
+        home.tenure = Tenure::open("memory:").await.unwrap(); // closes the files
     }
     damage(&home).await;
     home.reopen().await;

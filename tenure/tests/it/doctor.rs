@@ -1,4 +1,5 @@
-//! The doctor: a house in order has no findings, each kind of damage is found where it is, and what can be mended is mended.
+//! The doctor: a consistent store has no findings, each kind of damage is located, and repairable
+//! damage is repaired.
 
 use crate::on_every_store;
 use crate::places::*;
@@ -6,7 +7,8 @@ use std::path::PathBuf;
 use tenure::store::{Commit, Item, Owner, Shelf};
 use tenure::*;
 
-/// Sessions with media, forks, a rewind, items and every status, of two tenants. How many.
+/// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
+/// their number.
 async fn furnish(home: &Home) -> usize {
     let (tenure, ada) = (&home.tenure, ada());
     let other = Principal::new("other", "ada").unwrap();
@@ -42,7 +44,7 @@ async fn examined(home: &Home) -> Vec<String> {
     home.tenure.examine(|_| ()).await.unwrap().iter().map(Finding::to_string).collect()
 }
 
-/// All words must be in one finding.
+/// Returns true if one finding contains all words.
 fn found(findings: &[String], words: &[&str]) -> bool {
     findings.iter().any(|f| words.iter().all(|w| f.contains(w)))
 }
@@ -59,7 +61,8 @@ on_every_store! {
         assert_eq!(repaired, Repaired::default());
     }
 
-    /// Older versions do not write down where the instructions are; that is no damage. What is written down must be right.
+    /// Heads of older versions do not record the instructions; this is not damage. A recorded value
+    /// must be correct.
     async fn a_card_of_an_older_version_is_in_order(home: &mut Home) {
         furnish(home).await;
         let right = home.tenure.head(&admin(), &id("x")).await.unwrap();
@@ -95,7 +98,8 @@ on_every_store! {
     }
 }
 
-/// A row that was changed by hand: in SQLite and in PostgreSQL, the words of the finding, and whether it can be mended.
+/// A manually changed row: the SQL for SQLite and PostgreSQL, the words of the finding, and whether
+/// it is repairable.
 struct Case {
     sqlite: &'static str,
     postgres: &'static str,
@@ -192,7 +196,8 @@ async fn execute(home: &Home, case: &Case) {
     client.batch_execute(&format!("SET search_path TO {schema}; {}", case.postgres)).await.unwrap();
 }
 
-/// Each case: found where it is, while the house is open; what is mendable is mended, and nothing else is done.
+/// Each case is found while the store is open; repairable damage is repaired, and nothing else is
+/// changed.
 async fn rows_changed_by_hand(kind: &str) {
     for case in &CASES {
         let Some(home) = Home::new(kind).await else { return };
@@ -205,7 +210,7 @@ async fn rows_changed_by_hand(kind: &str) {
         let left = examined(&home).await;
         assert_eq!(left.is_empty(), case.mendable, "{left:#?}");
         assert_eq!(found(&left, case.words), !case.mendable, "{left:#?}");
-        // Nothing that others need was touched.
+        // Records needed by other sessions are unchanged.
         home.tenure.load(&ada(), &id("heir")).await.unwrap();
     }
 }
@@ -220,7 +225,7 @@ async fn rows_changed_by_hand_are_found_on_postgres() {
     rows_changed_by_hand("postgres").await;
 }
 
-/// What only SQLite has: columns beside the card, records beyond the end of a log, and pages.
+/// Damage specific to SQLite: columns beside the head, records beyond the end of a log, and pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_below_the_rows_is_found_on_sqlite() {
     let mut home = Home::new("sqlite").await.unwrap();
@@ -239,7 +244,7 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     db().execute_batch("DELETE FROM record WHERE k & 0xffffffff > 40").unwrap();
     assert_eq!(examined(&home).await, [""; 0]);
 
-    // An index whose page is overwritten.
+    // An index with an overwritten page.
     let number = |sql: &str| db().query_row(sql, [], |r| r.get::<_, u32>(0)).unwrap() as usize;
     let size = number("PRAGMA page_size");
     let page = number("SELECT rootpage FROM sqlite_schema WHERE name = 'head_active'");
@@ -253,7 +258,7 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     assert!(findings.iter().all(|f| !f.is_mendable() && f.to_string().contains(".recover")), "{findings:?}");
     assert_eq!(home.tenure.repair_all(|_| ()).await.unwrap().mended, []);
 
-    // A file that is broken all over.
+    // A file that is corrupted throughout.
     home.tenure = Tenure::open("memory:").await.unwrap();
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[size..].fill(0x11);
@@ -264,7 +269,7 @@ async fn damage_below_the_rows_is_found_on_sqlite() {
     }
 }
 
-/// Files changed by hand while the house is open, and before it is opened.
+/// Files changed manually while the store is open, and before it is opened.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_changed_by_hand_are_found_on_jsonl() {
     let mut home = Home::new("jsonl").await.unwrap();
@@ -314,7 +319,7 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
     std::fs::write(&blob, bytes).unwrap();
     assert_eq!(examined(&home).await, [""; 0]);
 
-    // Before it is opened: a session that is damaged, and one whose file is gone while forks lean on it.
+    // Before opening: a damaged session, and one whose file is missing although forks reference it.
     home.tenure = Tenure::open("memory:").await.unwrap();
     swap(&file("acme/y.jsonl"), "question 1", "question #");
     std::fs::remove_file(&x).unwrap();

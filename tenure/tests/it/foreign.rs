@@ -1,5 +1,6 @@
-//! Other people's sessions, by example: each fixture is a file as somebody else wrote it, with what it becomes in `NAME.want`. A new case is a
-//! new file; the failure shows what to put into its `.want`.
+//! Imports of foreign formats, by example: each fixture is a file written by another program, and
+//! `NAME.want` describes the expected result. A new case is a new file; the failure message shows
+//! the content for its `.want`.
 
 use crate::places::{ada, id, raw};
 use serde_json::json;
@@ -29,7 +30,7 @@ fn wrong(e: &Error) -> String {
     }
 }
 
-/// A session in words.
+/// A textual description of an imported session.
 fn told(foreign: &Foreign) -> String {
     let mut text = format!("{}\n", foreign.format);
     let info = serde_json::to_value(Export { messages: Vec::new(), ..foreign.export.clone() }).unwrap();
@@ -64,7 +65,7 @@ fn fixtures_become_what_is_wanted() {
     }
 }
 
-/// What was read can be imported, and shown to a model.
+/// Parsed sessions can be imported and shown to a model.
 #[tokio::test]
 async fn what_was_read_can_be_imported() {
     let tenure = Tenure::open("memory:").await.unwrap();
@@ -89,7 +90,8 @@ fn a_hint_decides() {
     assert!("word".parse::<Format>().unwrap_err().to_string().contains("tenure, openai, mistralrs"));
 }
 
-/// A database that is not one, and one that is in use: its newest rows are in the log beside it.
+/// Reads a file that is not a database, and a database in use, whose newest rows are in its
+/// write-ahead log.
 #[test]
 fn databases_of_the_agents_sdk() {
     let dir = tempfile::tempdir().unwrap();
@@ -158,7 +160,7 @@ mod properties {
         ]
     }
 
-    /// What only our own exports keep as it is.
+    /// Content parts that only our own exports preserve.
     fn any_odd_part() -> impl Strategy<Value = serde_json::Value> {
         let odd = [json!({"type": "image"}), json!({"type": "video"}), json!({"type": "own", "Left": {"Right": []}})];
         prop::sample::select(odd.to_vec())
@@ -216,7 +218,7 @@ mod properties {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
-        /// What is written for mistral.rs is read again as it was, byte for byte.
+        /// An export for mistral.rs round-trips byte for byte.
         #[test]
         fn what_is_written_is_read_again(export in any_export(true)) {
             let json = to_mistralrs(&export).unwrap();
@@ -234,7 +236,7 @@ mod properties {
             }
         }
 
-        /// Media that are listed and in a message as well are not doubled.
+        /// Media that are listed and also part of a message are not duplicated.
         #[test]
         fn media_are_not_doubled(export in any_export(false)) {
             let text = to_mistralrs(&export).unwrap();
@@ -251,7 +253,7 @@ mod properties {
             read_every_way(&json);
         }
 
-        /// Fixtures with a piece cut out, doubled, or replaced.
+        /// Fixtures with a part removed, duplicated or replaced never cause a panic.
         #[test]
         fn no_damage_is_too_odd(
             which in any::<prop::sample::Index>(),

@@ -1,7 +1,9 @@
-//! Invariant 11: every released format opens for ever; an older binary refuses a newer one cleanly.
+//! Invariant 11: every released storage format can be opened forever; an older binary rejects a
+//! newer format with a clear error.
 //!
-//! `tests/fixtures/formats/N` holds what format N looks like on disk. Those files are never written again: a new format gets a new folder,
-//! made with `TENURE_WRITE_FORMAT=1 cargo test -p tenure --test it formats::write`.
+//! `tests/fixtures/formats/N` contains the files of format N. They are never rewritten: a new
+//! format gets a new folder, created with `TENURE_WRITE_FORMAT=1 cargo test -p tenure --test it
+//! formats::write`.
 
 use crate::places::*;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ fn url(kind: &str, dir: &Path) -> String {
     format!("{kind}:{}", dir.join(if kind == "sqlite" { "tenure.db" } else { "jsonl" }).display())
 }
 
-/// One entry of every kind, with the fields that a format has.
+/// One entry of every kind, with the fields that the format has.
 fn entries(format: u32) -> Vec<Entry> {
     let texts = [
         r#"{"created":{"user":"ada","assistant":"asst","thread":"th","model":"m","title":"Ti\u0000tle","tags":["a"],"metadata":{"k":1.5}}}"#,
@@ -75,11 +77,12 @@ async fn check(tenure: &Tenure, format: u32) {
     let log = tenure.store().records(&who.key(&id("every.kind")), &tenure::store::Range::after(0)).await.unwrap();
     assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries(format));
     let replayed = Session::replay(&who.key(&id("every.kind")), log).unwrap();
-    // Older versions do not write down where the front is.
+    // Older versions do not store the prompt prefix.
     assert!(s.head().front.is_none() || s.head().front == replayed.head().front);
-    // Format 1 does not write down what a session is found by, and hashes texts before white space is normalized.
+    // Format 1 does not store the keys of content matching, and hashes texts before whitespace is
+    // normalized.
     let mut stored = Head { front: replayed.head().front.clone(), ..s.head().clone() };
-    // Sessions of older formats have no hash over their log; one whose head the store derives from the log does.
+    // Sessions of older formats have no log hash, unless the store derives their head from the log.
     assert!(stored.log.is_none() || stored.log == replayed.head().log);
     assert!(format < 3 || stored.log.is_some());
     stored.log = replayed.head().log;
@@ -103,7 +106,7 @@ async fn check(tenure: &Tenure, format: u32) {
     assert_eq!(texts(&tenure.load_any(&who, &id("f")).await.unwrap()), raw(&[turn(1)[..2].to_vec(), turn(2)].concat()));
     let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
     assert_eq!(tenure.store().search(&shelf, "grüße", 3).await.unwrap()[0].item.key, "n");
-    // And it can be written again.
+    // The session is writable.
     tenure.append(&who, &id("f"), turn(3)).await.unwrap();
 }
 

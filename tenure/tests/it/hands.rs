@@ -1,4 +1,5 @@
-//! Who works in tests: a model that keeps to its script, tools that count what they do, and a store that dies when it is told to.
+//! Test doubles: a scripted model, tools that count their executions, and a store that fails on
+//! request.
 
 use crate::places::*;
 use async_trait::async_trait;
@@ -14,13 +15,14 @@ use tenure::store::*;
 use tenure::*;
 use tokio::sync::{Semaphore, broadcast};
 
-/// A model whose n-th answer in a turn is the n-th of its script: it knows nothing but what it is shown, so that another node's is the same.
+/// A model whose n-th answer in a turn is the n-th of its script. The index is derived from the
+/// prompt alone, so that another node's model gives the same answers.
 #[derive(Debug, Default)]
 pub struct Script {
     answers: Vec<Value>,
-    /// What it was shown, each time.
+    /// The prompts it received.
     pub prompts: Mutex<Vec<Vec<Message>>>,
-    /// Each answer needs a permit.
+    /// If set, each answer needs a permit.
     pub held: Option<Arc<Semaphore>>,
 }
 
@@ -37,18 +39,18 @@ impl Script {
         self.prompts.lock().unwrap().len()
     }
 
-    /// The texts of what it was shown last, the question's too.
+    /// The texts of the last prompt, including the question.
     pub fn shown(&self) -> Vec<String> {
         self.prompts.lock().unwrap().last().map(|p| p.iter().map(Message::text).collect()).unwrap_or_default()
     }
 }
 
-/// An answer in words.
+/// An answer with text.
 pub fn say(text: &str) -> Value {
     json!({"role": "assistant", "content": text})
 }
 
-/// An answer that calls tools: id, tool, arguments.
+/// An answer with tool calls: id, tool, arguments.
 pub fn calls(calls: &[(&str, &str, Value)]) -> Value {
     let call = |(id, tool, arguments): &(&str, &str, Value)| {
         let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
@@ -85,31 +87,31 @@ impl Model for Script {
     }
 }
 
-/// What a tool does when it is called.
+/// The behaviour of a tool.
 #[derive(Clone)]
 pub enum Does {
-    /// It answers.
+    /// Succeeds.
     Says(&'static str),
-    /// It says that it failed.
+    /// Reports a failure.
     Fails(&'static str),
-    /// It does its work, but the answer is lost on the way.
+    /// Executes the call, but the result is lost.
     LosesAnswer,
-    /// It can not be called.
+    /// Cannot be called.
     IsAway,
-    /// It does its work once there is a permit.
+    /// Executes the call once a permit is available.
     Waits(Arc<Semaphore>),
-    /// It does its work, and answers never.
+    /// Executes the call and never returns.
     Hangs,
 }
 
-/// Tools that count.
+/// Tools that record their calls.
 #[derive(Default)]
 pub struct Workshop {
     tools: Vec<(Tool, Does)>,
-    /// What was done, in order: the call's id, the tool and its arguments.
+    /// The executed calls, in order: call id, tool and arguments.
     done: Mutex<Vec<(String, String, Value)>>,
     now: AtomicUsize,
-    /// How many were at work at once, at most.
+    /// Maximum number of concurrent calls.
     pub most: AtomicUsize,
 }
 
@@ -126,13 +128,13 @@ impl Workshop {
         Self { tools: tools.into_iter().collect(), ..Self::default() }
     }
 
-    /// What was done by a tool: the arguments, in order.
+    /// The arguments of the executed calls of a tool, in order.
     pub fn done(&self, tool: &str) -> Vec<Value> {
         let done = self.done.lock().unwrap();
         done.iter().filter(|(_, t, _)| t == tool).map(|(_, _, arguments)| arguments.clone()).collect()
     }
 
-    /// How often each was done: the tool with its arguments.
+    /// The number of executions per tool and arguments.
     pub fn counts(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for (_, tool, arguments) in self.done.lock().unwrap().iter() {
@@ -147,7 +149,7 @@ impl Workshop {
     }
 }
 
-/// Counts who is at work, also if the work is given up.
+/// Counts calls in flight; decrements on drop, so that cancelled calls are covered.
 struct AtWork<'a>(&'a AtomicUsize);
 
 impl Drop for AtWork<'_> {
@@ -166,7 +168,7 @@ impl Tools for Workshop {
         self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
         let _working = AtWork(&self.now);
         let does = self.tools.iter().find(|(tool, _)| tool.name == call.tool).map(|(_, does)| does.clone());
-        // Others begin meanwhile.
+        // Let other calls start.
         tokio::task::yield_now().await;
         let output = |content: &str, failed| Ok(Output { content: content.to_owned(), failed });
         let answer = match does.unwrap() {
@@ -192,27 +194,27 @@ impl Tools for Workshop {
     async fn end(&self, _: &Key) {}
 }
 
-/// When a store dies.
+/// When a store fails, relative to the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// The commit is not done.
+    /// The commit is not persisted.
     Before,
-    /// The commit is done, but nobody hears of it.
+    /// The commit is persisted but not acknowledged.
     After,
 }
 
-/// A store that counts commits, and fails at one of them. From then on it answers nothing: for good, like one of a process that was
-/// killed, or until it comes back, like a database that is away.
+/// A store that counts commits and fails at one of them. From then on every operation fails:
+/// permanently, as in a killed process, or until `come_back` is called, as in a database outage.
 #[derive(Debug)]
 pub struct Fragile {
     inner: Arc<dyn Store>,
     dies: Option<(usize, When)>,
     commits: AtomicUsize,
-    /// How many records were read.
+    /// Number of records read.
     pub read: AtomicUsize,
     dead: AtomicBool,
     comes_back: bool,
-    /// Each commit needs a permit.
+    /// If set, each commit needs a permit.
     pub held: Option<Arc<Semaphore>>,
 }
 
@@ -225,7 +227,7 @@ impl Fragile {
         Arc::new(Self::on(inner, None, Some(by.clone())))
     }
 
-    /// A store that is away from a commit on, until it comes back.
+    /// A store that is unavailable from the given commit on, until `come_back` is called.
     pub fn away_at(inner: &Arc<dyn Store>, commit: usize, when: When) -> Arc<Self> {
         Arc::new(Self { comes_back: true, ..Self::on(inner, Some((commit, when)), None) })
     }
@@ -246,7 +248,7 @@ impl Fragile {
         Self { inner: inner.clone(), dies, commits, read, dead, comes_back: false, held }
     }
 
-    /// How many commits there were, renewals included.
+    /// Number of commits, including lease renewals.
     pub fn commits(&self) -> usize {
         self.commits.load(SeqCst)
     }
@@ -364,7 +366,7 @@ impl Store for Fragile {
     }
 }
 
-/// The assistant of these tests, with rules of its own.
+/// The assistant of these tests, with a modified configuration.
 pub fn clerk(change: impl FnOnce(&mut Assistant)) -> Assistant {
     let mut clerk = Assistant { name: "clerk".to_owned(), ..Assistant::default() };
     change(&mut clerk);
@@ -375,7 +377,7 @@ pub fn reviewed(tool: &str) -> ReviewRule {
     ReviewRule { tool: tool.to_owned(), queue: None, timeout: None, on_timeout: Decision::Rejected }
 }
 
-/// What a run that can be taken over is started with.
+/// The detail of a run that can be taken over.
 pub fn lasting() -> Map<String, Value> {
     Map::from_iter([("model".to_owned(), json!("m"))])
 }
@@ -399,18 +401,18 @@ pub async fn begin(tenure: &Tenure, ask: Ask) -> Result<Box<Turn>> {
     }
 }
 
-/// Works on a turn to its end.
+/// Executes a turn to its end.
 pub async fn work(turn: Turn, model: &Script, tools: &Workshop) -> Result<Answered, TurnError> {
     turn.run(Hands { model, tools: Some(tools) }, Fields::default(), false, None).await
 }
 
-/// Asks, and works on it to the end.
+/// Begins a turn and executes it to its end.
 pub async fn turn_of(tenure: &Tenure, ask: Ask, model: &Script, tools: &Workshop) -> Result<Answered, TurnError> {
     let turn = begin(tenure, ask).await?;
     work(*turn, model, tools).await
 }
 
-/// Takes over everything that is left behind, and works on it.
+/// Takes over all orphaned runs and executes them.
 pub async fn take_over(tenure: &Tenure, model: &Script, tools: &Workshop) -> Vec<Result<Answered, TurnError>> {
     let mut done = Vec::new();
     for head in tenure.abandoned(16).await.unwrap() {
@@ -425,7 +427,7 @@ pub async fn x(tenure: &Tenure) -> Session {
     tenure.load(&ada(), &id("x")).await.unwrap()
 }
 
-/// The roles and texts of a session's messages.
+/// Roles and texts of a session's messages.
 pub fn talk(session: &Session) -> Vec<String> {
     let text = |m: &Said| match m.message.tool_calls() {
         calls if calls.is_empty() => format!("{}: {}", role(&m.message), m.message.text()),
@@ -438,13 +440,13 @@ fn role(message: &Message) -> String {
     message.to_value()["role"].as_str().unwrap().to_owned()
 }
 
-/// How the last run of a session ended: the outcome, and the code if there is one.
+/// Outcome and code of the session's last run.
 pub fn ending(session: &Session) -> (Option<Outcome>, Option<String>) {
     let run = session.runs.last().unwrap();
     (run.ended.map(|(_, outcome)| outcome), run.code.clone())
 }
 
-/// The ids of the reviews that nobody has decided.
+/// The ids of the open reviews.
 pub fn open(session: &Session) -> Vec<ReviewId> {
     session.open_reviews().map(|r| r.opened.review.clone()).collect()
 }
@@ -453,7 +455,7 @@ pub fn verdict(decision: Decision) -> Verdict {
     Verdict { decision, reviewer: "eve".to_owned(), notes: None, arguments: None }
 }
 
-/// Waits until something is so, in short steps; a test that waits for minutes has failed.
+/// Polls until a condition holds. Panics after two minutes.
 pub async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     for _ in 0..24_000 {
         if is().await {

@@ -1,12 +1,13 @@
-//! A store that lost acknowledged commits while nodes were running: a restored backup, or an asynchronous failover. A node forgets what
-//! it remembers of them, and never continues from, shows or writes a history that is stored nowhere.
+//! A store that lost acknowledged commits while nodes were running: a restored backup, or an
+//! asynchronous failover. A node discards its stale cache, and never continues from, shows or
+//! writes a history that is stored nowhere (D-007).
 
 use crate::on_every_store;
 use crate::places::*;
 use tenure::store::{Commit, Range};
 use tenure::*;
 
-/// Takes the store back to where a session had so many records.
+/// Truncates a stored session to its first `upto` records.
 async fn go_back(tenure: &Tenure, session: &SessionId, upto: usize) {
     let (store, key) = (tenure.store(), ada().key(session));
     let mut log = store.records(&key, &Range::after(0)).await.unwrap();
@@ -24,7 +25,8 @@ async fn say(tenure: &Tenure, text: &str) {
     tenure.append(&ada(), &id("s"), vec![Message::user(text)]).await.unwrap();
 }
 
-/// Every node sees the same session afterwards, and so does one that knows nothing yet; the doctor agrees.
+/// Asserts that all nodes, including one without cache, see the same session, and that the doctor
+/// has no findings.
 async fn assert_all_see(home: &Home, nodes: &[&Tenure], texts_wanted: &[&str]) {
     for tenure in nodes.iter().copied().chain([&home.beside()]) {
         assert_eq!(texts(&tenure.load(&ada(), &id("s")).await.unwrap()), said(texts_wanted));
@@ -34,7 +36,7 @@ async fn assert_all_see(home: &Home, nodes: &[&Tenure], texts_wanted: &[&str]) {
 }
 
 on_every_store! {
-    /// Others made the log as long as it was: the same position, another history.
+    /// Others extended the log to its former length: the same position with a different history.
     async fn a_log_of_the_same_length_is_told_apart(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
@@ -46,7 +48,7 @@ on_every_store! {
         assert_all_see(home, &[&home.tenure, &other], &["one", "other", "next"]).await;
     }
 
-    /// A read finds it out as well, without a write.
+    /// A read detects the loss as well, without a write.
     async fn a_read_shows_what_is_stored(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
@@ -59,7 +61,8 @@ on_every_store! {
         assert_all_see(home, &[&home.tenure], &["one", "other"]).await;
     }
 
-    /// Others made the log longer than it was: what is known is no prefix of what is stored.
+    /// Others extended the log beyond its former length: the cached log is not a prefix of the
+    /// stored one.
     async fn a_longer_log_is_told_apart(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
@@ -72,7 +75,7 @@ on_every_store! {
         assert_all_see(home, &[&home.tenure, &other], &["one", "other", "another", "next"]).await;
     }
 
-    /// Nobody wrote since: what is known is longer than what is stored.
+    /// No writes since: the cached log is longer than the stored one.
     async fn a_shorter_log_is_told_apart(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();
@@ -83,7 +86,7 @@ on_every_store! {
         assert_all_see(home, &[&home.tenure, &other], &["one", "next"]).await;
     }
 
-    /// A session that was loaded to be edited can not be saved over another history.
+    /// A session loaded for editing cannot be saved over a different history.
     async fn an_edited_session_is_not_saved_over_another_history(home: &mut Home) {
         let other = home.beside();
         home.tenure.create(&ada(), named("s")).await.unwrap();

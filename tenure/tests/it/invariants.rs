@@ -1,5 +1,5 @@
-//! The invariants of the design that need no crash, each under its name, on every store. (1–3 are in `crash.rs`, 6 in `rules.rs`, 7 in
-//! `verbs.rs`, 10 in `lifecycle.rs`, 11 in `formats.rs`.)
+//! The design's invariants that need no crash, on every store. (1–3 are in `crash.rs`, 6 in
+//! `rules.rs`, 7 in `verbs.rs`, 10 in `lifecycle.rs`, 11 in `formats.rs`.)
 
 use crate::on_every_store;
 use crate::places::*;
@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 use tenure::*;
 
 on_every_store! {
-    /// Invariant 4: per session, writes are linearizable; a superseded writer is never acknowledged.
+    /// Invariant 4: per session, writes are linearizable; a superseded writer is never
+    /// acknowledged.
     async fn writes_are_linearizable(home: &mut Home) {
         let who = ada();
         home.tenure.create(&who, named("x")).await.unwrap();
-        // Four houses with caches of their own, four writers in each.
+        // Four instances with separate caches, with four concurrent writers each.
         let mut tasks = Vec::new();
         for house in 0..4 {
             let tenure = home.beside();
@@ -48,7 +49,7 @@ on_every_store! {
         assert_eq!(s.seq as usize, s.messages.len() + 1, "no holes");
     }
 
-    /// A house that is behind reads what another has written, and catches up when it writes.
+    /// An instance with a stale cache reads what another has written, and refreshes when it writes.
     async fn a_reader_sees_what_was_acknowledged(home: &mut Home) {
         let (who, x) = (ada(), id("x"));
         let other = home.beside();
@@ -59,7 +60,7 @@ on_every_store! {
             home.tenure.append(&who, &x, turn(n)).await.unwrap();
             assert_eq!(other.load(&who, &x).await.unwrap().messages.len(), 4 * (2 * n + 2));
         }
-        // Nor does it say that there is nothing to do when there is.
+        // A stale cache must not make a necessary operation a no-op.
         other.pause(&who, &x, None).await.unwrap();
         assert_eq!(home.tenure.activate(&who, &x).await.unwrap().status, Status::Active);
         assert_eq!(other.load(&who, &x).await.unwrap().status, Status::Active);
@@ -70,7 +71,8 @@ on_every_store! {
         assert_eq!(texts(&a), raw(&[turn(0), turn(9)].concat()));
         let rebuilt = Session::replay(&who.key(&x), all_records(&other, &a).await).unwrap();
         assert_eq!(Head { due_at: a.due_at, ..rebuilt.head().clone() }, *a.head(), "the card follows from the log");
-        // Purged and made anew elsewhere: what is cached here is not mistaken for it.
+        // After a purge and re-creation by another instance, the cached session is not mistaken for
+        // the new one.
         other.purge(&who, &x).await.unwrap();
         home.pass(jiff::SignedDuration::from_secs(1));
         other.create(&who, named("x")).await.unwrap();
@@ -88,7 +90,8 @@ on_every_store! {
         assert_eq!(a.messages.len(), 28);
     }
 
-    /// Invariant 5: the same idempotency key gives the same answer, also after a restart; with another body it is refused.
+    /// Invariant 5: a repeated idempotency key returns the same answer, also after a restart; with
+    /// a different body it is rejected.
     async fn the_same_key_gives_the_same_answer(home: &mut Home) {
         let (who, x) = (ada(), id("x"));
         home.tenure.create(&who, named("x")).await.unwrap();
@@ -101,7 +104,7 @@ on_every_store! {
         let error = home.tenure.append(&who, &x, keyed(3)).await.unwrap_err();
         assert_eq!(error.code(), "idempotency_key_reused");
         assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
-        // The same request from many sides at once is done once.
+        // Concurrent requests with the same key are executed once.
         let mut tasks = Vec::new();
         for n in 0..16 {
             let (tenure, who) = (if n % 2 == 0 { home.beside() } else { home.tenure.clone() }, who.clone());
@@ -128,7 +131,8 @@ on_every_store! {
         assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 8);
     }
 
-    /// Invariant 9: a tenant's requests never change or reveal anything of another's; nor do a user's.
+    /// Invariant 9: a tenant's requests never change or reveal anything of another's; nor do a
+    /// user's.
     async fn nobody_sees_what_is_not_theirs(home: &mut Home) {
         let t = &home.tenure;
         let owner = ada();
@@ -141,7 +145,8 @@ on_every_store! {
             let x = id("x");
             let s = &stranger;
             let nothing = id("nothing");
-            // For each verb, what a stranger hears is what they hear about an id that does not exist.
+            // For each operation, the error for an invisible session equals the one for an id that
+            // does not exist.
             macro_rules! same {
                 ($verb:ident ( $($arg:expr),* )) => {{
                     let theirs = t.$verb(s, &x $(, $arg)*).await.map(|_| ()).map_err(|e| e.to_string().replace("session x", "session nothing"));
@@ -191,7 +196,7 @@ on_every_store! {
         assert_eq!(home.beside().load(&owner, &id("x")).await.unwrap(), before);
     }
 
-    /// Invariant 12: bad input gets a clear error and changes nothing.
+    /// Invariant 12: invalid input returns a clear error and changes nothing.
     async fn bad_input_changes_nothing(home: &mut Home) {
         home.reopen_with(|o| {
             o.limits = Limits { max_message_bytes: 400, max_messages: 5, max_info_bytes: 300, max_item_bytes: 100, ..o.limits.clone() }
@@ -227,7 +232,8 @@ on_every_store! {
         }
     }
 
-    /// Invariant 8: only purge and erase destroy; erase leaves no byte of the user's text in any file of the store.
+    /// Invariant 8: only purge and erase destroy data; erase leaves no byte of the user's text in
+    /// any file of the store.
     async fn erase_leaves_no_byte(home: &mut Home) {
         let marker = "xyzzy-Erase-Me-\u{e9}-0042";
         let mine = Principal::new("acme", "eve").unwrap();
@@ -283,7 +289,8 @@ async fn all_records(tenure: &Tenure, session: &Session) -> Vec<Record> {
 }
 
 impl Home {
-    /// How often a text is found in the files of the store: a byte scan, also of base64. PostgreSQL is asked for its rows.
+    /// Counts the occurrences of a text in the store's files by a byte scan, including base64. On
+    /// PostgreSQL, the rows are scanned.
     pub async fn scan(&self, text: &str) -> usize {
         use base64::Engine;
         if self.url.starts_with("postgres") {

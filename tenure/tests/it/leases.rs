@@ -1,4 +1,4 @@
-//! Who works on a run, and what others do meanwhile: two nodes on one store, with a clock that the test holds.
+//! Leases: two nodes on one store, with a manual clock.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -28,7 +28,8 @@ fn script() -> [serde_json::Value; 2] {
 }
 
 on_every_store! {
-    /// A node whose lease has ended and whose run was taken over can not write any more; the other one finishes.
+    /// A node whose lease has expired and whose run was taken over cannot commit any more; the
+    /// other node completes the run.
     async fn a_node_that_lost_its_lease_is_superseded(home: &mut Home) {
         let (a, b) = (node(home, |_| ()), node(home, |_| ()));
         let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
@@ -51,7 +52,8 @@ on_every_store! {
         assert_eq!(x(&b).await, s);
     }
 
-    /// The same while the other one is still at work: the first has nothing more to say, whoever is done first.
+    /// A node that lost its lease while the other one is still working cannot commit either,
+    /// whichever finishes first.
     async fn a_node_that_lost_its_lease_does_not_join_in(home: &mut Home) {
         let (a, b) = (node(home, |_| ()), node(home, |_| ()));
         let (first, second, tools) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)), tools());
@@ -79,7 +81,8 @@ on_every_store! {
         assert_eq!((ending(&s), tools.done("pay").len()), ((Some(Outcome::Completed), None), 1));
     }
 
-    /// A node that slept in the middle of its calls makes no further one before it has made sure that the run is still its own.
+    /// A node that was suspended between tool calls starts no further call before it has verified
+    /// that it still holds the run.
     async fn a_node_that_lost_its_lease_makes_no_further_call(home: &mut Home) {
         let (a, b) = (node(home, |_| ()), node(home, |_| ()));
         a.declare(clerk(|c| c.runs.parallel = Some(2)));
@@ -99,11 +102,11 @@ on_every_store! {
         });
         assert_eq!(lost.unwrap_err().code(), "superseded");
         assert_eq!(asleep.done("pay").len(), 0);
-        // Where nodes are told of changes, it may have stopped before that.
+        // With change notifications, it may have stopped earlier.
         assert!(asleep.done("see").len() == 1 || home.url.starts_with("postgres"));
     }
 
-    /// The lease is renewed while the run is on: the log does not grow, and nobody takes it over.
+    /// The lease is renewed during the run: the log does not grow, and no other node takes over.
     async fn a_lease_is_renewed(home: &mut Home) {
         let short = |o: &mut Options| o.limits.lease = Duration::from_millis(60);
         let (a, b) = (node(home, short), node(home, short));
@@ -127,13 +130,13 @@ on_every_store! {
         assert_eq!(b.head(&ada(), &id("x")).await.unwrap().lease, None);
     }
 
-    /// A node that has looked at the session long ago does not believe that the lease it saw then is the last word.
+    /// A node with a stale cached head does not rely on the lease in it.
     async fn an_old_look_at_a_lease_is_not_believed(home: &mut Home) {
         let short = |o: &mut Options| (o.limits.lease, o.limits.max_wait) = (Duration::from_millis(60), Duration::from_millis(100));
         let (a, b) = (node(home, short), node(home, short));
         let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
         let model = Script::held(script(), &held);
-        // A run that can be taken over, and one that can not.
+        // A run that can be taken over, and one that cannot.
         for detail in [lasting(), serde_json::Map::new()] {
             let turn = begin(&a, Ask { detail, ..question("Go") }).await.unwrap();
             let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
@@ -147,7 +150,7 @@ on_every_store! {
                     let busy = b.turn(&ada(), Ask { on_busy, ..question("Me too") }).await;
                     assert_eq!(busy.unwrap_err().code(), "busy", "{on_busy:?}");
                 }
-                // Nor does it write the old one down when it has something else to say.
+                // An unrelated write must not store the stale lease.
                 let title = InfoChange { title: Change::Set("t".into()), ..InfoChange::default() };
                 b.update(&ada(), &id("x"), title).await.unwrap();
                 let until = b.head(&ada(), &id("x")).await.unwrap().lease.unwrap().until;
@@ -159,7 +162,8 @@ on_every_store! {
         }
     }
 
-    /// The same request at two nodes at once is done once, whatever it says about busy sessions.
+    /// One request sent to two nodes concurrently is executed once, whatever its policy for busy
+    /// sessions.
     async fn the_same_key_at_two_nodes_runs_once(home: &mut Home) {
         for on_busy in [OnBusy::Queue, OnBusy::Interrupt, OnBusy::Branch] {
             let (a, b) = (node(home, |_| ()), node(home, |_| ()));
@@ -186,7 +190,7 @@ on_every_store! {
     }
 }
 
-/// However a clock jumps, two nodes never both get their answers into the log.
+/// However the clocks jump, two nodes never both commit their answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_lets_only_one_in() {
     for (ours, theirs) in [(1200, 0), (-1200, 0), (0, 1200), (0, -1200), (1200, -1200), (-1200, 1200)] {
@@ -218,7 +222,7 @@ async fn a_clock_that_jumps_lets_only_one_in() {
     }
 }
 
-/// What a second request does while another node is at it.
+/// The policies for a request to a session that is busy on another node.
 #[tokio::test(flavor = "multi_thread")]
 async fn busy_at_another_node() {
     for on_busy in [OnBusy::Queue, OnBusy::Reject, OnBusy::Interrupt, OnBusy::Branch] {
@@ -286,7 +290,7 @@ async fn busy_at_another_node() {
     }
 }
 
-/// Many runs that are on do not hide the few that were left behind.
+/// Many active runs do not hide the few orphaned ones.
 #[tokio::test]
 async fn what_was_left_behind_is_found_among_many() {
     let home = Home::new("memory").await.unwrap();
@@ -302,7 +306,7 @@ async fn what_was_left_behind_is_found_among_many() {
     assert_eq!(left, [id("s0")]);
 }
 
-/// A run that can not go on without whoever asked for it is ended, and says why.
+/// A run that cannot be resumed without its client is ended with a reason (D-043).
 #[tokio::test]
 async fn a_run_that_can_not_go_on_is_ended() {
     let home = Home::new("memory").await.unwrap();
@@ -311,7 +315,7 @@ async fn a_run_that_can_not_go_on_is_ended() {
     home.pass(SignedDuration::from_secs(31));
     assert!(take_over(&b, &Script::new([]), &tools()).await.is_empty());
     assert_eq!(ending(&x(&b).await), (Some(Outcome::Failed), Some("abandoned".to_owned())));
-    // And two that see it at once do not both get it.
+    // Of two nodes that see it concurrently, only one gets it.
     drop(begin(&a, question("Again")).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
     let head = b.abandoned(9).await.unwrap().pop().unwrap();
@@ -319,7 +323,8 @@ async fn a_run_that_can_not_go_on_is_ended() {
     assert_eq!([one, other].into_iter().filter(|t| t.as_ref().unwrap().is_some()).count(), 1);
 }
 
-/// A run that somebody stops at another node stops at once, in the middle of an answer: long before its lease is renewed.
+/// A run that is cancelled from another node stops immediately, in the middle of an answer, without
+/// waiting for the lease renewal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_was_stopped_elsewhere_hears_of_it() {
     let Some(home) = Home::new("postgres").await else { return };

@@ -1,4 +1,4 @@
-//! Expiry, the cap, hooks, retention and the clock, on every store.
+//! Expiry, the session cap, hooks, retention and the clock, on every store.
 
 use crate::on_every_store;
 use crate::places::*;
@@ -15,7 +15,8 @@ fn keys(keys: &[Key]) -> Vec<&str> {
 }
 
 on_every_store! {
-    /// Seven days idle and a session has expired, at once and without the sweep; thirty more and it is destroyed.
+    /// A session expires after seven days without activity, immediately and without the sweep;
+    /// after thirty more it is purged.
     async fn expire_restore_purge(home: &mut Home) {
         let who = ada();
         for name in ["idle", "busy", "waiting"] {
@@ -53,7 +54,7 @@ on_every_store! {
         }
     }
 
-    /// An assistant may have a time to live of its own; activity counts, reading does not.
+    /// An assistant can configure its own time to live; writes count as activity, reads do not.
     async fn ttl_per_assistant(home: &mut Home) {
         let who = ada();
         for (name, ttl) in [("quick", "60s"), ("ever", "never")] {
@@ -72,7 +73,8 @@ on_every_store! {
         home.tenure.load(&who, &id("ever")).await.unwrap();
     }
 
-    /// Hooks get the whole session before it goes, at least once; one that fails is called again and stops nobody else.
+    /// Hooks receive the complete session before it ends, at least once; a failing hook is retried
+    /// and does not block other sessions.
     async fn hooks(home: &mut Home) {
         let who = ada();
         for name in ["good", "bad"] {
@@ -102,7 +104,8 @@ on_every_store! {
         assert!(calls.iter().all(|(_, n, why)| *n == 4 && *why == Ending::Expired));
     }
 
-    /// Over the cap the longest idle go first, with their hooks, and can be restored.
+    /// Over the cap, the longest idle sessions are evicted first, with their hooks, and can be
+    /// restored (D-017).
     async fn cap(home: &mut Home) {
         home.reopen_with(|o| o.max_sessions = 3).await;
         let who = ada();
@@ -125,7 +128,7 @@ on_every_store! {
         home.tenure.restore(&who, &id("s1")).await.unwrap();
     }
 
-    /// Also when there are more than one pass takes: the longest idle go first, and those that came last stay.
+    /// Eviction that takes several passes: the longest idle sessions go first, and the newest stay.
     async fn cap_in_many_passes(home: &mut Home) {
         home.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (2, 3)).await;
         let who = ada();
@@ -143,7 +146,8 @@ on_every_store! {
         assert_eq!(home.tenure.sweep().await.unwrap(), Report::default());
     }
 
-    /// Those whose hooks fail are the longest idle, and as many as a pass takes: the others go all the same.
+    /// Sessions with failing hooks do not block eviction, even if they are the longest idle and
+    /// fill a whole pass.
     async fn a_stuck_cap(home: &mut Home) {
         home.reopen_with(|o| (o.max_sessions, o.limits.max_sweep) = (1, 2)).await;
         for n in 0..6 {
@@ -164,7 +168,7 @@ on_every_store! {
         assert_eq!(keys(&evicted), ["s2", "s3", "s4"]);
     }
 
-    /// Many sessions, some of whose hooks are slow and some of which fail: each of the others goes in the same pass.
+    /// Slow and failing hooks do not delay other sessions beyond the pass.
     async fn many_hooks(home: &mut Home) {
         for n in 0..60 {
             home.tenure.create(&ada(), named(&format!("s{n}"))).await.unwrap();
@@ -194,7 +198,8 @@ on_every_store! {
         assert_eq!(calls.load(Ordering::SeqCst), 66);
     }
 
-    /// Who watches checkpoints hears of each once it is kept, and a watcher that fails harms nobody.
+    /// Checkpoint hooks are called for each checkpoint after its commit; a failing hook does not
+    /// fail the operation.
     async fn watched_checkpoints(home: &mut Home) {
         let who = ada();
         home.tenure.create(&who, named("x")).await.unwrap();
@@ -222,7 +227,7 @@ on_every_store! {
         assert_eq!(*heard.lock().unwrap(), want);
     }
 
-    /// A pass is bounded, says that there is more, and comes to an end.
+    /// A pass is bounded, reports that more work remains, and the passes terminate.
     async fn bounded_pass(home: &mut Home) {
         home.reopen_with(|o| o.limits.max_sweep = 4).await;
         for n in 0..10 {
@@ -241,7 +246,7 @@ on_every_store! {
         assert_eq!((expired, passes), (10, 3));
     }
 
-    /// Invariant 10: the clock can jump, and no session is lost to it.
+    /// Invariant 10: a clock jump loses no session (D-016).
     async fn the_clock_can_jump(home: &mut Home) {
         let who = ada();
         home.tenure.create(&who, named("x")).await.unwrap();
@@ -267,8 +272,8 @@ on_every_store! {
     }
 }
 
-/// The victim: not a test of its own, but the process that [`killed_after_the_hook`] starts. Its second hook ends it, so that for some
-/// sessions the first hook has been called and nothing is written yet.
+/// Not a test of its own: the process that [`killed_after_the_hook`] starts. Its second hook exits,
+/// so that for some sessions the first hook was called and nothing is committed yet.
 #[tokio::test]
 async fn victim() {
     let Ok(url) = std::env::var("TENURE_HOOKS_URL") else { return };
@@ -288,7 +293,8 @@ async fn victim() {
     tenure.sweep().await.unwrap();
 }
 
-/// A process that dies between a hook and what follows it: no session goes whose hook was not called, and where it was not written down, it is called again.
+/// A process that crashes between a hook and its commit: no session ends without its hook, and a
+/// hook whose commit is missing is called again.
 async fn killed_after_the_hook(kind: &str) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("{kind}:{}", dir.path().join("store").display());

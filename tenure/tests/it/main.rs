@@ -1,4 +1,4 @@
-//! The library's tests, in one binary.
+//! The library's integration tests, in one binary.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! Memory: who shares what, how it is found, where it came from, and what becomes of it.
+//! Memories: scopes, recall, sources and retraction.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tenure::*;
 
-/// An embedder that knows a few things to be the same: a number for each, and a little noise for all other words.
+/// An embedder that maps a few synonyms to the same dimension, and adds a little noise for all
+/// other words.
 fn concepts(name: &str, awake: &Arc<AtomicBool>) -> Embedder {
     const SAME: [&[&str]; 5] = [
         &["tea", "drink", "beverage", "tee", "お茶"],
@@ -47,7 +48,8 @@ fn assistant(name: &str, scope: Scope, change: impl FnOnce(&mut MemorySize)) -> 
     Assistant { name: name.to_owned(), memory: Some(memory), ..Assistant::default() }
 }
 
-/// One assistant of each scope, two in one group; and one that says nothing of memory.
+/// Declares one assistant of each scope, two in the same group, and one without memory
+/// configuration.
 fn staff(tenure: &Tenure) {
     let group = |m: &mut MemorySize| m.group = Some("lab".to_owned());
     for a in [
@@ -93,7 +95,7 @@ async fn last_seq(t: &Tenure, who: &Principal, session: &str) -> Seq {
 }
 
 on_every_store! {
-    /// The assistant says who shares a memory; its sessions inherit that.
+    /// The assistant's policy determines the scope of a memory; its sessions inherit it.
     async fn scopes(home: &mut Home) {
         let t = &home.tenure;
         staff(t);
@@ -129,7 +131,8 @@ on_every_store! {
         }
     }
 
-    /// The same words are one memory; the oldest unused goes when there are too many; all go when their time is over.
+    /// Equal texts are one memory; beyond the cap, the least recently used is evicted; all expire
+    /// after their retention.
     async fn keeping(home: &mut Home) {
         let t = &home.tenure;
         t.declare(assistant("small", Scope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
@@ -164,7 +167,8 @@ on_every_store! {
         assert_eq!(t.remember(&ada(), &Mind::Own, messages).await.unwrap_err().code(), "invalid");
     }
 
-    /// Words in any language, and what is meant by them; without an embedder by words only, and it says so.
+    /// Recall by words and by similarity in any language. Without an embedder it uses words only,
+    /// and reports that.
     async fn by_words_and_by_meaning(home: &mut Home) {
         let facts = ["She likes green tea", "Her dog is called Rex", "Sie mag grünen Tee", "彼女は緑茶が好きです", "Use metric units always", "Он живёт в Москве"];
         let switch = awake();
@@ -184,14 +188,14 @@ on_every_store! {
         assert_eq!(recall(&t, &ada(), &Mind::Own, "где живёт?").await, [facts[5]]);
         assert_eq!(recall(&t, &ada(), &Mind::Own, "which animal?").await, Vec::<String>::new());
         assert_eq!(recall(&t, &ada(), &Mind::Own, "").await, Vec::<String>::new());
-        // What is remembered meanwhile has no vector yet.
+        // A memory stored while the embedder is unavailable has no vector yet.
         t.remember(&ada(), &Mind::Own, fact("Her cat is an animal too")).await.unwrap();
         switch.store(true, SeqCst);
         let t = home.beside();
         assert_eq!(t.recall(&ada(), &Mind::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
     }
 
-    /// What must not be written is not: neither in a memory nor in what is known of a recall, nor is a vector made of it.
+    /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.
     async fn redacted(home: &mut Home) {
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
         let (heard, rule) = (seen.clone(), RedactionRule::new("number", r"\d{4,}", None).unwrap());
@@ -208,7 +212,8 @@ on_every_store! {
         assert!(seen.lock().unwrap().len() == 2 && !seen.lock().unwrap().iter().any(|t| t.contains("98765432")));
     }
 
-    /// A changed model: what is there is found by its words until it has new vectors, and by its meaning after.
+    /// After a change of the embedding model, existing memories are found by words until they are
+    /// embedded again, and by similarity afterwards.
     async fn another_model(home: &mut Home) {
         let switch = awake();
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
@@ -233,7 +238,7 @@ on_every_store! {
         assert_eq!(t.memory_list(&ada(), &Mind::Own, None, 100).await.unwrap().len(), 71);
     }
 
-    /// What another node remembers or forgets is seen here, and by meaning too.
+    /// Memories stored or deleted by another node are seen here, also by similarity search.
     async fn another_node(home: &mut Home) {
         let switch = awake();
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
@@ -251,7 +256,8 @@ on_every_store! {
         assert_eq!(recall(&there, &ada(), &Mind::Own, "pet").await, Vec::<String>::new());
     }
 
-    /// Rewinding or purging a session takes back what came only from there. Its natural end does not.
+    /// Rewinding or purging a session retracts memories that have no other source. Expiry and
+    /// retention do not (D-072).
     async fn provenance(home: &mut Home) {
         let t = &home.tenure;
         staff(t);
@@ -273,13 +279,14 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &Mind::Own).await.len(), 5, "a fork is another session");
         t.rewind(&ada(), &id("x"), "turn-1").await.unwrap();
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
-        // The whole conversation again, with another answer.
+        // The whole conversation is sent again with a different answer.
         let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
         t.splice(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from the session", "said in two sessions"]));
         assert!(t.purge(&ada(), &id("x")).await.unwrap());
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));
-        // It expires, and is purged after its retention: what is worth keeping outlives it.
+        // The session expires and is purged after its retention; the memories of its user outlive
+        // it (D-072).
         home.pass(SignedDuration::from_hours(24 * 8));
         t.sweep().await.unwrap();
         home.pass(SignedDuration::from_hours(24 * 31));
@@ -287,7 +294,7 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));
     }
 
-    /// A session's memories go with it.
+    /// Memories with session scope are deleted with the session.
     async fn the_end_of_a_session(home: &mut Home) {
         let t = &home.tenure;
         staff(t);
@@ -298,7 +305,8 @@ on_every_store! {
         assert_eq!(all(t, &ada(), &x).await, set(&[]));
     }
 
-    /// Erasing a user leaves no byte of what they said: not in their own memories, nor in a group's, a vector, a recall or a dream.
+    /// Erasing a user leaves no byte of their text: not in their own memories, nor in a group's, a
+    /// vector, a recall event or a dream.
     async fn erasing_leaves_no_byte(home: &mut Home) {
         let (switch, marker) = (awake(), "xyzzy-memory-0042");
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
@@ -312,7 +320,7 @@ on_every_store! {
             t.recall(&eve, mind, &format!("{marker}?"), 5).await.unwrap();
         }
         t.remember(&ada(), &Mind::Assistant("group".into()), fact("ada said this")).await.unwrap();
-        // One of its sessions has come to its natural end before.
+        // One of the sessions has been purged by retention before.
         t.delete(&eve, &id("old")).await.unwrap();
         home.pass(SignedDuration::from_hours(24 * 40));
         t.sweep().await.unwrap();
@@ -328,7 +336,8 @@ on_every_store! {
         assert_eq!(recall(&t, &ada(), &Mind::Assistant("group".into()), marker).await, Vec::<String>::new());
     }
 
-    /// What was retracted, since its source was rewound or purged, or since somebody said so, is in no row and no file any more.
+    /// A retracted memory, whether its source was rewound or purged or it was deleted explicitly,
+    /// is in no row and no file any more (D-073).
     async fn retracting_leaves_no_byte(home: &mut Home) {
         let (switch, marker) = (awake(), "plugh-memory-0043");
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
@@ -357,7 +366,8 @@ on_every_store! {
         }
     }
 
-    /// What is recalled often, for different questions, on different days, is promoted; nothing else.
+    /// A memory that is recalled often, for different questions and on different days, is promoted;
+    /// no other is.
     async fn dreams(home: &mut Home) {
         let t = &home.tenure;
         staff(t);
@@ -390,13 +400,14 @@ on_every_store! {
         assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), Some(1));
         assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), None);
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]));
-        // Again, and then its source is taken back.
+        // Promote again, then retract the source.
         assert_eq!(t.dream(&ada(), &rules, false).await.unwrap().promoted.len(), 1, "for one's own sessions");
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]));
     }
 
-    /// The model is told what is remembered, in one marked block behind its instructions, and the answer says which; later rounds too.
+    /// Memories are injected as one marked block after the instructions, in later rounds too, and
+    /// the answer reports which (D-076).
     async fn a_turn_with_memories(home: &mut Home) {
         let t = &home.tenure;
         t.declare(clerk(|a| {
@@ -436,12 +447,13 @@ on_every_store! {
         let kept = t.memory_list(&ada(), &Mind::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
         let call = x(t).await.messages[1].seq;
         assert_eq!(kept.sources, [Source { session_id: Some(id("x")), messages: vec![call], user: None }]);
-        // Asked again from the start: what the call said is taken back.
+        // A rewind to the start of the turn retracts the memory that the call stored.
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
         assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["now likes black\n tea"]));
     }
 
-    /// Nothing is told where nothing is to be told, and trouble with the embedder stops no turn.
+    /// Nothing is injected where the policy does not request it, and a failing embedder does not
+    /// fail a turn.
     async fn a_turn_without_memories(home: &mut Home) {
         let switch = awake();
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
@@ -460,7 +472,7 @@ on_every_store! {
     }
 }
 
-/// A run that another node takes over is told what is remembered too.
+/// Memories are also injected into a run that is taken over by another node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_taken_over_remembers() {
     let home = Home::new("memory").await.unwrap();
@@ -487,7 +499,7 @@ async fn a_run_that_is_taken_over_remembers() {
     assert!(model.shown()[0].contains("likes tea"), "{:?}", model.shown());
 }
 
-/// Remembering and forgetting at once, by many: nothing is lost, and no source.
+/// Concurrent writes and deletions: no memory and no source is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_at_once() {
     let home = Home::new("sqlite").await.unwrap();
@@ -509,7 +521,7 @@ async fn many_at_once() {
     assert_eq!(all.iter().find(|m| m.text == "said by all").unwrap().sources.len(), 16);
 }
 
-/// A store that is slow to answer does not hold up a turn for ever: an embedder that hangs is left alone.
+/// An embedder that hangs does not block a recall: after the timeout, only words are used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_embedder_that_hangs() {
     let hangs = Embedder::new("hangs", |_| std::future::pending());
@@ -526,7 +538,7 @@ mod random {
     const WHO: [(&str, &str); 4] = [("acme", "ada"), ("acme", "bob"), ("other", "ada"), ("other", "eve")];
     const ASSISTANTS: [&str; 4] = ["session", "user", "group", "colleague"];
 
-    /// What a memory says is who said it, where, and to whom.
+    /// The text of a memory names its author, assistant and session.
     fn words(who: usize, assistant: usize, session: usize) -> String {
         format!("tea for {} {} {} s{session}", WHO[who].0, WHO[who].1, ASSISTANTS[assistant])
     }
@@ -534,7 +546,7 @@ mod random {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-        /// Nobody ever recalls what is not in their scope, and everybody what is.
+        /// A recall never returns a memory outside the caller's scope, and returns all within it.
         #[test]
         fn nobody_recalls_what_is_not_theirs(said in prop::collection::vec((0usize..4, 0usize..4, 0usize..2), 1..12), meaning in any::<bool>()) {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

@@ -1,5 +1,6 @@
-//! A reference model: sessions as plain lists. Random steps are taken on a store and on the model; after every step both must tell the
-//! same story. The seed is printed; set `TENURE_TEST_SEED` to repeat a run.
+//! A reference model: sessions as plain lists. Random operations are applied to a store and to the
+//! model, and both must agree after every step. The seed is printed; set `TENURE_TEST_SEED` to
+//! reproduce a run.
 
 use crate::on_every_store;
 use crate::places::*;
@@ -26,7 +27,7 @@ impl Model {
         self.checkpoints.truncate(checkpoints);
     }
 
-    /// Checkpoints that stay when messages from `position` on go.
+    /// The number of checkpoints that remain when the messages from `position` on are discarded.
     fn checkpoints_before(&self, position: usize) -> usize {
         self.checkpoints.iter().take_while(|c| c.1 <= position).count()
     }
@@ -37,7 +38,7 @@ impl Model {
     }
 }
 
-/// A small generator of numbers, the same from the same seed everywhere.
+/// A small deterministic random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -58,7 +59,7 @@ fn seed() -> u64 {
 }
 
 on_every_store! {
-    /// Every store equals the model after every step.
+    /// Every store agrees with the model after every step.
     async fn every_store_equals_the_model(home: &mut Home) {
         let seed = seed();
         println!("TENURE_TEST_SEED={seed}");

@@ -1,4 +1,4 @@
-//! What a run does next, case by case: a log in short words, and the step that follows from it.
+//! The next step of a run, by example: a log in short notation, and the step that follows from it.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn mail_is_reviewed() -> Vec<ReviewRule> {
     vec![ReviewRule { tool: "mail".into(), queue: None, timeout: None, on_timeout: Decision::Rejected }]
 }
 
-/// A log, built by hand.
+/// A log built step by step.
 struct Log {
     entries: Vec<Entry>,
     run: RunId,
@@ -87,7 +87,7 @@ impl Log {
         self.push(Entry::review_opened(opened))
     }
 
-    /// A question, and what a person says.
+    /// Opens a review and decides it.
     fn decided(self, call: &str, lost: bool, decision: Decision) -> Self {
         let log = self.review(call, lost);
         let review = ReviewId::of(&SessionId::new("s").unwrap(), log.seq());
@@ -109,7 +109,7 @@ impl Log {
         self.push(Entry::Rewound(Rewound { to, mark }))
     }
 
-    /// A fork that leaves here.
+    /// A fork at this point.
     fn forked(self) -> Self {
         let mark = self.session().mark.clone();
         let parent = Parent { session: SessionId::new("s").unwrap(), seq: self.seq(), mark };
@@ -134,7 +134,7 @@ fn said(message: Message) -> Entry {
     Entry::message(message)
 }
 
-/// A step in short words: `call c1 {"a":1}`, `say c1: …`, `review c1`, `was c1 done`.
+/// A step in short notation: `call c1 {"a":1}`, `say c1: …`, `review c1`, `was c1 done`.
 fn words(step: &Step) -> String {
     let job = |j: &Job| match &j.doing {
         Doing::Call(arguments) => format!("call {} {}", j.call.id, Value::Object(arguments.clone())),
@@ -171,7 +171,7 @@ fn questions_answers_and_results() {
     check(Log::new().calls(&["c1=look", "c2=pay"]).result("c2"), "call c1 {}");
     check(Log::new().calls(&["c1=look", "c2=pay"]).result("c2").result("c1"), "model");
     check(Log::new().calls(&["c1=look"]).result("c1").answer(), "done");
-    // A system prompt that changed in the middle is no answer.
+    // A system message between calls and results is not an answer.
     check(Log::new().calls(&["c1=look"]).push(said(Message::system("Be brief."))).result("c1"), "model");
     check(Log::new().calls(&[r#"c1=pay{"amount":5}"#]), r#"call c1 {"amount":5}"#);
 }
@@ -183,7 +183,7 @@ fn a_call_that_was_begun() {
     check(Log::new().calls(&["c1=pay"]).started("c1"), "was c1 done");
     check(Log::new().calls(&["c1=pay"]).cached("c1"), "call c1 {}");
     check(Log::new().calls(&["c1=pay"]).started("c1").result("c1"), "model");
-    // What can be done is done first; then the questions are asked together.
+    // Executable calls come first; then all reviews are opened together.
     check(Log::new().calls(&["c1=pay", "c2=look", "c3=mail"]).started("c1").started("c2"), "call c2 {}");
     check(
         Log::new().calls(&["c1=pay", "c2=look", "c3=mail"]).started("c1").started("c2").result("c2"),
@@ -194,7 +194,7 @@ fn a_call_that_was_begun() {
     check(lost().decided("c1", true, Approved), "say c1: This was done, as a person has made sure");
     check(lost().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
     check(lost().decided("c1", true, Corrected), r#"call c1 {"amount":7}"#);
-    // Begun once more, and lost once more.
+    // Started again, and lost again.
     check(lost().decided("c1", true, Rejected).started("c1"), "was c1 done");
     check(lost().decided("c1", true, Rejected).started("c1").decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
     check(lost().decided("c1", true, Rejected).started("c1").result("c1"), "model");
@@ -213,12 +213,12 @@ fn a_call_that_a_person_must_allow() {
     let again = || asked().decided("c1", false, Approved).started("c1");
     check(again().decided("c1", true, Rejected), r#"call c1 {"amount":5}"#);
     check(again().decided("c1", true, Approved), "say c1: This was done, as a person has made sure");
-    // Two questions, of which one is answered.
+    // Two open reviews, of which one is decided.
     let two = || Log::new().calls(&["c1=mail", "c2=mail"]).review("c1", false);
     check(two().decided("c2", false, Approved), "wait");
 }
 
-/// What a person has corrected stays corrected, also if the call was lost and is made again.
+/// A correction stays in force if the call is lost and executed again.
 #[test]
 fn a_correction_outlives_a_crash() {
     let corrected = || Log::new().calls(&[r#"c1=mail{"amount":5}"#]).decided("c1", false, Corrected).started("c1");
@@ -228,7 +228,7 @@ fn a_correction_outlives_a_crash() {
         corrected().decided("c1", true, Rejected).started("c1").decided("c1", true, Rejected),
         r#"call c1 {"amount":7}"#,
     );
-    // And whoever is asked whether it was done is told what it was.
+    // The review of a lost call shows the corrected arguments.
     rules_of(&mail_is_reviewed(), false, |rules| {
         let Step::Review(asked) = next(&corrected().session(), rules) else { panic!() };
         assert_eq!(asked[0].arguments, json!({"amount": 7}));
@@ -257,7 +257,7 @@ fn unknown_tools_and_bad_arguments() {
     );
 }
 
-/// Models use the same ids again: what happened in an earlier round says nothing about this one.
+/// Models reuse call ids: events of an earlier round do not affect a later one.
 #[test]
 fn ids_that_are_used_again() {
     let before = || Log::new().calls(&["c1=pay"]).started("c1").result("c1");
@@ -274,25 +274,25 @@ fn ids_that_are_used_again() {
 
 #[test]
 fn forks_and_rewound_sessions() {
-    // What was begun before the fork left may have happened.
+    // A call started before the fork point may have been executed.
     check(Log::new().calls(&["c1=pay"]).started("c1").forked(), "was c1 done");
     check(Log::new().calls(&["c1=pay"]).forked(), "call c1 {}");
     check(Log::new().calls(&["c1=look"]).started("c1").forked(), "call c1 {}");
-    // A question that was open there is asked anew here.
+    // A review that is open in the parent is opened anew in the fork.
     check(Log::new().calls(&["c1=mail"]).review("c1", false).forked(), "review c1");
     check(Log::new().calls(&["c1=mail"]).decided("c1", false, Approved).forked(), "call c1 {}");
-    // Records: 4 the calls, 5 begun, 6 the result.
+    // Records: 4 is the calls, 5 the start, 6 the result.
     let done = || Log::new().calls(&["c1=pay"]).started("c1").result("c1");
     check(done().rewound(4), "was c1 done");
     check(done().rewound(2), "model");
     check(done().rewound(2).calls(&["c1=pay"]), "call c1 {}");
     check(done().answer().rewound(6), "model");
-    // An open question about what was cut off is none.
+    // An open review of a discarded call is void.
     check(Log::new().calls(&["c1=mail"]).review("c1", false).rewound(2), "model");
     check(Log::new().calls(&["c1=mail"]).review("c1", false).rewound(4), "review c1");
 }
 
-/// One thing that may happen next in a log, whatever happened before.
+/// A random event to append to a log, valid after any other.
 fn any_entry() -> impl Strategy<Value = u8> {
     0u8..40
 }
@@ -326,8 +326,8 @@ fn push_any(log: Log, what: u8) -> Log {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-    /// Whatever a log says: a call with a result is never made again, one that may have happened is never silently repeated, and nothing
-    /// is done while a person must decide.
+    /// For any log: a call with a result is never executed again, a call that may have been
+    /// executed is never silently repeated, and nothing is executed while a review is required.
     #[test]
     fn any_log_has_a_next_step(entries in proptest::collection::vec(any_entry(), 0..40), client_tools: bool) {
         let log = entries.into_iter().fold(Log::new(), push_any);

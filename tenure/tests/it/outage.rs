@@ -1,4 +1,4 @@
-//! The store goes away while a run is on: the run waits for it, with what it holds in hand.
+//! Store outages during a run: the run retries and retains its uncommitted results.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -29,8 +29,8 @@ fn ask(session: &str) -> Ask {
 const TALK: [&str; 5] = ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."];
 
 on_every_store! {
-    /// Whichever commit finds the store away, and whether it was stored or not: the run ends as it would have, and nothing is done or
-    /// written twice.
+    /// Whichever commit meets the outage, and whether it was persisted or not: the run ends as it
+    /// would have without it, and nothing is executed or written twice.
     async fn a_run_waits_with_its_results(home: &mut Home) {
         let counting = Fragile::new(home.tenure.store(), None);
         let tenure = node(home, counting.clone());
@@ -61,11 +61,12 @@ on_every_store! {
         assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
     }
 
-    /// Another node takes the run over meanwhile: what the first one holds is dropped when the store is back.
+    /// Another node takes over the run during the outage: the first node drops its results once the
+    /// store is available again.
     async fn a_run_that_was_taken_over_meanwhile_is_superseded(home: &mut Home) {
         let counting = Fragile::new(home.tenure.store(), None);
         begin(&node(home, counting.clone()), ask("count")).await.unwrap();
-        // The results of the tools.
+        // The commit of the tool results.
         let store = Fragile::away_at(home.tenure.store(), counting.commits() + 1, When::Before);
         let (here, there) = (node(home, store.clone()), node(home, Fragile::new(home.tenure.store(), None)));
         let (here_tools, there_tools) = (tools(), tools());
@@ -75,7 +76,7 @@ on_every_store! {
             home.pass(SignedDuration::from_secs(60));
             let head = there.head(&ada(), &id("x")).await.unwrap();
             let turn = there.take_over(&head).await.unwrap().unwrap();
-            // Nobody knows whether the payment was made: a person is asked.
+            // The outcome of the payment is unknown, so a review is opened.
             assert!(work(turn, &script(), &there_tools).await.unwrap().waiting);
             store.come_back();
         });

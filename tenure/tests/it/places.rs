@@ -1,9 +1,9 @@
-//! Where tests live: a house on each store, with a clock that the test holds.
+//! Test environments: a `Tenure` on each store, with a manual clock.
 
 use jiff::{SignedDuration, Timestamp};
 use tenure::*;
 
-/// A house on one store, and how to open it again.
+/// A `Tenure` on one store, and the means to reopen it.
 pub struct Home {
     pub tenure: Tenure,
     pub clock: Clock,
@@ -12,7 +12,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// A fresh house; `None` if the store can not be had here.
+    /// A fresh environment. `None` means that the store is not available here.
     pub async fn new(kind: &str) -> Option<Self> {
         let dir = matches!(kind, "jsonl" | "sqlite").then(|| tempfile::tempdir().unwrap());
         let path = |name: &str| dir.as_ref().unwrap().path().join(name).display().to_string();
@@ -29,14 +29,15 @@ impl Home {
         Some(Self { tenure, clock, url, dir })
     }
 
-    /// The same store, opened anew with other options; memory has nothing to open again.
+    /// Reopens the store with other options. The in-memory store is reused, because it has nothing
+    /// to reopen.
     pub async fn reopen_with(&mut self, change: impl FnOnce(&mut Options)) {
         let mut options = Options { clock: self.clock.clone(), ..Options::default() };
         change(&mut options);
         if self.url == "memory:" {
             self.tenure = Tenure::on(self.tenure.store().clone(), options);
         } else {
-            self.tenure = Tenure::open("memory:").await.unwrap(); // lets go of the store
+            self.tenure = Tenure::open("memory:").await.unwrap(); // closes the store
             self.tenure = Tenure::open_with(&self.url, options).await.unwrap();
         }
     }
@@ -45,7 +46,7 @@ impl Home {
         self.reopen_with(|_| ()).await;
     }
 
-    /// Another house on the same store, with a cache of its own: like another process.
+    /// A second `Tenure` with its own cache on the same store, like another process.
     pub fn beside(&self) -> Tenure {
         Tenure::on(self.tenure.store().clone(), Options { clock: self.clock.clone(), ..Options::default() })
     }
@@ -59,7 +60,8 @@ impl Home {
     }
 }
 
-/// A schema of its own on the PostgreSQL that `make test` starts. Without one, tests are skipped, but never in CI.
+/// The URL of a new schema on the PostgreSQL server that `make test` starts. Without a server,
+/// tests are skipped, but never in CI.
 pub fn postgres_url() -> Option<String> {
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
         assert!(std::env::var("CI").is_err(), "TENURE_TEST_POSTGRES must be set in CI");
@@ -70,7 +72,7 @@ pub fn postgres_url() -> Option<String> {
     Some(format!("{url}{}schema={schema}", if url.contains('?') { '&' } else { '?' }))
 }
 
-/// Makes each case one test per store.
+/// Expands each case into one test per store.
 #[macro_export]
 macro_rules! on_every_store {
     ($($(#[doc = $doc:literal])* async fn $name:ident($home:ident: &mut Home) $body:block)*) => {$(
@@ -131,7 +133,7 @@ pub fn turn(n: usize) -> Vec<Message> {
     ]
 }
 
-/// A message with a picture that is large enough to be kept as a blob.
+/// A message with an image large enough to be stored as a blob.
 pub fn picture(text: &str, fill: &str) -> Message {
     use base64::Engine;
     let data = base64::engine::general_purpose::STANDARD.encode(fill.repeat(3000));

@@ -1,4 +1,4 @@
-//! What is stored is readable by its owner only.
+//! Stored files are readable by their owner only.
 #![cfg(unix)]
 
 use std::os::unix::fs::PermissionsExt;
@@ -30,7 +30,7 @@ async fn files_of_stores_and_transcripts_are_private() {
         let message =
             serde_json::json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]});
         tenure.append(&who, &id, vec![Message::parse(&message.to_string()).unwrap()]).await.unwrap();
-        // While it is open: SQLite's log and index are files too.
+        // Check while the store is open: SQLite's write-ahead log and its index are files too.
         assert_eq!(shared_with_others(root.path()), Vec::<String>::new(), "{scheme}");
     }
     let transcript = root.path().join("transcript.jsonl");

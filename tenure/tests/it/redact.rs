@@ -1,4 +1,5 @@
-//! Redaction: whatever a message is made of, no secret gets out of it, and it stays a message.
+//! Redaction: no secret leaves a message, whatever its structure, and the result is a valid
+//! message.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -11,7 +12,7 @@ fn rules() -> Redaction {
         .unwrap()
 }
 
-/// Every character as JSON may write it.
+/// Escapes every character of the JSON strings.
 fn escaped(json: &str) -> String {
     let mut inside = false;
     let write = |c: char| match c {
@@ -44,7 +45,7 @@ fn value() -> impl Strategy<Value = Value> {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
             fields.prop_map(|f| Value::Object(f.into_iter().collect::<Map<_, _>>())),
-            // JSON in a text, plain and with every letter in another way.
+            // JSON inside a string, plain and with every character escaped.
             inner.clone().prop_map(|v| Value::from(json!([v]).to_string())),
             inner.prop_map(|v| match json!([v]).to_string() {
                 plain if plain.contains('\\') => Value::from(plain),
@@ -54,7 +55,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// All words of a value, however they are written: JSON in texts is read too.
+/// Collects all text of a value, including JSON inside strings.
 fn words(value: &Value, all: &mut String) {
     match value {
         Value::Object(map) => map.iter().for_each(|(name, v)| {

@@ -1,4 +1,4 @@
-//! Human review: what waits, who looks at it, what was decided, and what follows from it.
+//! Human review: opening, claiming, deciding, and resuming the run.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -30,7 +30,7 @@ fn declare(home: &Home) {
     home.tenure.declare(clerk(|a| a.review = rules()));
 }
 
-/// A session that waits for two people.
+/// Creates a session with two open reviews.
 async fn waiting(home: &Home, model: &Script, tools: &Workshop) -> Vec<ReviewId> {
     declare(home);
     let answered = turn_of(&home.tenure, question("Go"), model, tools).await.unwrap();
@@ -47,7 +47,8 @@ fn code<T: std::fmt::Debug>(result: Result<T>) -> &'static str {
 }
 
 on_every_store! {
-    /// Several at once, each by its id; meanwhile nothing is said in the session; with the last one it goes on, wherever a node is free.
+    /// Several open reviews are decided by id in any order. Until then the session accepts no
+    /// messages; with the last decision its run can be resumed by any node.
     async fn several_reviews_at_once(home: &mut Home) {
         let (model, tools) = (script(), tools());
         let asked = waiting(home, &model, &tools).await;
@@ -59,14 +60,14 @@ on_every_store! {
         let t = &home.tenure;
         let opened: Vec<_> = s.open_reviews().map(|r| (r.opened.step.as_str(), r.opened.queue.as_deref(), r.opened.detail["arguments"].clone())).collect();
         assert_eq!(opened, [("pay", Some("money"), json!({"n": 1})), ("mail", None, json!({"to": "bob"}))]);
-        // Paused: it takes nothing, and can not be talked into it.
+        // A paused session rejects messages and turns.
         assert_eq!(code(t.append(&ada(), &id("x"), turn(1)).await), "paused");
         assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
         assert_eq!(code(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await), "paused");
         assert_eq!(code(t.activate(&ada(), &id("x")).await), "invalid");
         assert_eq!(code(t.patch(&ada(), &id("x"), InfoChange::default(), Some(Status::Active)).await), "invalid");
         assert!(t.abandoned(9).await.unwrap().is_empty(), "a run that waits is nobody's");
-        // Another node decides; a third one, opened later, goes on.
+        // One node decides; another one, opened later, resumes the run.
         let other = home.beside();
         let seen = other.decide(&ada(), &asked[1], &verdict(Decision::Approved)).await.unwrap();
         assert_eq!(seen.decided.unwrap().1.decision, Decision::Approved);
@@ -87,7 +88,7 @@ on_every_store! {
         assert_eq!((ending(&s), s.runs.len()), ((Some(Outcome::Completed), None), 1));
     }
 
-    /// A list by queue, of what is open and of what was decided; others' reviews are not there.
+    /// Reviews are listed by queue, open or decided; other users' reviews are not visible.
     async fn reviews_are_listed(home: &mut Home) {
         let (model, tools) = (script(), tools());
         let asked = waiting(home, &model, &tools).await;
@@ -121,7 +122,7 @@ on_every_store! {
         assert_eq!(list(&ada(), queue("money")).await, []);
         assert_eq!(list(&ada(), Reviews::Open(None)).await, [of(1)]);
         assert_eq!(list(&ada(), Reviews::Decided).await, [of(0)]);
-        // Page by page.
+        // Pagination.
         for n in 0..5 {
             turn_of(t, Ask { session: Some(id(&format!("y{n}"))), ..question("Go") }, &model, &tools).await.unwrap();
         }
@@ -137,7 +138,7 @@ on_every_store! {
         assert_eq!(found, 5);
     }
 
-    /// Two decide at once: one is heard.
+    /// Of two concurrent decisions, exactly one is accepted.
     async fn one_decision_counts(home: &mut Home) {
         let (model, tools) = (script(), tools());
         let asked = waiting(home, &model, &tools).await;
@@ -160,7 +161,7 @@ on_every_store! {
         assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 1);
     }
 
-    /// Nobody decides in time: it is decided as the rule says, by whoever looks after runs and by the sweep alike.
+    /// An overdue review is decided according to its rule, by the runner and by the sweep.
     async fn what_nobody_decides_is_decided_by_the_clock(home: &mut Home) {
         let rule = |tool: &str, minutes: u64, on_timeout| ReviewRule {
             timeout: Some(Period::of(Duration::from_secs(60 * minutes))), on_timeout, ..reviewed(tool)
@@ -191,7 +192,7 @@ on_every_store! {
     }
 }
 
-/// Decisions are kept in the metadata, with just these fields.
+/// Decisions are stored in the metadata with exactly these fields.
 #[tokio::test]
 async fn decisions_are_kept_as_the_metadata_promises() {
     let home = memory().await;
@@ -212,7 +213,7 @@ async fn decisions_are_kept_as_the_metadata_promises() {
     );
 }
 
-/// Who has claimed a review decides it, until they give it back or their time is over.
+/// A claimed review can be decided only by its holder, until the claim is released or expires.
 #[tokio::test]
 async fn a_review_can_be_claimed() {
     let home = memory().await;
@@ -235,7 +236,7 @@ async fn a_review_can_be_claimed() {
     assert_eq!(x(t).await.open_reviews().count(), 1, "the other one is not touched");
 }
 
-/// Corrected: other arguments are used. They must be arguments, and not too many.
+/// A correction replaces the arguments. They must be an object of limited size.
 #[tokio::test]
 async fn a_correction_is_what_is_done() {
     let home = memory().await;
@@ -256,7 +257,7 @@ async fn a_correction_is_what_is_done() {
     assert_eq!((tools.done("pay"), tools.done("mail")), (vec![json!({"n": 7})], vec![json!({"to": "bob"})]));
 }
 
-/// What a model was shown last: the arguments of its calls, and the results.
+/// The last prompt: the arguments of its calls, and the results.
 fn shown(model: &Script) -> (Vec<String>, Vec<String>) {
     let prompts = model.prompts.lock().unwrap();
     let last = prompts.last().unwrap();
@@ -266,8 +267,9 @@ fn shown(model: &Script) -> (Vec<String>, Vec<String>) {
 }
 
 on_every_store! {
-    /// A model is shown the arguments that were used and what the reviewers noted, in this turn and in later ones, also from the newest part
-    /// of a long session. The log keeps what the model wrote.
+    /// Prompts contain the corrected arguments and the reviewers' notes, in this turn and in later
+    /// ones, also if only the recent part of a long session is loaded. The log keeps what the model
+    /// wrote (D-063).
     async fn a_model_is_shown_what_reviewers_changed(home: &mut Home) {
         let (model, tools) = (script(), tools());
         let turns = |a: &mut Assistant| {
@@ -276,7 +278,7 @@ on_every_store! {
         };
         let declare = |tenure: &Tenure| tenure.declare(clerk(turns));
         declare(&home.tenure);
-        // The same call ids, earlier and without any review.
+        // Earlier calls with the same ids and without any review.
         let earlier = Script::new([calls(&[("c1", "look", json!({})), ("c2", "look", json!({}))]), say("Looked.")]);
         for _ in 0..30 {
             turn_of(&home.tenure, question("Look"), &earlier, &tools).await.unwrap();
@@ -301,7 +303,8 @@ on_every_store! {
         let wrote = stored.messages.iter().rev().find(|m| !m.message.tool_calls().is_empty()).unwrap();
         assert_eq!(wrote.message.tool_calls()[0].arguments, r#"{"n":1}"#, "the log keeps what the model wrote");
         assert!(stored.messages.iter().any(|m| m.message.text() == "paid"));
-        // In the next turn as well, and after a rewind of the reviewed turn not for another call of that id.
+        // The correction also appears in the next turn, but not, after a rewind of the reviewed
+        // turn, for another call with that id.
         let next = Script::new([say("Thanks.")]);
         turn_of(&home.tenure, question("And?"), &next, &tools).await.unwrap();
         assert_eq!(shown(&next).1[2..], told);
@@ -313,7 +316,7 @@ on_every_store! {
     }
 }
 
-/// Stopping a run that waits lets the session go on without it.
+/// Cancelling a paused run reactivates its session.
 #[tokio::test]
 async fn cancelling_a_run_that_waits() {
     let home = memory().await;
@@ -330,7 +333,7 @@ async fn cancelling_a_run_that_waits() {
     assert!(is_valid(&model.prompts.lock().unwrap()[0]));
 }
 
-/// Going back to before a question makes it void, and its run with it.
+/// A rewind to before a review voids the review and ends its run.
 #[tokio::test]
 async fn rewinding_past_an_open_review() {
     let home = memory().await;
@@ -347,7 +350,7 @@ async fn rewinding_past_an_open_review() {
     assert!(anew.len() == 2 && !anew.contains(&asked[0]));
 }
 
-/// A session that waits and was deleted or sent away waits again when it is restored.
+/// A session with open reviews that was deleted is paused again when it is restored.
 #[tokio::test]
 async fn a_restored_session_still_waits() {
     let home = memory().await;
@@ -366,7 +369,8 @@ async fn a_restored_session_still_waits() {
     assert_eq!(talk(&x(t).await)[3..], ["tool: paid", "tool: sent", "assistant: Done."]);
 }
 
-/// A client that sends everything back also sends the notice; that does not cut off the answer which came instead.
+/// A client that sends its full history includes the review notice; this must not discard the
+/// actual answer (D-062).
 #[tokio::test]
 async fn a_notice_that_comes_back() {
     let home = memory().await;
@@ -382,7 +386,8 @@ async fn a_notice_that_comes_back() {
     let s = x(&home.tenure).await;
     assert_eq!(s.notice(), None);
     let sent = vec![Message::user("Go"), Message::assistant(&notice), Message::user("And?")];
-    // It is found by the notice, by whom it belongs to, and only if the rest is what was said.
+    // The session is found by the notice, only for its owner, and only if the other messages match
+    // (D-026).
     let t = &home.tenure;
     assert_eq!(t.find(&ada(), &sent).await.unwrap(), Some(id("x")));
     assert_eq!(t.find(&Principal::new("acme", "bob").unwrap(), &sent).await.unwrap(), None);
@@ -403,7 +408,7 @@ async fn a_notice_that_comes_back() {
     };
     turn_of(t, ask(sent.clone()), &model, &tools).await.unwrap();
     assert_eq!(talk(&x(t).await)[6..], ["user: And?", "assistant: Yes."][..]);
-    // And ever after: the notice stays in what it sends.
+    // Later requests, which still contain the notice, work too.
     let sent = [sent, vec![Message::assistant("Yes."), Message::user("Bye")]].concat();
     turn_of(t, ask(sent), &model, &tools).await.unwrap();
     assert_eq!(talk(&x(t).await)[8..], ["user: Bye", "assistant: Yes."][..]);

@@ -1,4 +1,4 @@
-//! The rules, by example: each fixture file is a case, in plain words. A new case is a new file.
+//! The pure rules, by example: each fixture file is a case. A new case is a new file.
 
 use std::path::PathBuf;
 use tenure::*;
@@ -11,7 +11,7 @@ fn fixtures(kind: &str) -> Vec<(PathBuf, String)> {
     files.into_iter().map(|p| (p.clone(), std::fs::read_to_string(&p).unwrap())).collect()
 }
 
-/// The lines of a section, without the indent.
+/// The lines of a section, without indentation.
 fn section<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     let mut lines = text.lines().skip_while(|l| *l != format!("{name}:")).skip(1);
     let mut section = Vec::new();
@@ -25,7 +25,7 @@ fn setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// A picture of its own for each letter, large enough to be kept as a blob.
+/// A distinct image for each letter, large enough to be stored as a blob.
 fn picture(letter: &str) -> String {
     use base64::Engine;
     let png = base64::engine::general_purpose::STANDARD.encode(letter.repeat(2000));
@@ -65,14 +65,15 @@ fn post(line: &str) -> Post {
 fn session(posts: &[Post]) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
     let entries = [Entry::created(Created::default())].into_iter();
-    // What is stored has its media taken out.
+    // Stored messages have their media detached.
     let stored = posts.iter().map(|p| Post { message: p.message.detach().0, ..p.clone() });
     let entries = entries.chain(stored.map(Entry::Message));
     let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
     Session::replay(&Principal::default().key(&SessionId::new("s").unwrap()), records).unwrap()
 }
 
-/// The session as a client that sends lists makes it: a run has given each answer, and each question replies to the last one.
+/// The session as written by a client that sends lists: each answer comes from a run, and each
+/// question replies to the last answer.
 fn by_list_client(mut session: Session) -> Session {
     let run = RunId::generate();
     let mut answer = None;
@@ -98,7 +99,7 @@ fn incoming(messages: &[Message], history: HistoryMode) -> Incoming<'_> {
     Incoming { messages, history, ..Incoming::default() }
 }
 
-/// The session once a plan is carried out.
+/// The session after a plan is applied.
 fn after(stored: &Session, plan: &Plan) -> Session {
     let kept = stored.messages[..plan.keep].iter();
     let kept = kept.map(|m| Post { lead: m.lead, run: m.run.clone(), ..Post::from(m.message.clone()) });
@@ -164,7 +165,7 @@ mod properties {
     use super::*;
     use proptest::prelude::*;
 
-    /// Few words and few ids, so that messages meet often.
+    /// Few words and few ids, so that messages often coincide.
     fn any_message() -> impl Strategy<Value = Message> {
         let word = prop::sample::select(vec!["a", "b", "c"]);
         let id = prop::sample::select(vec!["c1", "c2", "c3"]);
@@ -195,7 +196,7 @@ mod properties {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(3000))]
 
-        /// Invariant 6: every history shown to a model is valid, whatever is in the log and whatever the window is.
+        /// Invariant 6: every prompt is valid, whatever the log and the window.
         #[test]
         fn every_history_shown_to_a_model_is_valid(
             posts in any_posts(24),
@@ -205,7 +206,7 @@ mod properties {
             let session = session(&posts);
             let shown = history(&session, &Window { max_turns: turns, max_tokens: budget });
             prop_assert!(is_valid(&shown), "{shown:?}");
-            // Nothing is invented but stand-ins, and nothing is shown twice.
+            // Only placeholders are invented, and nothing is shown twice.
             let mut have: Vec<String> = texts(&session.messages.iter().map(|m| m.message.clone()).collect::<Vec<_>>());
             for text in texts(&shown).into_iter().filter(|t| !t.contains(NO_RESULT)) {
                 let i = have.iter().position(|h| *h == text);
@@ -214,7 +215,8 @@ mod properties {
             }
         }
 
-        /// For any stored log and any request: the prompt is valid, and every message of the request is counted once.
+        /// For any stored log and any request: the prompt is valid, and every message of the
+        /// request is counted once.
         #[test]
         fn any_request_leads_to_a_valid_prompt_and_is_accounted_for(
             posts in any_posts(16),
@@ -235,7 +237,8 @@ mod properties {
             }
         }
 
-        /// A client that sends back what it saw, and something new, never loses a tool turn and never doubles one.
+        /// A client that sends back what it received, followed by a new message, never loses or
+        /// duplicates a tool turn.
         #[test]
         fn a_faithful_client_loses_nothing(mut posts in any_posts(20)) {
             posts.retain(|p| !p.message.role().instructs());
@@ -248,7 +251,7 @@ mod properties {
             prop_assert_eq!(texts(&plan.append.iter().map(|p| p.message.clone()).collect::<Vec<_>>()), texts(&[Message::user("new")]));
         }
 
-        /// The same request again finds everything in place.
+        /// Reconciling is idempotent: the same request again changes nothing.
         #[test]
         fn reconciling_again_changes_nothing(posts in any_posts(12), mut messages in prop::collection::vec(any_message(), 1..10)) {
             messages.retain(|m| m.is_visible());
@@ -259,7 +262,7 @@ mod properties {
             prop_assert_eq!((second.append, second.matched), (vec![], messages.len()));
         }
 
-        /// Media are given back byte for byte.
+        /// Detached media are restored byte for byte.
         #[test]
         fn media_come_back_byte_for_byte(bytes in prop::collection::vec(any::<u8>(), 0..4000), text in ".{0,40}") {
             use base64::Engine;

@@ -1,4 +1,5 @@
-//! The loop of a run: tools side by side, limits, checkpoints, the cache, the client's own tools, and what is left when it is stopped.
+//! The execution loop of a run: concurrent tools, limits, checkpoints, the tool cache, client
+//! tools, and the state after a cancellation.
 
 use crate::hands::*;
 use crate::places::*;
@@ -19,7 +20,8 @@ fn millis(n: u64) -> Option<Period> {
     Some(Period::of(Duration::from_millis(n)))
 }
 
-/// Calls are made side by side, no more at once than allowed; their results are kept in the order of the calls, and the model sees them.
+/// Calls run concurrently up to the limit; their results are stored in call order, and the model
+/// sees them (D-051).
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_run_side_by_side_and_results_stay_in_order() {
     let home = home(|a| a.runs.parallel = Some(3)).await;
@@ -60,7 +62,8 @@ async fn calls_run_side_by_side_and_results_stay_in_order() {
     assert_eq!(answered.seq, s.seq);
 }
 
-/// A round with tools is two commits, however many calls it has; the question and the last answer are one each.
+/// A round with tools is two commits, however many calls it has; the question and the last answer
+/// are one each.
 #[tokio::test]
 async fn a_round_is_two_commits() {
     let home = home(|_| ()).await;
@@ -77,7 +80,8 @@ async fn a_round_is_two_commits() {
     assert_eq!((opened, store.commits() - opened), (1, 2 * 2 + 1));
 }
 
-/// What a turn cost is what all its answers did, also after a node was lost; a repeated request is told the same.
+/// The reported usage of a turn is the sum over its answers, also after a node was lost; a repeated
+/// request gets the same (D-050).
 #[tokio::test]
 async fn usage_is_the_sum_of_all_rounds() {
     let home = home(|_| ()).await;
@@ -91,7 +95,7 @@ async fn usage_is_the_sum_of_all_rounds() {
     assert_eq!(total(&answered.answer.body("x", home.now())), 30);
     let Begun::Before { replay, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else { panic!("it was done") };
     assert_eq!(total(&replay.body), 30);
-    // One that dies after its second answer, and one that goes on.
+    // One node crashes after its second answer, and another resumes the run.
     let store = Fragile::new(home.tenure.store(), Some((4, When::Before)));
     let mortal = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
     mortal.declare(clerk(|_| ()));
@@ -102,7 +106,7 @@ async fn usage_is_the_sum_of_all_rounds() {
     assert_eq!(usage["total_tokens"], 30, "{usage}");
 }
 
-/// What a process knows of a session is for speed: a run needs none of it, also when it is gone after every step.
+/// The session cache is an optimization only: a run works even if it is evicted after every step.
 #[tokio::test]
 async fn a_run_needs_no_cache() {
     let store = Home::new("memory").await.unwrap().tenure.store().clone();
@@ -126,7 +130,7 @@ async fn ends_with(home: &Home, model: Script, tools: Workshop, code: &str) -> S
     s
 }
 
-/// Each limit ends the run with a code of its own, and what happened is kept.
+/// Each limit ends the run with its own code, and everything committed before stays stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_limit_has_its_code() {
     let looks = || [(read_only("look"), Does::Says("seen")), (tool("hang"), Does::Hangs)];
@@ -151,14 +155,14 @@ async fn every_limit_has_its_code() {
     let h = home(|a| a.runs.max_result_bytes = Some(3)).await;
     let s = ends_with(&h, Script::new([again()]), Workshop::new(looks()), "result_too_large").await;
     assert_eq!(talk(&s), ["user: Do it", "calls: c1"]);
-    // The session is not stuck: the next question is answered.
+    // The session stays usable: the next question is answered.
     let (model, tools) = (Script::new([say("Hello.")]), Workshop::new(looks()));
     turn_of(&h.tenure, question("And?"), &model, &tools).await.unwrap();
     assert!(is_valid(&model.prompts.lock().unwrap()[0]));
 }
 
-/// When one call ends the run, those beside it that have begun are waited for and kept, because they may have done something; those
-/// that have not begun are not made.
+/// When one call ends the run, calls in flight are awaited and their results stored, because they
+/// may have side effects; pending calls are not started (D-052).
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_did_is_kept_when_a_call_ends_the_run() {
     let home = home(|a| (a.runs.parallel, a.runs.max_result_bytes) = (Some(2), Some(12))).await;
@@ -181,7 +185,8 @@ async fn what_others_did_is_kept_when_a_call_ends_the_run() {
     assert_eq!((tools.done("slow").len(), tools.done("pay").len()), (1, 0));
 }
 
-/// Tokens and rounds count for the whole run, whoever works on it; time while a person decides does not.
+/// Token and round limits apply to the whole run across nodes; the time limit excludes the time
+/// spent waiting for reviews.
 #[tokio::test]
 async fn limits_outlive_a_pause() {
     let limits = |a: &mut Assistant| {
@@ -198,7 +203,7 @@ async fn limits_outlive_a_pause() {
     let review = open(&x(&h.tenure).await)[0].clone();
     h.tenure.decide(&ada(), &review, &verdict(Decision::Approved)).await.unwrap();
     let (done, ()) = tokio::join!(take_over(&h.tenure, &model, &tools), async {
-        // Long enough for a time that is over to be noticed.
+        // Long enough for an exceeded time limit to be noticed.
         tokio::time::sleep(Duration::from_millis(30)).await;
         permit.add_permits(9);
     });
@@ -210,7 +215,7 @@ async fn limits_outlive_a_pause() {
     assert_eq!(ending(&x(&h.tenure).await), (Some(Outcome::Failed), Some("out_of_tokens".to_owned())));
 }
 
-/// What was used before a crash counts, whether or not there was a checkpoint since.
+/// Tokens used before a crash count, whether or not a checkpoint was set since.
 #[tokio::test]
 async fn tokens_that_were_used_before_a_crash_count() {
     for policy in ["tool", "manual"] {
@@ -225,7 +230,7 @@ async fn tokens_that_were_used_before_a_crash_count() {
         };
         let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
         let model = Script::new([calls(&[("c1", "look", json!({}))]), say("Done.")]);
-        // The question, the answer with the call, and its result, which is lost.
+        // Commits: the question, the answer with the call, and its result, which is lost.
         let dying = Fragile::new(h.tenure.store(), Some((2, When::Before)));
         assert!(turn_of(&node(&(dying.clone() as _)), question("Look"), &model, &tools).await.is_err());
         assert!(dying.is_dead());
@@ -236,7 +241,7 @@ async fn tokens_that_were_used_before_a_crash_count() {
     }
 }
 
-/// When checkpoints are set, and what they are called.
+/// The checkpoint policy determines when checkpoints are set and how they are labelled.
 #[tokio::test]
 async fn checkpoints_as_the_policy_says() {
     for (policy, want) in [
@@ -260,7 +265,7 @@ async fn checkpoints_as_the_policy_says() {
     }
 }
 
-/// Every so often: by the clock, and counted from the last one.
+/// Periodic checkpoints follow the clock, counted from the previous checkpoint.
 #[tokio::test(flavor = "multi_thread")]
 async fn checkpoints_every_so_often() {
     let h = home(|a| a.checkpoints = Some(Checkpoints::Every(Duration::from_secs(60)))).await;
@@ -282,7 +287,7 @@ async fn checkpoints_every_so_often() {
     assert_eq!(made, [("turn-1.1".to_owned(), 3), ("turn-1.2".to_owned(), 7), ("turn-1".to_owned(), 8)]);
 }
 
-/// A checkpoint that somebody sets in the middle does not confuse the numbers.
+/// A manual checkpoint during a run does not disturb the numbering.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_by_hand_in_the_middle_of_a_run() {
     let h = home(|_| ()).await;
@@ -302,7 +307,7 @@ async fn a_checkpoint_by_hand_in_the_middle_of_a_run() {
     assert_eq!(made, ["turn-1.1", "mine", "turn-1.2", "turn-1"]);
 }
 
-/// The same call again is answered from the cache: nothing is called, and the log says so.
+/// A repeated call is answered from the cache: the tool is not called, and the log records it.
 #[tokio::test]
 async fn a_result_in_the_cache_is_not_fetched_again() {
     let h = home(|_| ()).await;
@@ -324,7 +329,8 @@ async fn a_result_in_the_cache_is_not_fetched_again() {
     let looked: Vec<_> =
         answered.calls.iter().filter(|c| c.tool == "look").map(|c| (c.cached, c.content.as_deref())).collect();
     assert_eq!(looked, [(false, Some("seen")), (true, Some("seen")), (false, Some("seen"))]);
-    // Another turn finds it too; a tool that failed is asked again; no arguments are no arguments, however they are written.
+    // The cache works across turns, failed results are not cached, and empty arguments are equal
+    // however they are written.
     let bad = Workshop::new([(cached, Does::Fails("down"))]);
     let model = Script::new([
         calls(&[("c4", "look", json!({"a": 2}))]),
@@ -346,7 +352,7 @@ async fn a_result_in_the_cache_is_not_fetched_again() {
     assert_eq!(good.done("look"), [json!({})]);
 }
 
-/// Calls of tools that the client brought are the client's to make; ours are made here first.
+/// Calls of client tools are left to the client; server tools are executed first.
 #[tokio::test]
 async fn the_clients_own_tools() {
     let h = home(|_| ()).await;
@@ -370,7 +376,8 @@ async fn the_clients_own_tools() {
     assert_eq!(tools.done("pay").len(), 1);
 }
 
-/// A call whose answer was lost may have happened: unless that does no harm, a person is asked.
+/// A call whose answer was lost may have been executed: unless the tool is repeatable, a review is
+/// opened (D-054).
 #[tokio::test]
 async fn a_lost_answer_is_a_question_to_a_person() {
     for (decision, want, times) in [
@@ -397,7 +404,8 @@ async fn a_lost_answer_is_a_question_to_a_person() {
     }
 }
 
-/// Stopped from elsewhere: what happened is kept, and nothing more is.
+/// After a cancellation through another handle, everything committed before stays stored, and
+/// nothing is added.
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelled_from_another_handle() {
     for beside in [false, true] {
@@ -414,7 +422,7 @@ async fn cancelled_from_another_handle() {
             let stopped = other.cancel(&ada(), &id("x"), &run).await.unwrap();
             assert_eq!(stopped.ended.unwrap().1, Outcome::Cancelled);
             assert_eq!(other.cancel(&ada(), &id("x"), &run).await.unwrap().ended, stopped.ended, "once");
-            // At another node the run learns of it when it has something to keep.
+            // On another node, the run notices the cancellation at its next commit.
             permit.add_permits(usize::from(beside));
         });
         assert_eq!(done.unwrap_err().code(), if beside { "superseded" } else { "cancelled" });
@@ -428,7 +436,7 @@ async fn cancelled_from_another_handle() {
     }
 }
 
-/// A run is followed record by record, and one learns when it is over.
+/// A run can be followed record by record until it is over.
 #[tokio::test]
 async fn a_run_can_be_followed() {
     let h = home(|_| ()).await;
@@ -455,7 +463,7 @@ async fn a_run_can_be_followed() {
     assert_eq!(all.records[1..], seen[..]);
 }
 
-/// Going on where a session stands: in a fork that left in the middle, with calls that were not made.
+/// A fork from the middle of a turn can be continued, including calls that were not executed.
 #[tokio::test]
 async fn a_fork_goes_on_from_the_middle() {
     let h = home(|_| ()).await;
@@ -463,7 +471,7 @@ async fn a_fork_goes_on_from_the_middle() {
     let model = Script::new([calls(&[("c1", "look", json!({})), ("c2", "pay", json!({}))]), say("Done.")]);
     turn_of(&h.tenure, question("Go"), &model, &tools).await.unwrap();
     let whole = x(&h.tenure).await;
-    // After the question; before anything was begun; and after it was.
+    // Fork after the question, before any call was started, and after one was.
     for (at, name, waits) in [
         (Point::Position(1), "f1", false),
         (Point::Seq(whole.messages[1].seq), "f2", false),
@@ -484,7 +492,7 @@ async fn a_fork_goes_on_from_the_middle() {
     assert_eq!(x(&h.tenure).await, whole, "the parent is as it was");
 }
 
-/// The same request again, after the node that had it has gone and another has finished it: it is not done a second time.
+/// A retried request whose run was taken over and completed by another node is not executed again.
 #[tokio::test]
 async fn a_key_whose_run_was_taken_over_is_answered_once() {
     let h = home(|_| ()).await;
@@ -508,14 +516,14 @@ async fn a_key_whose_run_was_taken_over_is_answered_once() {
     assert_eq!((x(&h.tenure).await, tools.done("pay").len()), (before, 1));
 }
 
-/// The same request again, after the node that had it has gone in the middle: it goes on from there, and what was done stays done.
+/// A retried request whose run was orphaned is resumed; completed tool calls are not repeated.
 #[tokio::test]
 async fn a_key_whose_run_was_left_behind_goes_on() {
     let h = home(|_| ()).await;
     let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
     let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
     let keyed = || Ask { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
-    // Dies when the last answer is to be kept.
+    // Crashes at the commit of the last answer.
     let store = Fragile::new(h.tenure.store(), Some((3, When::Before)));
     let first = Tenure::on(store, Options { clock: h.clock.clone(), ..Options::default() });
     first.declare(clerk(|_| ()));

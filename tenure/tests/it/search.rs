@@ -1,4 +1,4 @@
-//! Search over what was said, on every store.
+//! Search over session messages, on every store.
 
 use crate::on_every_store;
 use crate::places::*;
@@ -9,7 +9,7 @@ fn search(text: &str) -> Search {
     Search::new(text, 100)
 }
 
-/// What was found: session, position (or the title), and the words that are marked.
+/// Each hit as text: session, position (or the title), and the highlighted words.
 fn seen(page: &FoundPage) -> Vec<String> {
     let one = |f: &Found| {
         let chars: Vec<char> = f.snippet.chars().collect();
@@ -26,14 +26,14 @@ async fn found(tenure: &Tenure, who: &Principal, text: &str) -> Vec<String> {
     seen(&page)
 }
 
-/// All pages of a search, each checked against its bounds.
+/// Reads all pages of a search and checks each against its bounds.
 async fn all_pages(tenure: &Tenure, who: &Principal, mut search: Search) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..10_000 {
         let page = tenure.search_sessions(who, &search).await.unwrap();
         assert!(page.found.len() <= search.query.limit && page.looked_at <= search.max_sessions + 1);
         all.extend(seen(&page));
-        // A cursor travels as text.
+        // Cursors round-trip through text.
         let Some(next) = page.next else { return all };
         search.cursor = Some(next.to_string().parse().unwrap());
     }
@@ -49,7 +49,8 @@ async fn a_search_through_nested_forks_is_bounded() {
         tenure.fork(&ada(), &id(&format!("f{}", n - 1)), Point::Position(n), Some(id(&format!("f{n}")))).await.unwrap();
         tenure.append(&ada(), &id(&format!("f{n}")), vec![Message::user("and so on")]).await.unwrap();
     }
-    // Each of the 40 sessions has the message of the first one, which is up to 39 ancestors away.
+    // Each of the 40 sessions contains the message of the first one, which is up to 39 ancestors
+    // away.
     let (mut search, mut found, mut pages) = (Search { max_reads: 10, ..search("ferry") }, 0, 0);
     loop {
         let page = tenure.search_sessions(&ada(), &search).await.unwrap();
@@ -60,7 +61,8 @@ async fn a_search_through_nested_forks_is_bounded() {
         let Some(next) = page.next else { break };
         search.cursor = Some(next.to_string().parse().unwrap());
     }
-    // A page of records and a head for each ancestor, ten a page; the way to where a page goes on is not counted.
+    // Each ancestor costs a page of records and a head, with ten reads per page; finding the
+    // position to continue from is not counted.
     assert_eq!(found, 40);
     assert!(pages >= 100, "{pages} pages");
     let whole =
@@ -69,7 +71,7 @@ async fn a_search_through_nested_forks_is_bounded() {
 }
 
 on_every_store! {
-    /// Whoever asks finds their own, an administrator all of the tenant, nobody anything else.
+    /// A user finds only their own sessions, an administrator all of the tenant.
     async fn people_find_what_is_theirs(home: &mut Home) {
         let t = &home.tenure;
         let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
@@ -86,12 +88,13 @@ on_every_store! {
         assert_eq!(found(t, &stranger, "ferry").await, Vec::<String>::new());
         assert_eq!(found(t, &ada(), "dover ferry").await, ["a2/4 FERRY+Döver", "a1/4 FERRY+Döver"]);
         assert_eq!(found(t, &ada(), "\"ferry dover\"").await, Vec::<String>::new());
-        // An administrator asks for one user; others may try.
+        // An administrator can restrict the search to one user; for others the filter has no
+        // effect.
         let mut hers = search("ferry");
         hers.query.whose = Whose::User(admin().tenant, eve.user.clone());
         assert_eq!(seen(&t.search_sessions(&admin(), &hers).await.unwrap()), of("e1"));
         assert_eq!(seen(&t.search_sessions(&ada(), &hers).await.unwrap()), [of("a2"), of("a1")].concat());
-        // A cursor that names the session of somebody else leads nowhere.
+        // A cursor that names another user's session finds nothing.
         let far = home.now().as_microsecond() + 1;
         hers.cursor = Some(format!("{far}~e1~99~9~9").parse().unwrap());
         assert_eq!(seen(&t.search_sessions(&stranger, &hers).await.unwrap()), Vec::<String>::new());
@@ -105,7 +108,7 @@ on_every_store! {
         assert_eq!((said.seq, said.at, said.role), (there.seq, there.at, Role::User));
     }
 
-    /// What is not in the session is not found; what a fork leans on is.
+    /// Discarded messages are not found; messages inherited from a parent are.
     async fn what_is_gone_is_not_found(home: &mut Home) {
         let (t, who) = (&home.tenure, ada());
         t.create(&who, named("a")).await.unwrap();
@@ -126,11 +129,11 @@ on_every_store! {
         assert_eq!(sorted("question 3").await, Vec::<String>::new());
         assert_eq!(sorted("answer 8").await, ["a/7 answer+8"]);
         assert_eq!(sorted("answer 7").await, ["b/15 answer+7"]);
-        // Rewound into what it shares with its parent.
+        // Rewind into the part shared with the parent.
         t.rewind(&who, &id("b"), Point::Position(5)).await.unwrap();
         t.append(&who, &id("b"), vec![Message::assistant("question 2 was never asked")]).await.unwrap();
         assert_eq!(sorted("question 2").await, ["b/5 question+2"]);
-        // The parent goes; the fork keeps what it needs.
+        // Purge the parent; the fork keeps the records it needs.
         t.purge(&who, &id("a")).await.unwrap();
         assert_eq!(sorted("question 0").await, ["b/0 question+0"]);
         assert_eq!(sorted("answer 8").await, Vec::<String>::new());
@@ -145,7 +148,7 @@ on_every_store! {
         assert_eq!(sorted("question").await, Vec::<String>::new(), "it has expired, although nobody has swept");
     }
 
-    /// However small the pages are, they show the same, also of what a simple loop finds.
+    /// Pages of any size add up to the same hits, which equal those of a naive search.
     async fn pages_add_up(home: &mut Home) {
         let (t, who) = (&home.tenure, ada());
         let (words, mut seed) = (["alpha", "beta", "gamma", "delta", "Épsilon"], 7u64);
@@ -176,7 +179,8 @@ on_every_store! {
             let small = Search { max_sessions, max_bytes, ..Search::new("EPSILON beta", limit) };
             assert_eq!(places(all_pages(t, &who, small).await), want, "{limit} {max_sessions} {max_bytes}");
         }
-        // What is said or rewound while somebody pages: nothing comes twice, nothing that is gone comes at all.
+        // Appends and rewinds between pages: no hit is duplicated, and no discarded message is
+        // found.
         let mut first = Search::new("beta epsilon", 3);
         let page = t.search_sessions(&who, &first).await.unwrap();
         let (newest, last) = (page.found[2].session_id.clone(), page.found[2].said.clone().unwrap());
@@ -193,7 +197,7 @@ on_every_store! {
         assert_eq!(rest, want[3..].iter().filter(still).cloned().collect::<Vec<_>>());
     }
 
-    /// What must not leave the log is neither found nor shown; the log has it.
+    /// Redacted text is neither found nor shown; it stays in the log (D-084).
     async fn redacted_words_are_not_found(home: &mut Home) {
         let rule = RedactionRule::new("email", r"[\w.]+@[\w.]+\w", None).unwrap();
         home.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
@@ -210,7 +214,7 @@ on_every_store! {
     }
 }
 
-/// One session that is damaged does not hide the others.
+/// A damaged session does not hide the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_is_named_and_stepped_over() {
     let mut home = Home::new("sqlite").await.unwrap();

@@ -1,4 +1,4 @@
-//! Every store keeps every promise.
+//! Every store passes the conformance suite.
 
 use std::sync::Arc;
 use tenure::conformance;
@@ -18,7 +18,7 @@ conformance!(sqlite, || Fixture::in_directory(|dir| opened(format!("sqlite:{}", 
 #[cfg(feature = "postgres")]
 conformance!(postgres, postgres_schema::fixture);
 
-/// A schema of its own for each case, on the server that TENURE_TEST_POSTGRES names.
+/// A separate schema for each case, on the server named by TENURE_TEST_POSTGRES.
 #[cfg(feature = "postgres")]
 mod postgres_schema {
     use super::{Fixture, opened};
@@ -52,13 +52,13 @@ mod postgres_schema {
 
     impl Drop for Schema {
         fn drop(&mut self) {
-            // What a failed case left is worth a look.
+            // Keep the schema of a failed case for inspection.
             if std::thread::panicking() {
                 return eprintln!("the schema {} is kept", self.name);
             }
             let (server, sql) = (self.server.clone(), format!("drop schema {} cascade", self.name));
             let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            // A thread of its own: a runtime can not wait inside another.
+            // Use a separate thread: a runtime cannot block inside another.
             let dropping = std::thread::spawn(move || runtime().block_on(execute(&server, &sql)));
             dropping.join().unwrap();
         }

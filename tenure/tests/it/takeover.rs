@@ -1,5 +1,6 @@
-//! The simulation: a run with tools and a review dies at every commit, before and after it, under every rule for checkpoints. Whoever takes
-//! it over comes to the same end, and nothing with an effect is done twice.
+//! Crash simulation: a run with tools and a review is killed before and after every commit, under
+//! every checkpoint policy. The node that takes it over reaches the same result, and no tool with
+//! side effects is executed twice.
 
 use crate::hands::*;
 use crate::on_every_store;
@@ -12,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tenure::store::Store;
 use tenure::*;
 
-/// What there is to see of a session in the end, ids and times apart.
+/// The observable result of a session, without ids and times.
 #[derive(Clone, Debug, PartialEq)]
 struct Story {
     talk: Vec<String>,
@@ -25,16 +26,17 @@ struct World {
     store: Arc<dyn Store>,
     clock: Clock,
     policy: &'static str,
-    /// How many turns the model is shown.
+    /// Number of turns in the prompt window.
     window: usize,
     tools: Workshop,
     model: Script,
-    /// Calls that somebody was asked about: was it done?
+    /// Number of reviews opened because the outcome of a call was lost.
     lost: usize,
     _dir: Option<tempfile::TempDir>,
 }
 
-/// Looks, pays, and mails (which a person must allow) at once; pays again under an id that was used before; and is done.
+/// One round of concurrent calls, of which `mail` requires review; a second round that reuses call
+/// ids; and an answer.
 fn script() -> Script {
     Script::new([
         calls(&[
@@ -50,7 +52,7 @@ fn script() -> Script {
 }
 
 impl World {
-    /// A session in which there was much talk before, if the model is shown little of it.
+    /// Creates a session, with a long history if the prompt window is small.
     async fn new(kind: &str, policy: &'static str, window: usize) -> Self {
         let home = Home::new(kind).await.unwrap();
         let tools = Workshop::new([
@@ -72,7 +74,7 @@ impl World {
         world
     }
 
-    /// Another process on the same store, or on what stands before it.
+    /// A node on the given store, which may be a wrapper around the shared one.
     fn node(&self, store: &Arc<dyn Store>) -> Tenure {
         let tenure = Tenure::on(store.clone(), Options { clock: self.clock.clone(), ..Options::default() });
         let checkpoints = Some(Checkpoints::try_from(self.policy.to_owned()).unwrap());
@@ -83,9 +85,11 @@ impl World {
         tenure
     }
 
-    /// A process that lives until it dies: asks if nobody has, takes over what is left, decides what is open. Whether the run has ended.
+    /// Simulates one process until it crashes: starts the run if it does not exist, takes over an
+    /// orphaned run, decides open reviews. Returns whether the run has ended.
     async fn live(&mut self, tenure: &Tenure) -> Result<bool, TurnError> {
-        // It is looked at from elsewhere, so that this process knows no more than it needs.
+        // Inspect the session through another node, so that this process caches no more than it
+        // needs.
         let elsewhere = self.node(&self.store);
         for _ in 0..20 {
             let s = elsewhere.load(&ada(), &id("x")).await?;
@@ -110,7 +114,7 @@ impl World {
         Ok(false)
     }
 
-    /// Whether it was done, as the tool itself knows.
+    /// The decision that matches whether the tool was actually executed.
     fn truth(&self, review: &ReviewOpened) -> Decision {
         match self.tools.done(&review.step).contains(&review.detail["arguments"]) {
             true => Decision::Approved,
@@ -139,7 +143,8 @@ impl World {
     }
 }
 
-/// What was said. Results that came late because somebody had to be asked stand where those of the other calls do.
+/// The messages in call order. A result that was delayed by a review is moved next to the results
+/// of the other calls.
 fn in_order(session: &Session) -> Vec<String> {
     let (mut said, mut calls) = (Vec::new(), Vec::new());
     for (at, (text, message)) in talk(session).into_iter().zip(&session.messages).enumerate() {
@@ -154,7 +159,8 @@ fn in_order(session: &Session) -> Vec<String> {
     said.into_iter().map(|(_, text)| text).collect()
 }
 
-/// Compares with the story without a crash. A result that nobody heard may be told in a person's words instead, if one was asked.
+/// Compares with the result without a crash. A lost result may be replaced by the reviewer's
+/// confirmation, at most once per review.
 fn compare(at: &str, mut got: Story, want: &Story, lost: usize) {
     let mut told = 0;
     for (got, want) in got.talk.iter_mut().zip(&want.talk) {
@@ -201,7 +207,7 @@ async fn dies_everywhere(kind: &str, policies: &[&'static str], window: usize, t
                             Ok(done) => ended = done,
                             Err(e) => assert!(store.is_dead(), "{point}: {e}"),
                         }
-                        // Whoever goes on reads what the model is shown, and not what was said before.
+                        // The resuming node reads the prompt window, not the whole history (D-014).
                         let read = store.read.load(SeqCst);
                         let asks = n == 0 || (at == 0 && when == When::Before);
                         assert!(asks || window == 50 || read < 150, "{point}: {read} records were read");
@@ -232,7 +238,7 @@ async fn a_run_that_dies_twice_ends_the_same() {
     dies_everywhere("memory", &["tool"], 50, true).await;
 }
 
-/// The same in a long session, of which whoever goes on reads the newest part.
+/// Crash simulation in a long session, of which the resuming node reads only the most recent part.
 #[tokio::test]
 async fn a_run_that_dies_anywhere_in_a_long_session_ends_the_same() {
     dies_everywhere("memory", &["tool", "step", "60s", "manual"], 2, false).await;
@@ -240,7 +246,8 @@ async fn a_run_that_dies_anywhere_in_a_long_session_ends_the_same() {
 }
 
 on_every_store! {
-    /// Going on costs what the model is shown, however much was said before; and it is shown what it would be otherwise.
+    /// The cost of resuming depends on the prompt window, not on the length of the history, and the
+    /// prompt is the same as without a crash (D-014).
     async fn a_run_in_a_long_session_goes_on_with_its_newest_part(home: &mut Home) {
         let tools = Workshop::new([(tool("mail"), Does::Says("sent"))]);
         let model = Script::new([calls(&[("c1", "mail", json!({}))]), say("Done.")]);
@@ -269,7 +276,7 @@ on_every_store! {
             let read = counted.read.load(SeqCst);
             assert!(read > 0 && read < 150, "{what}: {read} records were read");
         };
-        // A node that knows nothing takes it over, and a person is asked.
+        // A node without cache takes over the run and opens a review.
         let second = counting();
         let done = take_over(&node(&(second.clone() as Arc<dyn Store>)), &model, &tools).await;
         assert!(done[0].as_ref().unwrap().waiting);
@@ -278,7 +285,7 @@ on_every_store! {
         assert!(s.seq > 600);
         assert_eq!(model.shown(), ["Be brief.", "198?", "198!", "199?", "199!", "Mail it"]);
 
-        // Another one is told what was decided, and one more goes on.
+        // One node decides the review, and another resumes the run.
         let third = counting();
         let review = open(&s).pop().unwrap();
         let asked = node(&(third.clone() as Arc<dyn Store>));
@@ -298,7 +305,7 @@ on_every_store! {
         assert_eq!((ending(&s), tools.done("mail").len()), ((Some(Outcome::Completed), None), 1));
         assert_eq!(x(&asked).await, s, "who knew a part of it finds all of it");
 
-        // So does a run of its own that goes on from where the session stands.
+        // A run started without input also reads only the recent part.
         first.append(&ada(), &id("x"), vec![Message::user("And now?")]).await.unwrap();
         let fifth = counting();
         let fresh = node(&(fifth.clone() as Arc<dyn Store>));
@@ -306,7 +313,7 @@ on_every_store! {
         work(turn, &Script::new([say("Nothing.")]), &tools).await.unwrap();
         few(&fifth, "a run of its own");
 
-        // When the model is to be shown more, more is read.
+        // A larger prompt window reads more.
         fresh.declare(clerk(|a| a.short_term.max_history_turns = Some(150)));
         fresh.append(&ada(), &id("x"), vec![Message::user("All of it?")]).await.unwrap();
         let turn = fresh.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap();
@@ -314,13 +321,14 @@ on_every_store! {
         work(turn, &curious, &tools).await.unwrap();
         assert_eq!(curious.shown().iter().filter(|said| said.ends_with('?')).count(), 149, "and one without");
 
-        // A review that was decided long ago is still known as decided.
+        // A review decided long ago is still known as decided.
         let talk_on = (0..100).flat_map(|_| [Message::user("on"), Message::assistant("and on")]);
         first.append(&ada(), &id("x"), talk_on.collect::<Vec<_>>()).await.unwrap();
         let late = node(&store).decide(&ada(), &review, &verdict(Decision::Rejected)).await;
         assert!(matches!(late, Err(Error::Decided { .. })), "{late:?}");
 
-        // What is cut off elsewhere is not shown by whoever knew a part of it.
+        // Messages discarded by another node are not shown by a node that has a part of them
+        // cached.
         let knowing = node(&store);
         drop(begin(&first, question("Once more")).await.unwrap());
         home.pass(SignedDuration::from_secs(31));

@@ -1,7 +1,9 @@
-//! Recorded request sequences of real clients, replayed through the pure rule: after each request the session must be the one
-//! that the trace expects, and what the model is shown must be valid and complete.
+//! Recorded request sequences of real clients, replayed through the pure reconcile function: after
+//! each request the session must equal the one the trace expects, and the prompt must be valid and
+//! complete.
 //!
-//! `tests/fixtures/traces/README.md` describes the format; `scripts/record-traces.sh` records new ones.
+//! `tests/fixtures/traces/README.md` describes the format; `scripts/record-traces.sh` records new
+//! ones.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -40,7 +42,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Whether a session is one of those that are right.
+    /// Returns true if the stored session is one of the accepted ones.
     pub fn accepts(&self, stored: &[String]) -> bool {
         let questions =
             |lines: &[String]| -> Vec<String> { lines.iter().filter(|l| l.starts_with("user: ")).cloned().collect() };
@@ -66,7 +68,7 @@ pub fn traces() -> Vec<(String, Trace)> {
     paths.iter().map(read).collect()
 }
 
-/// A message as traces write it.
+/// A message in the notation of the traces.
 pub fn line(message: &Message) -> Option<String> {
     let short = |id: &str| id.chars().skip(id.chars().count().saturating_sub(5)).collect::<String>();
     let text = message.text();
@@ -90,7 +92,7 @@ fn lines<'a>(messages: impl IntoIterator<Item = &'a Message>) -> Vec<String> {
     messages.into_iter().filter_map(line).collect()
 }
 
-/// A log in memory.
+/// An in-memory log.
 pub struct Log {
     records: Vec<Record>,
 }
@@ -115,12 +117,12 @@ impl Log {
         lines(self.session().messages.iter().map(|m| &m.message))
     }
 
-    /// A request and what comes of it.
+    /// Applies a request and its answer. Returns the plan and the prompt.
     pub fn exchange(&mut self, messages: &[Message], answer: &[Message], outcome: Outcome) -> (Plan, Vec<Message>) {
         self.carry_out(&Incoming { messages, ..Incoming::default() }, answer, outcome)
     }
 
-    /// Carries a request out; what the model was shown.
+    /// Applies a request to the log. Returns the plan and the prompt.
     fn carry_out(&mut self, incoming: &Incoming<'_>, answer: &[Message], outcome: Outcome) -> (Plan, Vec<Message>) {
         let session = self.session();
         let plan = reconcile(&session, incoming);

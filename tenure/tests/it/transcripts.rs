@@ -1,4 +1,4 @@
-//! Transcripts, and the files of the JSONL store read as such.
+//! Transcripts, and files of the JSONL store read as transcripts.
 
 use crate::places::*;
 use tenure::*;
@@ -49,7 +49,8 @@ async fn files_of_the_jsonl_store_are_transcripts_too() {
         assert_eq!(name, want);
         assert_eq!(messages, texts(&t.load(&who, &x).await.unwrap()), "{name}");
     }
-    // When a parent is purged, one fork inherits and the others lean on it.
+    // When a parent is purged, one fork inherits its records and the others reference that fork
+    // (D-001).
     t.fork(&who, &id("b"), Point::Position(2), Some(id("c"))).await.unwrap();
     t.append(&who, &id("c"), turn(7)).await.unwrap();
     t.purge(&who, &id("a")).await.unwrap();

@@ -1,4 +1,4 @@
-//! Exports and imports: the log travels, is validated, and means the same elsewhere.
+//! Exports and imports: the log is transferred, validated, and has the same meaning elsewhere.
 
 use crate::audit::decided;
 use crate::hands::*;
@@ -8,7 +8,8 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 use tenure::*;
 
-/// A session with runs, tools, reviews, checkpoints, media, an edit and a summary; its fork, which was rewound too.
+/// Creates a session with runs, tools, reviews, checkpoints, media, an edit and a summary, and a
+/// fork of it that was rewound.
 async fn furnish(home: &Home) {
     let t = &home.tenure;
     decided(home, "p", 1).await;
@@ -30,7 +31,7 @@ async fn furnish(home: &Home) {
     t.update(&ada(), &id("x"), change).await.unwrap();
 }
 
-/// What a session means, without the names that an import changes.
+/// The meaning of a session, without the names that an import changes.
 fn meaning(session: &Session) -> Value {
     let review = |r: &Review| {
         let decided =
@@ -68,7 +69,7 @@ async fn discarded(t: &Tenure, who: &Principal, session: &str) -> Value {
     all.iter().map(|d| json!([d.seq, d.at, d.position, d.messages])).collect()
 }
 
-/// As it arrives: through JSON.
+/// An export after a round trip through JSON.
 fn sent(export: &Export) -> Export {
     let text = serde_json::to_string(export).unwrap();
     let mut found = foreign::read(&text, None).unwrap();
@@ -79,7 +80,7 @@ fn sent(export: &Export) -> Export {
 }
 
 on_every_store! {
-    /// Times, runs, reviews, checkpoints and branches are the same elsewhere, and it goes on.
+    /// An import preserves times, runs, reviews, checkpoints and branches, and can be continued.
     async fn an_import_has_the_same_log(home: &mut Home) {
         furnish(home).await;
         let there = Home::new("memory").await.unwrap();
@@ -105,7 +106,7 @@ on_every_store! {
                 for review in &copy.reviews {
                     assert_eq!(house.review(who, &review.opened.review).await.unwrap().1, *review, "it is found by its new name");
                 }
-                // The same export again, of the copy this time: it is the same log, and goes on with the same chain.
+                // An export of the copy is the same log and continues the same hash chain.
                 let again = sent(&house.export(who, &id(&name)).await.unwrap());
                 assert_eq!((again.messages, again.log.len()), (export.messages.clone(), export.log.len()));
             }
@@ -122,7 +123,7 @@ on_every_store! {
         assert_eq!(meaning(&reopened), meaning(&home.tenure.load(&ada(), &id("p")).await.unwrap()));
     }
 
-    /// A run that was on ends; what it waited for is not asked here, and nobody holds a lease.
+    /// An open run ends with the import, its reviews are void, and no lease is held (D-090).
     async fn what_was_on_ends(home: &mut Home) {
         home.tenure.declare(clerk(|a| a.review = vec![reviewed("pay")]));
         let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
@@ -140,7 +141,7 @@ on_every_store! {
         assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
     }
 
-    /// The second import of an export names the first; both are there.
+    /// A second import of an export reports the first; both exist.
     async fn a_second_import_is_reported(home: &mut Home) {
         let t = home.tenure.clone();
         t.create(&ada(), named("x")).await.unwrap();
@@ -155,7 +156,8 @@ on_every_store! {
             let mut both = t.imported_before(&admin(), &export).await.unwrap();
             both.sort();
             assert_eq!(both, [name(1), name(2)]);
-            // What happened there since makes no difference; another user and tenant know nothing of it.
+            // Later changes to the first import do not matter; other users and tenants do not learn
+            // of it.
             t.append(&ada(), &name(1), turn(2)).await.unwrap();
             t.fork(&ada(), &name(1), Point::End, None).await.unwrap();
             assert_eq!(t.imported_before(&ada(), &export).await.unwrap().len(), 2);
@@ -170,7 +172,8 @@ on_every_store! {
     }
 }
 
-/// What the readable part says of title, tags, model and metadata holds; an export that is older than the time to live is live.
+/// Title, tags, model and metadata of the readable part take precedence; an export older than the
+/// time to live is live after the import.
 #[tokio::test]
 async fn an_old_export_is_live_and_can_be_edited() {
     let mut home = Home::new("memory").await.unwrap();
@@ -198,7 +201,7 @@ async fn an_old_export_is_live_and_can_be_edited() {
     assert_eq!(t.examine(|_| ()).await.unwrap(), []);
 }
 
-/// Exports of form 1 have no log. Their decisions cannot be proved, and are left out.
+/// Exports of form 1 have no log. Their decisions cannot be verified and are omitted.
 #[tokio::test]
 async fn exports_of_form_1_are_imported() {
     let home = Home::new("memory").await.unwrap();
@@ -215,7 +218,7 @@ async fn exports_of_form_1_are_imported() {
     assert_eq!(home.tenure.reviews(&ada(), &Reviews::Decided, None, 9).await.unwrap().reviews.len(), 0);
 }
 
-/// Whatever is wrong is named by its path, and nothing is changed.
+/// Every validation error names its path, and nothing is changed.
 #[tokio::test]
 async fn an_export_is_validated() {
     let mut home = Home::new("memory").await.unwrap();
@@ -324,7 +327,7 @@ async fn an_export_is_validated() {
     assert_eq!(count().await, before);
     let foreign = foreign::read(&good.to_string(), None).unwrap().pop().unwrap().unwrap();
     t.import_new(&ada(), &id("n"), &foreign.export).await.unwrap();
-    // Marks are computed, not believed; owners and leases are not taken over.
+    // Digests are computed, not trusted; owners and leases are not imported (D-090).
     let mut forged = good.clone();
     let bad = json!({"messages": 1, "turns": 1, "visible": 1, "hash": "ff".repeat(16)});
     forged["log"][rewound]["entry"]["rewound"]["mark"] = bad.clone();
@@ -337,7 +340,8 @@ async fn an_export_is_validated() {
     assert_eq!(t.examine(|_| ()).await.unwrap(), []);
 }
 
-/// A session that was purged and imported again is not taken for the one that another process still remembers.
+/// A session that was purged and imported again is not mistaken for the one that another process
+/// has cached (D-092).
 #[tokio::test]
 async fn a_session_imported_again_is_another_one() {
     let home = Home::new("memory").await.unwrap();
@@ -356,7 +360,7 @@ async fn a_session_imported_again_is_another_one() {
     assert_eq!(texts(&a), raw(&[turn(1), turn(3), turn(4)].concat()));
 }
 
-/// Other programs format JSON in their own way; that changes nothing.
+/// Reformatted JSON is imported unchanged.
 #[tokio::test]
 async fn an_export_that_was_formatted_anew_is_imported() {
     let home = Home::new("memory").await.unwrap();
@@ -370,7 +374,7 @@ async fn an_export_that_was_formatted_anew_is_imported() {
     assert_eq!((values(&a), &a.head().mark.hash), (values(&b), &b.head().mark.hash));
 }
 
-/// Old entries, as older versions wrote them, and new ones.
+/// Entries of older versions and of the current one.
 #[test]
 fn entries_with_an_origin_are_read() {
     let old = r#"{"created":{"user":"ada","title":"T"}}"#;

@@ -1,4 +1,4 @@
-//! The verbs, on every store.
+//! The operations of `Tenure`, on every store.
 
 use crate::on_every_store;
 use crate::places::*;
@@ -7,7 +7,8 @@ use serde_json::json;
 use tenure::*;
 
 on_every_store! {
-    /// A text that is kept is the one of the session as it is now, whoever has changed it.
+    /// The cached rendering is always that of the current session, whichever node changed it
+    /// (D-013).
     async fn a_text_is_kept_until_something_changes(home: &mut Home) {
         let (here, there) = (home.tenure.clone(), Tenure::on(home.tenure.store().clone(), Options { clock: home.clock.clone(), ..Options::default() }));
         let (who, s) = (ada(), id("s"));
@@ -49,7 +50,8 @@ on_every_store! {
         assert_eq!(seen, want);
     }
 
-    /// What goes in comes out, byte for byte, also after a restart: tool turns, pictures, odd spelling.
+    /// Messages round-trip byte for byte, also after a restart: tool turns, images, unusual
+    /// formatting.
     async fn a_session_is_found_again(home: &mut Home) {
         let t = &home.tenure;
         let new = New { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..named("s1") };
@@ -73,7 +75,7 @@ on_every_store! {
         assert_eq!(tail, after.messages[4..]);
     }
 
-    /// A created session is there at once, an id can be used once, and a generated id is unique.
+    /// A created session is readable at once, an id can be used once, and generated ids are unique.
     async fn create(home: &mut Home) {
         let t = &home.tenure;
         let s = t.create(&ada(), named("x")).await.unwrap();
@@ -88,7 +90,7 @@ on_every_store! {
         }
     }
 
-    /// Title, tags, metadata: a merge patch; `null` removes.
+    /// Title, tags and metadata are updated by a merge patch; `null` removes a field.
     async fn update_info(home: &mut Home) {
         let t = &home.tenure;
         let metadata = json!({"a": 1, "deep": {"x": 1, "y": 2}}).as_object().unwrap().clone();
@@ -106,7 +108,7 @@ on_every_store! {
         assert_eq!(serde_json::Value::Object(info.metadata), json!({"deep": {"y": 2, "z": 3}, "b": "two"}));
     }
 
-    /// Paused sessions take no messages, deleted ones are gone until restored, purged ones for good.
+    /// Paused sessions reject messages, deleted ones can be restored, purged ones cannot.
     async fn status(home: &mut Home) {
         let t = &home.tenure;
         let (who, x) = (ada(), id("x"));
@@ -136,7 +138,7 @@ on_every_store! {
         assert!(t.load(&who, &x).await.unwrap().messages.is_empty());
     }
 
-    /// Lists: newest first, in pages, live sessions only unless asked.
+    /// Lists are ordered newest first, paged, and contain only live sessions by default.
     async fn list(home: &mut Home) {
         let t = &home.tenure;
         for n in 0..7 {
@@ -173,7 +175,7 @@ on_every_store! {
         assert_eq!(t.list(&ada(), Query::new(Whose::Everyone, 101)).await.unwrap_err().code(), "too_large");
     }
 
-    /// Checkpoints by label, position and turn; what is cut off stays readable.
+    /// Checkpoints are addressed by label, position and turn; discarded messages stay readable.
     async fn checkpoints_and_rewind(home: &mut Home) {
         let t = &home.tenure;
         let (who, x) = (ada(), id("x"));
@@ -211,7 +213,7 @@ on_every_store! {
         assert!(resumed.messages.is_empty());
     }
 
-    /// Invariant 7: parent and fork never change each other.
+    /// Invariant 7: changes to a parent or a fork never affect the other.
     async fn parent_and_fork_never_change_each_other(home: &mut Home) {
         let t = &home.tenure;
         let (who, p) = (ada(), id("p"));
@@ -224,7 +226,7 @@ on_every_store! {
         t.fork(&who, &p, "turn-2", Some(id("a"))).await.unwrap();
         t.fork(&who, &p, Point::End, Some(id("b"))).await.unwrap();
         t.append(&who, &id("b"), turn(9)).await.unwrap();
-        t.fork(&who, &id("b"), Point::Turn(1), Some(id("c"))).await.unwrap(); // in the part that b shares
+        t.fork(&who, &id("b"), Point::Turn(1), Some(id("c"))).await.unwrap(); // in the part shared with its parent
         t.fork(&who, &id("b"), Point::End, Some(id("d"))).await.unwrap();
         t.append(&who, &id("a"), turn(8)).await.unwrap();
         t.rewind(&who, &id("b"), Point::Turn(2)).await.unwrap();
@@ -253,7 +255,7 @@ on_every_store! {
             }
             match round {
                 0 => home.reopen().await,
-                // What the forks need stays when their parent is destroyed.
+                // Records that the forks need survive the purge of their parent (D-001).
                 _ => drop(home.tenure.purge(&who, &p).await.unwrap()),
             }
         }
@@ -266,7 +268,8 @@ on_every_store! {
         assert_eq!(home.tenure.fork(&who, &p, Point::End, None).await.unwrap_err().code(), "not_found");
     }
 
-    /// A parent that was purged and made anew under its name is another session: its fork does not mistake it for its parent.
+    /// A new session under a purged parent's id is a different session; the fork does not use it as
+    /// its parent.
     async fn a_fork_outlives_a_parent_of_the_same_name(home: &mut Home) {
         let (t, who) = (&home.tenure, ada());
         t.create(&who, named("p")).await.unwrap();
@@ -281,7 +284,7 @@ on_every_store! {
         t.rewind(&who, &id("f"), Point::Position(6)).await.unwrap();
         assert_eq!(texts(&t.load(&who, &id("f")).await.unwrap()), raw(&[turn(1), turn(2)[..2].to_vec()].concat()));
         assert_eq!(t.tail(&who, &id("f"), usize::MAX).await.unwrap().len(), 6);
-        // And a session in hand that was paused takes no messages either.
+        // Saving a loaded session fails if it was paused in the meantime.
         let mut s = t.load(&who, &id("f")).await.unwrap();
         t.pause(&who, &id("f"), None).await.unwrap();
         s.push(Message::user("late"), home.now());
@@ -291,7 +294,7 @@ on_every_store! {
         assert_eq!(s.save(t).await.unwrap_err().code(), "paused");
     }
 
-    /// The session in hand: load, change, save; a save that comes too late changes nothing.
+    /// Loading, editing and saving a session: a stale save fails and changes nothing.
     async fn a_session_in_hand(home: &mut Home) {
         let t = &home.tenure;
         let (who, x) = (ada(), id("x"));
@@ -320,7 +323,7 @@ on_every_store! {
         fork.push(Message::user("another way"), home.now());
         fork.save(t).await.unwrap();
         assert_eq!(t.load(&who, &id("f")).await.unwrap().messages.len(), 5);
-        // A fork at a point that the source itself shares with its parent.
+        // A fork at a point in the part that its source shares with its own parent.
         let fork = t.load(&who, &id("f")).await.unwrap();
         let mut second = fork_session(&fork, Point::Position(2), id("g"), home.now()).unwrap();
         second.save(t).await.unwrap();
@@ -340,7 +343,8 @@ on_every_store! {
         }
     }
 
-    /// Export here, import there, go on; importing over a session replaces it and destroys nothing.
+    /// An exported session can be imported elsewhere and continued; importing over a session
+    /// replaces it without destroying anything.
     async fn export_and_import(home: &mut Home) {
         let t = &home.tenure;
         let (who, x) = (ada(), id("x"));
@@ -376,7 +380,8 @@ on_every_store! {
         assert_eq!(t.import(&who, &x, newer).await.unwrap_err().code(), "newer_format");
     }
 
-    /// Tool results: an hour, the least recently used first, per session, over a restart.
+    /// Cached tool results expire after an hour, are evicted by least recent use, belong to one
+    /// session, and survive a restart.
     async fn tool_cache(home: &mut Home) {
         let cache = CacheSize { max_entries: Some(2), ..CacheSize::default() };
         let small = Assistant { name: "small".into(), cache, ..Assistant::default() };
@@ -393,9 +398,9 @@ on_every_store! {
         home.pass(SignedDuration::from_secs(1));
         put(&home.tenure, 2).await;
         home.pass(SignedDuration::from_secs(1));
-        assert_eq!(get(&home.tenure, 1).await, Some(1)); // 2 is now the least recently used
+        assert_eq!(get(&home.tenure, 1).await, Some(1)); // entry 2 is now the least recently used
         home.pass(SignedDuration::from_secs(1));
-        // A use may be noted a moment later.
+        // The use may be recorded asynchronously.
         for _ in 0..50 {
             let shelf = tenure::store::Shelf { tenant: who.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
             let items = home.tenure.store().items(&shelf, None, 10).await.unwrap();
@@ -416,7 +421,8 @@ on_every_store! {
         assert_eq!(home.tenure.sweep().await.unwrap().items, 2);
     }
 
-    /// Found by content: the longest conversation, none of several that are equal, never somebody else's.
+    /// Content matching finds the longest conversation, rejects ambiguous matches, and never finds
+    /// another user's session.
     async fn find_by_content(home: &mut Home) {
         let t = &home.tenure;
         let who = ada();
@@ -436,7 +442,7 @@ on_every_store! {
         for stranger in [bob, other, admin()] {
             assert_eq!(t.find(&stranger, &ask(2)).await.unwrap(), None);
         }
-        // Many newer ones with a shorter conversation do not hide the longest.
+        // Many newer sessions with a shorter conversation do not hide the longest match.
         for n in 0..70 {
             home.pass(SignedDuration::from_secs(1));
             t.create(&who, named(&format!("short{n}"))).await.unwrap();
@@ -446,7 +452,7 @@ on_every_store! {
         assert_eq!(t.find(&who, &ask(1)).await.unwrap(), None, "which one is not told");
         assert_eq!(t.find(&who, &[Message::user("question 1")]).await.unwrap(), None, "one message is too little");
         assert_eq!(t.find(&who, &[Message::system("s"), Message::user("question 1")]).await.unwrap(), None);
-        // Pictures tell conversations apart; a client that leaves them out is understood.
+        // Images distinguish conversations; a client that omits them still matches.
         for (name, fill) in [("cat", "C"), ("dog", "D")] {
             home.pass(SignedDuration::from_secs(1));
             t.create(&who, named(name)).await.unwrap();
@@ -460,7 +466,8 @@ on_every_store! {
         assert_eq!(t.find(&who, &about(Message::user("what is it?"))).await.unwrap(), Some(id("cat")));
     }
 
-    /// A client's view and ours become one, and the log remembers what was cut.
+    /// Reconciling merges the client's history with the stored one, and the log preserves discarded
+    /// messages.
     async fn splice(home: &mut Home) {
         let t = &home.tenure;
         let (who, x) = (ada(), id("x"));
@@ -469,7 +476,8 @@ on_every_store! {
         let seen = [Message::user("question 1"), Message::assistant("answer 1")];
         let plan = t.splice(&who, &x, &[&seen[..], &[Message::user("edited")]].concat(), HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.keep, plan.spliced, plan.append.len()), (4, 2, 1));
-        // Nobody has answered it, and no run has given the answer before it: that is no edit.
+        // The previous question is unanswered and the answer before it came from no run: this is
+        // not treated as an edit.
         let more = [&seen[..], &[picture("with a picture", "W")]].concat();
         let plan = t.splice(&who, &x, &more, HistoryMode::Auto).await.unwrap();
         assert_eq!((plan.keep, plan.rewound), (5, 0));

@@ -1,4 +1,5 @@
-//! The tool calls of a run: what the cache has of them, making them concurrently, and what they came to.
+//! Tool calls of a run: cache lookup, concurrent execution, and commit of the results in call
+//! order.
 
 use super::insist::Pauses;
 use super::{Work, limit};
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 
 impl<'a> Work<'a> {
-    /// Finds what the cache has of the calls of an answer.
+    /// Looks up cached results for the tool calls of an answer.
     pub(super) async fn look_up(&mut self, answer: &Message) -> Result<()> {
         self.hits.clear();
         if !self.tools.iter().any(|t| t.cache) {
@@ -29,7 +30,8 @@ impl<'a> Work<'a> {
             }
             let arguments = Value::Object(arguments);
             let found = match self.tenure.cache_get(&self.who, &self.session_id, &call.name, &arguments).await {
-                // The answer is in hand and not stored yet: without the cache, the tool is called.
+                // The answer is not persisted yet and must not be lost to an unavailable cache:
+                // treat this as a miss and call the tool.
                 Err(Error::Unavailable { .. }) => None,
                 found => found?,
             };
@@ -40,7 +42,9 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Makes calls side by side, and keeps their results in the order of the calls.
+    /// Executes tool calls concurrently, at most `parallel` at a time, and commits their results in
+    /// the order of the calls (D-051). After an error, calls in flight finish and no new ones start
+    /// (D-052).
     pub(super) async fn call(&mut self, jobs: Vec<Job>) -> Result<Step, TurnError> {
         for job in &jobs {
             let progress = self.progress(job);
@@ -58,7 +62,6 @@ impl<'a> Work<'a> {
                 running.push(numbered(i, call));
             }
             let Some(first) = running.next().await else { break };
-            // Results that are ready together are committed together.
             let mut ready = vec![first];
             while let Some(Some(next)) = running.next().now_or_never() {
                 ready.push(next);
@@ -66,7 +69,8 @@ impl<'a> Work<'a> {
             for (i, made) in ready {
                 match made {
                     Ok(made) => results[i] = Some(made),
-                    // Those under way may have done something: what they say is waited for. No other is begun.
+                    // Calls in flight may have side effects: await their results, but start no new
+                    // ones (D-052).
                     Err(e) => trouble = trouble.or(Some(e)),
                 }
             }
@@ -93,7 +97,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// What calls have come to, as messages. Whoever listens is told.
+    /// Converts finished calls into tool messages and notifies the listener of each.
     async fn said(&mut self, jobs: &[Job], results: &mut [Option<Made>]) -> Vec<Message> {
         let mut said = Vec::new();
         for (job, made) in jobs.iter().zip(results) {
@@ -122,7 +126,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// One call, to be made. It holds nothing of this run, so that the run can be told of others meanwhile.
+    /// Returns a future that executes one call. It borrows nothing from the run, so events can be
+    /// sent while it is polled.
     fn maker(&self, job: &Job) -> impl Future<Output = Result<Made, TurnError>> + use<'a> {
         let (hands, assistant) = (self.hands, self.assistant.clone());
         let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
@@ -146,7 +151,8 @@ impl<'a> Work<'a> {
                 None if ours => None,
                 None => return Ok(Made::Lost),
             };
-            // A node that slept may have lost its run, and another may be making this very call.
+            // The lease may have expired while this node was suspended, and another node may be
+            // executing this call. Renew it first.
             if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
                 let mut pauses = Pauses::new();
                 let end = loop {
@@ -208,14 +214,14 @@ impl<'a> Work<'a> {
     }
 }
 
-/// What a call came to.
+/// The result of a tool call.
 enum Made {
     Said(String),
-    /// It may or may not have happened: a person is asked.
+    /// The outcome is unknown and the tool is not repeatable: a review is required (D-054).
     Lost,
 }
 
-/// A future with its position in the order of the calls.
+/// Pairs a future's output with the position of its call.
 async fn numbered<T>(position: usize, call: impl Future<Output = T>) -> (usize, T) {
     (position, call.await)
 }

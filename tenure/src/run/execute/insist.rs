@@ -1,5 +1,8 @@
-//! The store away while a run holds what can not be had again: an answer that was paid for, a result of a tool that has done something.
-//! It waits with it in hand. Somebody else may take the run over meanwhile; then the log says so, and what it holds is dropped.
+//! Commits that are retried while the store is unavailable. Used where a run holds results that
+//! cannot be reproduced: a paid model answer, or the result of a tool with side effects.
+//!
+//! The results stay in memory until they are committed. If another node takes over the run in the
+//! meantime, the log shows it, and they are dropped.
 
 use crate::engine::cache::State;
 use crate::engine::draft::{Draft, Need};
@@ -14,7 +17,7 @@ use std::time::Duration;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The pauses between two tries.
+/// Exponential backoff between retries, from 100 ms to 2 s.
 pub(super) struct Pauses(Duration);
 
 impl Pauses {
@@ -22,12 +25,14 @@ impl Pauses {
         Self(FIRST_PAUSE)
     }
 
+    /// Sleeps for the current delay and doubles it, up to `LONGEST_PAUSE`.
     pub async fn next(&mut self) {
         tokio::time::sleep(self.0).await;
         self.0 = (self.0 * 2).min(LONGEST_PAUSE);
     }
 
-    /// What a step that may be done twice came to; `None` after a pause, if the store was away.
+    /// Returns the result of an idempotent step. `None` means that the store was unavailable, and
+    /// that the backoff delay has elapsed.
     pub async fn unless_away<T>(&mut self, done: Result<T>) -> Option<Result<T>> {
         match done {
             Err(Error::Unavailable { .. }) => {
@@ -39,7 +44,7 @@ impl Pauses {
     }
 }
 
-/// A commit of which nobody knows whether it happened.
+/// A commit with an unknown outcome.
 struct Unknown<R> {
     base: Seq,
     at: Timestamp,
@@ -48,8 +53,9 @@ struct Unknown<R> {
 }
 
 impl Tenure {
-    /// Like [`Tenure::write`], but waits for a store that is away. Before it tries again it looks whether the commit before was stored
-    /// after all, so that nothing is written twice.
+    /// Commits like [`Tenure::write`], but retries while the store is unavailable. Before each
+    /// retry it checks whether the previous commit was persisted after all, so nothing is written
+    /// twice.
     pub(super) async fn write_insisting<R: Clone>(
         &self,
         who: &Principal,
@@ -87,7 +93,8 @@ impl Tenure {
         }
     }
 
-    /// Whether a session's log holds exactly these records: a time and a text at a place are never written twice.
+    /// Returns true if the log contains exactly these records. Position, timestamp and content
+    /// together identify a commit: no two commits share all three.
     async fn has_stored<R>(&self, key: &Key, unknown: &Unknown<R>) -> Result<bool> {
         let upto = unknown.base + unknown.entries.len() as Seq;
         if upto == unknown.base {
