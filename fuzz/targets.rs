@@ -4,8 +4,8 @@ use axum::body::Body;
 use axum::http::Request;
 use std::sync::OnceLock;
 use tenure::{
-    Entry, HistoryMode, Incoming, Key, Message, Record, Session, SessionId, Tenant, Window, history, is_valid,
-    reconcile as plan,
+    Entry, HistoryMode, IncomingRequest, Message, Record, Session, SessionId, SessionKey, Tenant, Window, history,
+    is_valid, reconcile as plan,
 };
 use tenure_server::config::Config;
 use tenure_server::{app::App, router::in_process};
@@ -47,7 +47,7 @@ pub fn reconcile(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (stored, incoming) = text.split_once("\n---\n").unwrap_or((text, ""));
     let messages = |text: &str| text.lines().filter_map(|l| Message::parse(l).ok()).collect::<Vec<_>>();
-    let key = Key { tenant: Tenant::default(), session: SessionId::new("f").unwrap() };
+    let key = SessionKey { tenant: Tenant::default(), session: SessionId::new("f").unwrap() };
     let entries =
         std::iter::once(Entry::created(Default::default())).chain(messages(stored).into_iter().map(Entry::message));
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -56,7 +56,7 @@ pub fn reconcile(data: &[u8]) {
     for history_mode in [HistoryMode::Auto, HistoryMode::Full, HistoryMode::Append] {
         let mut session = Session::replay(&key, records.clone()).unwrap();
         assert!(is_valid(&history(&session, &Window::default())));
-        let request = Incoming { messages: &incoming, history: history_mode, ..Incoming::default() };
+        let request = IncomingRequest { messages: &incoming, history: history_mode, ..IncomingRequest::default() };
         let plan = plan(&session, &request);
         assert!(plan.keep <= session.messages.len() && plan.append.len() <= incoming.len());
         session.messages.truncate(plan.keep);
@@ -73,10 +73,10 @@ pub fn reconcile(data: &[u8]) {
 /// Any text as somebody's session.
 pub fn foreign(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    for foreign in tenure::foreign::read(text, None).into_iter().flatten().flatten() {
+    for foreign in tenure::import::read(text, None).into_iter().flatten().flatten() {
         // What was understood can be said again.
-        if let Ok(again) = tenure::foreign::to_mistralrs(&foreign.export) {
-            tenure::foreign::read(again.get(), None).unwrap();
+        if let Ok(again) = tenure::import::to_mistralrs(&foreign.export) {
+            tenure::import::read(again.get(), None).unwrap();
         }
     }
 }

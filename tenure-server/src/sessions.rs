@@ -3,9 +3,10 @@
 use crate::app::App;
 use crate::workspace::{RestorePlan, Restored, WorkspaceError};
 use serde_json::{Map, Value};
-use tenure::store::Cursor;
+use tenure::store::SessionCursor;
 use tenure::{
-    Error, Head, Key, Point, Principal, Query, Receipt, Rewind, Seq, SessionId, Status, Tenure, Tools, User, Whose,
+    ErasureReceipt, Error, Head, OwnerFilter, Point, Principal, RewindResult, Seq, SessionId, SessionKey, SessionQuery,
+    Status, Tenure, Tools, User,
 };
 
 /// Sessions that are read at once.
@@ -71,14 +72,14 @@ pub async fn delete(
         if let Some(head) = head {
             commit_workspace(app, &head).await;
         }
-        app.tools.end(&Key { tenant: who.tenant.clone(), session: id.clone() }).await;
+        app.tools.end(&SessionKey { tenant: who.tenant.clone(), session: id.clone() }).await;
     }
     Ok(deleted)
 }
 
 /// Erases all of a user: their sessions and transcripts; then their tools end and their workspaces are committed, as with each
 /// session that is deleted.
-pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Result<Receipt> {
+pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Result<ErasureReceipt> {
     let heads = sessions_of(app, who, user).await?;
     let receipt = app.tenure.erase(who, user).await?;
     app.transcripts.erase(&who.tenant, user).await?;
@@ -94,12 +95,12 @@ pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Resu
 
 /// All sessions of a user, those that have ended included.
 async fn sessions_of(app: &App, who: &Principal, user: &User) -> tenure::Result<Vec<Head>> {
-    let mut query = Query::new(Whose::User(who.tenant.clone(), user.clone()), PAGE);
+    let mut query = SessionQuery::new(OwnerFilter::User(who.tenant.clone(), user.clone()), PAGE);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     let mut all = Vec::new();
     loop {
         let page = app.tenure.store().heads(&query).await?;
-        query.cursor = page.last().map(Cursor::of);
+        query.cursor = page.last().map(SessionCursor::of);
         let is_last = page.len() < query.limit;
         all.extend(page);
         if is_last {
@@ -132,7 +133,7 @@ pub async fn rewind(
     who: &Principal,
     id: &SessionId,
     request: RewindRequest,
-) -> Result<(Rewind, Option<Restored>), SessionError> {
+) -> Result<(RewindResult, Option<Restored>), SessionError> {
     let RewindRequest { to, expected, workspace } = request;
     let plan = if workspace { Some(find_commit(app, who, id, &to).await?) } else { None };
     let done = expecting(&app.tenure, expected).rewind(who, id, to).await?;

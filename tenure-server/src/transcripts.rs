@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tenure::private_files;
-use tenure::store::{Cursor, Store};
+use tenure::store::{SessionCursor, Store};
 use tenure::{
-    Error, Head, JsonlTranscript, Key, Message, Principal, Query, Reach, Redaction, Seq, Session, SessionId, Status,
-    Tenant, Tenure, User, Whose,
+    AccessScope, Error, Head, JsonlTranscript, Message, OwnerFilter, Principal, Redaction, Seq, Session, SessionId,
+    SessionKey, SessionQuery, Status, Tenant, Tenure, User,
 };
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
@@ -39,9 +39,9 @@ pub struct Transcripts {
     live: bool,
     /// What is known of the files. Whoever has it is the only one who reads a session in order to write its file, or removes one: what was
     /// removed is not written again by somebody who had read it before.
-    known: Arc<Mutex<HashMap<Key, Written>>>,
+    known: Arc<Mutex<HashMap<SessionKey, Written>>>,
     /// What changes, while nobody follows it.
-    changes: Arc<Mutex<Option<Receiver<Key>>>>,
+    changes: Arc<Mutex<Option<Receiver<SessionKey>>>>,
 }
 
 /// How far a file is.
@@ -164,7 +164,12 @@ impl Transcripts {
     }
 
     /// Writes these, and what has changed meanwhile. Whether all of it went well.
-    async fn write_all(&self, tenure: &Tenure, changes: &mut Receiver<Key>, mut keys: HashSet<Key>) -> bool {
+    async fn write_all(
+        &self,
+        tenure: &Tenure,
+        changes: &mut Receiver<SessionKey>,
+        mut keys: HashSet<SessionKey>,
+    ) -> bool {
         let mut well = true;
         loop {
             match changes.try_recv() {
@@ -182,7 +187,7 @@ impl Transcripts {
     /// Writes every live session whose file is not as new as the session. Whether all of it went well.
     async fn catch_up(&self, tenure: &Tenure) -> bool {
         let Some(dir) = &self.dir else { return true };
-        let mut query = Query::new(Whose::Everyone, 100);
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
         query.status = vec![Status::Active, Status::Paused];
         let mut well = true;
         loop {
@@ -199,14 +204,14 @@ impl Transcripts {
                 }
             }
             match heads.last() {
-                Some(last) if heads.len() == query.limit => query.cursor = Some(Cursor::of(last)),
+                Some(last) if heads.len() == query.limit => query.cursor = Some(SessionCursor::of(last)),
                 _ => return well,
             }
         }
     }
 
     /// Brings one file up to its session. Whether that went well.
-    async fn bring_up(&self, tenure: &Tenure, key: &Key) -> bool {
+    async fn bring_up(&self, tenure: &Tenure, key: &SessionKey) -> bool {
         match self.write_new(tenure, key).await {
             // It ended meanwhile. What is to become of its file is decided by how.
             Ok(()) | Err(Error::NotFound { .. } | Error::Gone { .. }) => true,
@@ -217,11 +222,12 @@ impl Transcripts {
         }
     }
 
-    async fn write_new(&self, tenure: &Tenure, key: &Key) -> tenure::Result<()> {
+    async fn write_new(&self, tenure: &Tenure, key: &SessionKey) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let mut known = self.known.lock().await;
         let Some(head) = tenure.store().head(key).await? else { return Ok(()) };
-        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Own, quota: None };
+        let who =
+            Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Own, quota: None };
         let path = file(dir, &head);
         // What is known is not relied on until the step that changes it is done.
         let before = known.remove(key).filter(|w| {
@@ -286,7 +292,7 @@ impl Transcripts {
     }
 }
 
-fn note(known: &mut MutexGuard<'_, HashMap<Key, Written>>, key: &Key, written: Written) {
+fn note(known: &mut MutexGuard<'_, HashMap<SessionKey, Written>>, key: &SessionKey, written: Written) {
     if known.len() >= MAX_KNOWN {
         known.clear();
     }

@@ -8,7 +8,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use tenure::{Ending, Export, Session, Tenant, Tenure, User};
+use tenure::{EndReason, Export, Session, Tenant, Tenure, User};
 
 /// Sets up who is told when a session ends. All of it must succeed before a session goes; what failed is tried again.
 pub fn install(tenure: &Tenure, config: &OnExpire) -> anyhow::Result<()> {
@@ -52,7 +52,7 @@ impl Webhook {
         Ok(Self { client, url, key })
     }
 
-    async fn tell(&self, session: &Session, why: Ending) -> Result<(), String> {
+    async fn tell(&self, session: &Session, why: EndReason) -> Result<(), String> {
         self.send(session_ended(session, why).map_err(|e| e.to_string())?).await
     }
 
@@ -102,10 +102,10 @@ struct SessionEndedEvent<'a> {
     session: Export,
 }
 
-fn session_ended(session: &Session, why: Ending) -> serde_json::Result<String> {
+fn session_ended(session: &Session, why: EndReason) -> serde_json::Result<String> {
     let event = match why {
-        Ending::Expired => "session.expired",
-        Ending::Evicted => "session.evicted",
+        EndReason::Expired => "session.expired",
+        EndReason::Evicted => "session.evicted",
     };
     let (id, at) = (delivery_id(session, event), clock::now());
     // Straight to text: messages are told byte for byte.

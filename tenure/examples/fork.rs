@@ -1,17 +1,17 @@
 //! Checkpoints, rewind and fork: `cargo run --example fork`.
 
-use tenure::{Label, Message, New, Point, Principal, Tenure};
+use tenure::{CheckpointLabel, Message, NewSession, Point, Principal, Tenure};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> tenure::Result<()> {
     let tenure = Tenure::open("memory:").await?;
     let ada = Principal::default();
-    let id = tenure.create(&ada, New::default()).await?.info.session_id.clone();
+    let id = tenure.create(&ada, NewSession::default()).await?.info.session_id.clone();
     for n in 1..=3 {
         let (question, answer) = (format!("question {n}"), format!("answer {n}"));
         tenure.append(&ada, &id, vec![Message::user(&question), Message::assistant(&answer)]).await?;
     }
-    tenure.checkpoint(&ada, &id, Some(Label::new("before-the-detour")?)).await?;
+    tenure.checkpoint(&ada, &id, Some(CheckpointLabel::new("before-the-detour")?)).await?;
     tenure.append(&ada, &id, vec![Message::user("a detour"), Message::assistant("a wrong turn")]).await?;
 
     // Another way from the second turn on. Nothing is copied.

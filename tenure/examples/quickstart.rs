@@ -1,6 +1,6 @@
 //! A session from its beginning to the next request: `cargo run --example quickstart`.
 
-use tenure::{Message, New, Principal, Tenure, Window, history};
+use tenure::{Message, NewSession, Principal, Tenure, Window, history};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> tenure::Result<()> {
@@ -10,7 +10,7 @@ async fn main() -> tenure::Result<()> {
     // One process creates a session and goes away …
     let tenure = Tenure::open(&url).await?;
     let ada = Principal::new("acme", "ada")?;
-    let session = tenure.create(&ada, New { title: Some("Weather".into()), ..New::default() }).await?;
+    let session = tenure.create(&ada, NewSession { title: Some("Weather".into()), ..NewSession::default() }).await?;
     let id = session.info.session_id.clone();
     let call = r#"{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"weather","arguments":"{}"}}]}"#;
     let turn = vec![

@@ -9,35 +9,35 @@ use std::{sync::Arc, time::Instant};
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The system clock.
-    System(Start),
+    System(ClockOrigin),
     /// A clock for tests, advanced by hand.
-    Manual(Arc<Manual>),
+    Manual(Arc<ManualClock>),
 }
 
 /// The wall-clock and monotonic times at which a system clock was created. Drift is measured against them.
 #[derive(Clone, Copy, Debug)]
-pub struct Start {
+pub struct ClockOrigin {
     wall: Timestamp,
     steady: Instant,
 }
 
 /// A clock that advances only when [`Clock::advance`] or [`Clock::jump`] is called.
 #[derive(Debug)]
-pub struct Manual {
+pub struct ManualClock {
     wall: AtomicI64,
     drift: AtomicI64,
 }
 
 impl Default for Clock {
     fn default() -> Self {
-        Clock::System(Start { wall: micros(Timestamp::now()), steady: Instant::now() })
+        Clock::System(ClockOrigin { wall: micros(Timestamp::now()), steady: Instant::now() })
     }
 }
 
 impl Clock {
     /// Creates a manual clock for tests, starting at `start`.
     pub fn manual(start: Timestamp) -> Self {
-        Clock::Manual(Arc::new(Manual { wall: start.as_microsecond().into(), drift: 0.into() }))
+        Clock::Manual(Arc::new(ManualClock { wall: start.as_microsecond().into(), drift: 0.into() }))
     }
 
     /// Returns the current wall-clock time, truncated to microseconds: the precision that every store can

@@ -33,8 +33,8 @@ mod kit;
 
 pub use fixture::{Fixture, check};
 pub use kit::{
-    Log, Rng, State, assert_fails, blob, head_of, item, key, moment, read, read_all, say, session_shelf, shelf, state,
-    whole_log,
+    RandomLog, Rng, StoreState, assert_fails, blob, head_of, item, key, moment, read, read_all, say, session_shelf,
+    shelf, state, whole_log,
 };
 
 /// Generates the conformance tests of a store: `conformance!(name, factory);` with a factory such

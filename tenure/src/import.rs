@@ -2,7 +2,7 @@
 //! [`crate::Tenure::import`].
 //!
 //! [`read`] detects the format from the content. Data that cannot be represented in a session is
-//! never dropped silently: it is listed in [`Foreign::left_out`] with its location and the reason
+//! never dropped silently: it is listed in [`ImportedSession::left_out`] with its location and the reason
 //! (D-094). A session that cannot be parsed is an error that names the path of the problem, and
 //! does not prevent the import of the others.
 
@@ -19,7 +19,7 @@ mod tenure;
 mod openai_agents;
 
 use crate::import::imported::{FORMATS, at};
-pub use imported::{Foreign, Format, LeftOut};
+pub use imported::{ImportFormat, ImportedSession, SkippedPart};
 pub use mistralrs::to_mistralrs;
 #[cfg(feature = "sqlite")]
 pub use openai_agents::read_agents_db;
@@ -27,7 +27,7 @@ pub use openai_agents::read_agents_db;
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::message::Message;
-use detect::{Doc, split};
+use detect::{Document, split};
 
 /// Reads the sessions in a text. `hint` is the format, if it is known; `None` means that it is
 /// detected from the content.
@@ -36,40 +36,40 @@ use detect::{Doc, split};
 /// Otherwise there is one result per session, in the order of the text; an invalid session is an
 /// error with the path of the problem ([`Error::Invalid`]: `line 4: messages[2].content`), and does
 /// not affect the others.
-pub fn read(text: &str, hint: Option<Format>) -> Result<Vec<Result<Foreign>>> {
+pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<ImportedSession>>> {
     let docs = split(text)?;
     let Some(format) = hint.or_else(|| detect::recognise(&docs)) else {
         if docs.iter().any(|d| d.has("messages")) {
             return Err(Error::invalid("messages", "`messages` must be a list of messages"));
         }
-        let known = FORMATS.map(Format::as_str).join(", ");
+        let known = FORMATS.map(ImportFormat::as_str).join(", ");
         return Err(Error::invalid("", format!("this is no session in a form that is known ({known})")));
     };
     Ok(match format {
-        Format::ClaudeCode => claude_code::read(&docs),
-        Format::Responses => vec![openai_responses::read(&docs)],
+        ImportFormat::ClaudeCode => claude_code::read(&docs),
+        ImportFormat::Responses => vec![openai_responses::read(&docs)],
         // Each document is a session.
         _ if docs.iter().any(|d| d.has("messages")) => {
-            let form = |d: &Doc<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
+            let form = |d: &Document<'_>| hint.or_else(|| detect::kind(d)).unwrap_or(format);
             docs.iter().map(|d| tenure::read(d, form(d))).collect()
         }
         // Each document is a message.
-        Format::MistralRs => vec![tagged(&docs)],
+        ImportFormat::MistralRs => vec![tagged(&docs)],
         _ => vec![messages(&docs)],
     })
 }
 
 /// One session that consists of plain messages.
-fn messages(docs: &[Doc<'_>]) -> Result<Foreign> {
-    let parse = |d: &Doc<'_>| Message::parse(d.raw).map_err(|e| at(&d.place("messages"), e));
+fn messages(docs: &[Document<'_>]) -> Result<ImportedSession> {
+    let parse = |d: &Document<'_>| Message::parse(d.raw).map_err(|e| at(&d.place("messages"), e));
     let messages = docs.iter().map(parse).collect::<Result<_>>()?;
     let export = Export { messages, ..Export::default() };
-    Ok(Foreign { format: Format::OpenAi, export, left_out: Vec::new() })
+    Ok(ImportedSession { format: ImportFormat::OpenAi, export, left_out: Vec::new() })
 }
 
 /// One session that consists of messages of mistral.rs only.
-fn tagged(docs: &[Doc<'_>]) -> Result<Foreign> {
+fn tagged(docs: &[Document<'_>]) -> Result<ImportedSession> {
     let (list, mut left_out) = (docs.iter().map(|d| d.raw).collect::<Vec<_>>(), Vec::new());
-    let messages = mistralrs::Listed::default().messages(&list, &mut left_out)?;
-    Ok(Foreign { format: Format::MistralRs, export: Export { messages, ..Export::default() }, left_out })
+    let messages = mistralrs::ListedMessages::default().messages(&list, &mut left_out)?;
+    Ok(ImportedSession { format: ImportFormat::MistralRs, export: Export { messages, ..Export::default() }, left_out })
 }

@@ -43,7 +43,6 @@ pub mod conformance;
 mod engine;
 mod executors;
 pub mod import;
-pub use import as foreign;
 mod maintenance;
 mod memory;
 mod open;
@@ -56,81 +55,84 @@ pub mod store;
 mod tenure;
 mod types;
 
-pub use clock::{Clock, Manual, Start};
-pub use engine::hooks::Ending;
-pub use engine::list::Page;
+pub use clock::{Clock, ClockOrigin, ManualClock};
+pub use engine::hooks::EndReason;
+pub use engine::list::SessionPage;
 pub use engine::options::Options;
 pub use engine::quota::Usage;
 pub use engine::turn_lock::OnBusy;
 pub use executors::embedder::Embedder;
-pub use executors::model::{First, Model, Pieces, Prompt};
-pub use executors::tools::{Call, Tools};
-pub use maintenance::doctor::Repaired;
-pub use maintenance::erase::Receipt;
-pub use maintenance::sweep::{MAX_CLOCK_JUMP, Report};
-pub use memory::dream::{Dream, DreamRules, Promoted};
-pub use memory::memories::{Mind, Remember};
-pub use memory::recall::{Recall, Recalled, Told};
+pub use executors::model::{EagerModelCall, Model, ModelStream, Prompt};
+pub use executors::tools::{ToolInvocation, Tools};
+pub use maintenance::doctor::RepairReport;
+pub use maintenance::erase::ErasureReceipt;
+pub use maintenance::sweep::{MAX_CLOCK_JUMP, SweepReport};
+pub use memory::dream::{Dream, DreamRules, PromotedMemory};
+pub use memory::memories::{MemoryTarget, NewMemory};
+pub use memory::recall::{InjectedMemory, RecallHit, RecallResult};
 pub use review::audit::{AuditExport, AuditRange, AuditTrail};
-pub use review::decide::{ReviewPage, Reviews, Verdict};
-pub use rules::answer::Answer;
+pub use review::decide::{ReviewFilter, ReviewInput, ReviewPage};
+pub use rules::answer::ModelAnswer;
 pub use rules::checkpoint::make_checkpoints;
 pub use rules::decision_chain::AuditedDecision;
-pub use rules::next::{Doing, Job, Question, Rules, Step, next};
+pub use rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next};
 pub use rules::overlay::Overlay;
 pub use rules::prompt::{MEDIA_TOKENS, NO_RESULT, history, is_valid, lead, tokens};
-pub use rules::reconcile::plan::{Incoming, NewMessage, Plan, ReplyTo};
+pub use rules::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo};
 pub use rules::reconcile::reconcile;
 pub use rules::redaction::{MAX_PATTERN_BYTES, MAX_REDACTION_RULES, Redaction, RedactionRule};
-pub use rules::session::{Checkpoint, Place, Point, Review, Run, Said, Session, Started, Summary};
+pub use rules::session::{
+    Checkpoint, Point, ResolvedPoint, Review, Run, Session, StoredMessage, Summary, ToolCallStart,
+};
 pub use rules::summary;
-pub use run::begin::{Begun, Turn};
-pub use run::compact::Compacted;
-pub use run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
-pub use run::request::{Ask, OnExpired, Spliced};
-pub use run::resume::Followed;
-pub use run::tool_cache::{Cached, cache_key};
-pub use session::append::{Append, Appended, AutoCheckpoint};
-pub use session::checkpoint::{Discarded, Rewind};
+pub use run::begin::{OpenRun, TurnStart};
+pub use run::compact::CompactionResult;
+pub use run::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
+pub use run::request::{OnExpired, ReconcileReport, TurnRequest};
+pub use run::resume::RunEvents;
+pub use run::tool_cache::{CachedToolResult, cache_key};
+pub use session::append::{Append, AppendResult, AutoCheckpoint};
+pub use session::checkpoint::{DiscardedMessages, RewindResult};
 pub use session::edit::{fork_session, list_checkpoints, resume_session};
-pub use session::lifecycle::New;
-pub use session::search::{Found, FoundMessage, FoundPage, Search, SearchCursor};
-pub use session::transcript::{JsonlTranscript, Problem, iter_transcripts, read_transcript};
+pub use session::lifecycle::NewSession;
+pub use session::search::{MessageHit, SearchCursor, SearchHit, SearchPage, SearchRequest};
+pub use session::transcript::{JsonlTranscript, TranscriptProblem, iter_transcripts, read_transcript};
 pub use session::transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint};
-pub use store::finding::{Cure, Finding, Orphan};
-pub use store::query::{Query, Whose};
+pub use store::finding::{Finding, Orphan, Remedy};
+pub use store::query::{OwnerFilter, SessionQuery};
 pub use tenure::Tenure;
-pub use types::assistant::{Assistant, CacheSize, Lifetime, MemorySize, RunLimits, ShortTerm};
-pub use types::blob::{Blob, BlobId, Cut};
-pub use types::byte_size::Size;
+pub use types::assistant::{Assistant, CacheConfig, MemoryConfig, RunConfig, SessionConfig, WindowConfig};
+pub use types::blob::{Blob, BlobId, BlobRef};
+pub use types::byte_size::ByteSize;
 pub use types::decision_chain::DecisionChain;
 pub use types::decision_chain::DecisionHash;
-pub use types::digest::{MAX_MARK_CALLS, Mark, VisibleHash};
+pub use types::digest::{LogDigest, MAX_MARK_CALLS, VisibleHash};
 pub use types::entry::{
-    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Parent, Post, Record,
-    ReviewDecided, ReviewOpened, Rewound, Timeout,
+    CheckpointEntry, Decision, Entry, LeaseClaim, MessageEntry, Origin, Parent, Patch, Record, ReviewDecided,
+    ReviewOpened, ReviewTimeout, RewindEntry, RunOutcome, SessionCreated, SessionPatch,
 };
 pub use types::error::{Error, Result};
 pub use types::excerpt::excerpt;
-pub use types::head::{Front, Head, Lead, Lease, LogEnd, OpenReview, Reviewing, SessionInfo};
-pub use types::human_duration::Period;
+pub use types::head::{Head, InstructionSpan, Lease, LogEnd, OpenReview, PromptPrefix, ReviewIndexLabel, SessionInfo};
+pub use types::human_duration::HumanDuration;
 pub use types::id::{
-    InvalidName, Key, Label, MAX_NAME_BYTES, Principal, Reach, ReviewId, RunId, Seq, SessionId, Tenant, User,
+    AccessScope, CheckpointLabel, InvalidName, MAX_NAME_BYTES, Principal, ReviewId, RunId, Seq, SessionId, SessionKey,
+    Tenant, User,
 };
 pub use types::log_hash::LogHash;
 pub use types::media::MIN_BLOB_TEXT;
-pub use types::memory::{Memory, Source};
+pub use types::memory::{Memory, MemorySource};
 pub use types::message::{MAX_DEPTH, Message, Role, ToolCall};
-pub use types::model::{ModelError, Piece};
+pub use types::model::{ModelChunk, ModelError};
 pub use types::policy::HistoryMode;
 pub use types::policy::{
-    CachePolicy, Checkpoints, Compact, Limits, MemoryPolicy, OnDisconnect, Policy, ReviewRule, RunPolicy, Scope,
-    Window, matches_pattern,
+    CachePolicy, CheckpointPolicy, CompactionPolicy, Limits, MemoryPolicy, MemoryScope, OnDisconnect, Policy,
+    ReviewRule, RunPolicy, Window, matches_pattern,
 };
 pub use types::quota::{Quota, QuotaScope};
-pub use types::raw_object::Fields;
+pub use types::raw_object::RawObject;
 pub use types::status::Status;
-pub use types::tool::{Output, Tool, ToolError};
+pub use types::tool::{Tool, ToolError, ToolOutput};
 pub use types::tool_source::{EnvName, HttpSource, McpSource, PythonSource, Secret, ToolSource};
 
 #[cfg(doctest)]

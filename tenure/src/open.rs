@@ -3,7 +3,7 @@
 use crate::engine::options::Options;
 use crate::memory::retract::RetractMemories;
 use crate::store;
-use crate::store::contract::{Repair, Store};
+use crate::store::contract::{OpenRepair, Store};
 use crate::tenure::Tenure;
 use crate::types::error::Result;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Tenure {
         Self::wire(store, options, Vec::new())
     }
 
-    fn wire(store: Arc<dyn Store>, options: Options, repairs: Vec<Repair>) -> Self {
+    fn wire(store: Arc<dyn Store>, options: Options, repairs: Vec<OpenRepair>) -> Self {
         Self::build(store, options, repairs, vec![Arc::new(RetractMemories)])
     }
 }

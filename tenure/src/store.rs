@@ -18,14 +18,14 @@ pub(crate) mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub use contract::{Commit, Concurrency, FORMAT, Glance, MAX_PAGE_BYTES, Repair, Store, Writes};
-pub use finding::{Cure, Finding, MAX_FINDINGS, Orphan};
-pub use item::{Hit, Item, Owner, Shelf};
+pub use contract::{Commit, Concurrency, FORMAT, HeadCheck, MAX_PAGE_BYTES, OpenRepair, Store, WriteCost};
+pub use finding::{Finding, MAX_FINDINGS, Orphan, Remedy};
+pub use item::{Hit, Item, Namespace, Owner};
 pub use jsonl::JsonlStore;
 pub use memory::MemoryStore;
 pub use open::{format, open, redacted};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
-pub use query::{Cursor, Direction, HeadPage, Order, Query, Range, Whose};
+pub use query::{HeadPage, OwnerFilter, ReadDirection, RecordRange, SessionCursor, SessionOrder, SessionQuery};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

@@ -1,17 +1,17 @@
 //! The handle that applications use. Operations are methods of [`Tenure`], grouped by directory:
 //! `session`, `run`, `review`, `memory`.
 
-use crate::engine::cache::State;
+use crate::engine::cache::CacheState;
 use crate::engine::core::Engine;
-use crate::engine::draft::{Draft, Need};
-use crate::engine::hooks::{ArchiveHook, Hook};
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::hooks::{ArchiveHook, SessionEndHook};
 use crate::engine::options::Options;
 use crate::engine::quota::Usage;
-use crate::engine::turn_lock::Gates;
-use crate::engine::vector_index::Memories;
+use crate::engine::turn_lock::TurnLocks;
+use crate::engine::vector_index::MemoryState;
 use crate::engine::write::Committed;
 use crate::rules::redaction::Redaction;
-use crate::store::contract::{Repair, Store};
+use crate::store::contract::{OpenRepair, Store};
 use crate::types::error::Result;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId, Tenant};
@@ -32,14 +32,14 @@ pub struct Tenure {
     /// Reads and writes sessions.
     pub(crate) engine: Engine,
     /// State that clones share besides the engine.
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedState>,
 }
 
 /// State that all clones of a [`Tenure`] share besides the engine.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     /// Callbacks before a session expires or is evicted.
-    pub hooks: RwLock<Vec<Hook>>,
+    pub hooks: RwLock<Vec<SessionEndHook>>,
     /// Callbacks when a session moves to another id.
     pub archive_hooks: RwLock<Vec<ArchiveHook>>,
     /// Observers of commits that discard messages or set checkpoints.
@@ -47,15 +47,15 @@ pub(crate) struct Shared {
     /// The number of longest idle sessions that recent sweeps could not evict.
     pub stuck: AtomicUsize,
     /// Turn locks: at most one turn at a time in each session.
-    pub turn_locks: Gates,
+    pub turn_locks: TurnLocks,
     /// Locks of idempotency keys: at most one request at a time for each key.
-    pub key_locks: Gates,
+    pub key_locks: TurnLocks,
     /// Compaction locks: at most one compaction at a time in each session.
-    pub compaction_locks: Gates,
+    pub compaction_locks: TurnLocks,
     /// The repairs that were made when the store was opened.
-    pub repairs: Vec<Repair>,
+    pub repairs: Vec<OpenRepair>,
     /// Vector indexes and locks of memories.
-    pub memories: Memories,
+    pub memories: MemoryState,
 }
 
 /// An observer of commits that concern other parts than the one that committed. It is called after
@@ -72,19 +72,19 @@ impl Tenure {
     pub(crate) fn build(
         store: Arc<dyn Store>,
         options: Options,
-        repairs: Vec<Repair>,
+        repairs: Vec<OpenRepair>,
         observers: Vec<Arc<dyn SessionObserver>>,
     ) -> Self {
-        let memories = Memories::new(options.vector_bytes);
+        let memories = MemoryState::new(options.vector_bytes);
         let observers = RwLock::new(observers);
-        let shared = Shared {
+        let shared = SharedState {
             hooks: RwLock::default(),
             archive_hooks: RwLock::default(),
             observers,
             stuck: AtomicUsize::default(),
-            turn_locks: Gates::default(),
-            key_locks: Gates::default(),
-            compaction_locks: Gates::default(),
+            turn_locks: TurnLocks::default(),
+            key_locks: TurnLocks::default(),
+            compaction_locks: TurnLocks::default(),
             repairs,
             memories,
         };
@@ -105,7 +105,7 @@ impl Tenure {
     }
 
     /// The repairs that were made when the store was opened, such as the truncation of a torn tail.
-    pub fn repairs(&self) -> &[Repair] {
+    pub fn repairs(&self) -> &[OpenRepair] {
         &self.shared.repairs
     }
 
@@ -178,7 +178,7 @@ impl Tenure {
     /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
     /// Each key is sent after its commit. A slow receiver loses keys and gets an error that says
     /// so.
-    pub fn changes(&self) -> tokio::sync::broadcast::Receiver<crate::types::id::Key> {
+    pub fn changes(&self) -> tokio::sync::broadcast::Receiver<crate::types::id::SessionKey> {
         self.engine.changes()
     }
 
@@ -187,8 +187,8 @@ impl Tenure {
         &self,
         who: &Principal,
         id: &SessionId,
-        need: Need,
-        step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
+        need: Depth,
+        step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<R> {
         let (reply, event) = self.engine.write(who, id, need, step).await?;
         if let Some(event) = event {

@@ -53,9 +53,9 @@ pub async fn chat_beside_listers(report: &mut Report) {
                 for n in (hand..SESSIONS).step_by(64) {
                     let user = User::new("mallory").unwrap();
                     let (title, tags) = (Some(format!("Session {n}")), vec![format!("t{}", n % 10)]);
-                    let created = Created { user, title, tags, ..Created::default() };
+                    let created = SessionCreated { user, title, tags, ..SessionCreated::default() };
                     let record = Record { seq: 1, at: jiff::Timestamp::now(), entry: Entry::created(created) };
-                    let key = Key { tenant: Tenant::new("hostile").unwrap(), session: id(&format!("s{n}")) };
+                    let key = SessionKey { tenant: Tenant::new("hostile").unwrap(), session: id(&format!("s{n}")) };
                     let head = Session::replay(&key, vec![record.clone()]).unwrap().head().clone();
                     store.commit(&Commit::new(None, vec![record], head)).await.unwrap();
                 }

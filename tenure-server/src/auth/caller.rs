@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::headers::header_text;
 use axum::http::{HeaderMap, StatusCode, header};
 use std::sync::Arc;
-use tenure::{HistoryMode, Model, Principal, Quota, QuotaScope, Reach, Tenant, User};
+use tenure::{AccessScope, HistoryMode, Model, Principal, Quota, QuotaScope, Tenant, User};
 
 /// The caller of a request.
 #[derive(Clone, Debug)]
@@ -142,7 +142,7 @@ impl Caller {
         };
         // An administrator who names nobody sees the whole tenant.
         let everyone = user.is_none() && self.rights.contains(&Right::Admin);
-        let reach = if everyone { Reach::Tenant } else { Reach::Own };
+        let reach = if everyone { AccessScope::Tenant } else { AccessScope::Own };
         Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach, quota: self.quota() }
     }
 
@@ -179,8 +179,8 @@ impl Caller {
     pub fn reviews(&self) -> Result<Principal, ApiError> {
         self.may(Right::Review)?;
         let reach = match self.bound && !self.rights.contains(&Right::Review) {
-            true => Reach::Own,
-            false => Reach::Tenant,
+            true => AccessScope::Own,
+            false => AccessScope::Tenant,
         };
         Ok(Principal { reach, ..self.principal(None) })
     }
@@ -200,7 +200,7 @@ impl Caller {
     /// An administrator: of the tenant, or of the user that the key is bound to.
     pub fn administers(&self) -> Result<Principal, ApiError> {
         self.may(Right::Admin)?;
-        let reach = if self.bound { Reach::Own } else { Reach::Tenant };
+        let reach = if self.bound { AccessScope::Own } else { AccessScope::Tenant };
         Ok(Principal { reach, ..self.principal(None) })
     }
 
@@ -213,7 +213,7 @@ impl Caller {
                     format!("this key administers user {user} only; use an administrator's key of the tenant");
                 Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
             }
-            _ => Ok(Principal { reach: Reach::Tenant, ..self.principal(None) }),
+            _ => Ok(Principal { reach: AccessScope::Tenant, ..self.principal(None) }),
         }
     }
 

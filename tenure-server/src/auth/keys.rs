@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
-use tenure::store::{Item, Owner, Shelf};
+use tenure::store::{Item, Namespace, Owner};
 use tenure::{HistoryMode, Tenant, Tenure, User};
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
@@ -128,13 +128,13 @@ pub struct Keys {
     written: Mutex<Option<Stopwatch>>,
 }
 
-fn keys_namespace() -> Shelf {
+fn keys_namespace() -> Namespace {
     system_namespace("keys")
 }
 
-pub(super) fn system_namespace(name: &str) -> Shelf {
+pub(super) fn system_namespace(name: &str) -> Namespace {
     let tenant = Tenant::new(SYSTEM).unwrap_or_default();
-    Shelf { tenant, owner: Owner::Tenant, name: name.to_owned() }
+    Namespace { tenant, owner: Owner::Tenant, name: name.to_owned() }
 }
 
 pub(super) fn system_item(key: impl Into<String>, value: String, now: Timestamp) -> Item {

@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tenure::{Model, ModelError, Piece, Pieces, Prompt};
+use tenure::{Model, ModelChunk, ModelError, ModelStream, Prompt};
 
 /// What is limited per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -216,18 +216,18 @@ const BYTES_PER_TOKEN: usize = 4;
 
 #[async_trait]
 impl Model for Metered {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let bytes: usize = prompt.messages.iter().map(|m| m.as_str().len()).sum();
         let estimate = bytes.div_ceil(BYTES_PER_TOKEN) as i64;
         self.meter.charge(estimate);
         let pieces = self.model.ask(prompt).await.inspect_err(|_| self.meter.charge(-estimate))?;
         let (meter, mut charged) = (self.meter.clone(), estimate);
         Ok(Box::pin(pieces.inspect(move |piece| {
-            let Ok(Piece::Chunk(text) | Piece::Whole(text)) = piece else { return };
+            let Ok(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = piece else { return };
             // The content of a chunk is a small part of its JSON: one token each is closer than its length.
             let more = match (piece, reported_usage(text)) {
                 (_, Some(total)) => total - charged,
-                (Ok(Piece::Whole(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
+                (Ok(ModelChunk::Whole(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
                 _ => 1,
             };
             charged += more;

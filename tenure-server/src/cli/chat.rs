@@ -11,7 +11,7 @@ use axum::http::Method;
 use clap::Args;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tenure::{Answer, Piece, SessionId};
+use tenure::{ModelAnswer, ModelChunk, SessionId};
 
 const HELP: &str = "\
 /fork [PLACE]      go on in a new session that begins like this one
@@ -372,7 +372,7 @@ impl Talk {
 /// Asks, and prints the answer as it comes; the whole message at the end. Tells which run it is as soon as that is known.
 async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
-    let (mut events, mut answer, mut done) = (SseDecoder::default(), Answer::default(), false);
+    let (mut events, mut answer, mut done) = (SseDecoder::default(), ModelAnswer::default(), false);
     let mut said = false;
     while let Some(part) = response.body.next().await {
         events.push(&part?).map_err(|why| anyhow!(why))?;
@@ -392,7 +392,7 @@ async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow
                 print(clean(text))?;
                 said = true;
             }
-            answer.take(&Piece::Chunk(data)).map_err(|why| anyhow!(why))?;
+            answer.take(&ModelChunk::Chunk(data)).map_err(|why| anyhow!(why))?;
         }
     }
     if said {

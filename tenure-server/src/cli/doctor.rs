@@ -5,16 +5,16 @@ use super::target::{Needs, TargetArgs};
 use super::transfer::bar;
 use serde_json::json;
 use std::process::ExitCode;
-use tenure::{Finding, Repaired};
+use tenure::{Finding, RepairReport};
 
 /// Looks at everything in the store; with `repair`, mends what is safe to mend.
 pub async fn run(at: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Sessions).await?;
     let bar = bar(None, "looked at");
     let look = |count: usize| bar.set_position(count as u64);
-    let Repaired { mended, left } = match repair {
+    let RepairReport { mended, left } = match repair {
         true => app.tenure.repair_all(look).await?,
-        false => Repaired { left: app.tenure.examine(look).await?, mended: Vec::new() },
+        false => RepairReport { left: app.tenure.examine(look).await?, mended: Vec::new() },
     };
     let looked_at = bar.position();
     bar.finish_and_clear();

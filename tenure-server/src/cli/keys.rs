@@ -9,7 +9,7 @@ use anyhow::bail;
 use axum::http::Method;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use tenure::{HistoryMode, Period};
+use tenure::{HistoryMode, HumanDuration};
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
@@ -24,7 +24,7 @@ pub enum Keys {
         id: String,
         /// How long the old key works on
         #[arg(long, value_name = "TIME", default_value = "1h")]
-        grace: Period,
+        grace: HumanDuration,
     },
     /// Accept requests without a key again, on loopback; only when no keys are left
     AllowUnauthenticated,
@@ -50,7 +50,7 @@ pub struct Add {
     history: Option<HistoryMode>,
     /// How long it works, such as 90d (default: until it is revoked)
     #[arg(long, value_name = "TIME")]
-    expires_in: Option<Period>,
+    expires_in: Option<HumanDuration>,
     /// Requests per minute, on each node; 0: unlimited
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<u64>,

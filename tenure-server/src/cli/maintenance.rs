@@ -5,14 +5,14 @@ use super::target::{Needs, TargetArgs};
 use anyhow::bail;
 use serde_json::json;
 use std::process::ExitCode;
-use tenure::Key;
+use tenure::SessionKey;
 use tenure::store::{self, FORMAT};
 
 /// One pass of the sweep, and what it did.
 pub async fn sweep(at: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Hooks).await?;
     let report = app.tenure.sweep().await?;
-    let names = |keys: &[Key]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let names = |keys: &[SessionKey]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
     let (expired, evicted, purged) = (names(&report.expired), names(&report.evicted), names(&report.purged));
     let failed: Vec<_> =
         report.failed.iter().map(|(key, why)| json!({"session": key.to_string(), "why": why})).collect();

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tenure::foreign::{self, Foreign};
+use tenure::import::{self, ImportedSession};
 use tenure::{EXPORT_FORMAT, SessionId, private_files};
 
 const IMPORT: &str = "/sessions/import";
@@ -56,13 +56,13 @@ pub struct Import {
     paths: Vec<PathBuf>,
     /// The form, if it is not to be recognised: tenure, openai, mistralrs, claude-code, responses
     #[arg(long, value_name = "FORM", value_parser = form)]
-    format: Option<foreign::Format>,
+    format: Option<import::ImportFormat>,
     /// The id of the session, if there is only one
     #[arg(long, value_name = "ID")]
     id: Option<String>,
 }
 
-fn form(word: &str) -> tenure::Result<foreign::Format> {
+fn form(word: &str) -> tenure::Result<import::ImportFormat> {
     word.parse()
 }
 
@@ -233,7 +233,7 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 }
 
 /// The sessions in a file.
-fn read(file: &Path, form: Option<foreign::Format>) -> tenure::Result<Vec<tenure::Result<Foreign>>> {
+fn read(file: &Path, form: Option<import::ImportFormat>) -> tenure::Result<Vec<tenure::Result<ImportedSession>>> {
     let wrong = |e: std::io::Error| tenure::Error::invalid("", format!("can not be read: {e}"));
     let mut bytes = Vec::new();
     match file.as_os_str() == "-" {
@@ -242,22 +242,22 @@ fn read(file: &Path, form: Option<foreign::Format>) -> tenure::Result<Vec<tenure
     };
     if bytes.starts_with(b"SQLite format 3\0") {
         drop(bytes);
-        return foreign::read_agents_db(file);
+        return import::read_agents_db(file);
     }
     let text = String::from_utf8(bytes).map_err(|_| tenure::Error::invalid("", "it is not text (UTF-8)"))?;
-    foreign::read(&text, form)
+    import::read(&text, form)
 }
 
 async fn put(
     client: &Client,
-    foreign: Foreign,
+    foreign: ImportedSession,
     id: Option<&SessionId>,
     file: &str,
     done: &mut Done,
     bar: &ProgressBar,
     json: bool,
 ) -> anyhow::Result<()> {
-    let Foreign { format, mut export, left_out } = foreign;
+    let ImportedSession { format, mut export, left_out } = foreign;
     // What was read is in our own form now.
     export.tenure = EXPORT_FORMAT;
     let id = id.map(|id| ("id", id.as_str()));

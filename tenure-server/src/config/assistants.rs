@@ -2,7 +2,7 @@
 
 use super::models::{ModelConfig, has_model};
 use anyhow::bail;
-use tenure::{Assistant, Compact};
+use tenure::{Assistant, CompactionPolicy};
 
 /// What is wrong with the assistants.
 pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow::Result<()> {
@@ -18,9 +18,9 @@ pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow:
 }
 
 /// What is wrong with the model that writes summaries; `at` is where it is named.
-pub(super) fn check_summary_model(at: &str, compact: &Compact, models: &[ModelConfig]) -> anyhow::Result<()> {
+pub(super) fn check_summary_model(at: &str, compact: &CompactionPolicy, models: &[ModelConfig]) -> anyhow::Result<()> {
     match compact {
-        Compact::With(model) if !has_model(models, model) => {
+        CompactionPolicy::With(model) if !has_model(models, model) => {
             bail!("{at}: there is no model {model:?} under `models`; name one of them, or say true or false")
         }
         _ => Ok(()),

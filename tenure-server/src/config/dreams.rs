@@ -1,14 +1,14 @@
 //! What `tenure.yaml` says of dreams.
 
 use serde::{Deserialize, Serialize};
-use tenure::{DreamRules, Period};
+use tenure::{DreamRules, HumanDuration};
 
 /// When sessions' memories become their users', and how often that is looked at.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Dreams {
     /// How often; `never`: only when somebody asks for it.
-    pub every: Period,
+    pub every: HumanDuration,
     /// Recalled at least so often,
     pub recalls: usize,
     /// for so many different questions,
@@ -20,7 +20,7 @@ pub struct Dreams {
 impl Default for Dreams {
     fn default() -> Self {
         let DreamRules { recalls, questions, days } = DreamRules::default();
-        Self { every: Period::NEVER, recalls, questions, days }
+        Self { every: HumanDuration::NEVER, recalls, questions, days }
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
-use tenure::Period;
+use tenure::HumanDuration;
 
 /// The name of the model that `tenure models pull` gets.
 pub const LOCAL_MODEL_NAME: &str = "all-minilm-l6-v2";
@@ -32,7 +32,7 @@ pub struct Embeddings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dimensions: Option<usize>,
     /// How long the server may take for one request.
-    pub timeout: Period,
+    pub timeout: HumanDuration,
     /// How often a request is repeated that failed before anything was answered.
     pub retries: u32,
     /// How many texts are sent in one request.
@@ -48,7 +48,7 @@ impl Default for Embeddings {
             api_key_env: None,
             api_key: None,
             dimensions: None,
-            timeout: Period::of(Duration::from_secs(30)),
+            timeout: HumanDuration::of(Duration::from_secs(30)),
             retries: two(),
             batch: 64,
         }
@@ -87,7 +87,7 @@ impl Embeddings {
             api_key: self.api_key.clone(),
             connect_timeout: ten_seconds(),
             // `timeout` is for all of a request.
-            idle_timeout: Period::NEVER,
+            idle_timeout: HumanDuration::NEVER,
             retries: self.retries,
             pass_unknown: false,
         })

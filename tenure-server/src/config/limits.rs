@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use tenure::Period;
+use tenure::HumanDuration;
 use utoipa::ToSchema;
 
 /// The limits of the server.
@@ -39,15 +39,15 @@ pub struct Limits {
     /// Concurrent streams of one HTTP/2 connection.
     pub max_streams: u32,
     /// How long a client may take to send the first request of a connection.
-    pub header_timeout: Period,
+    pub header_timeout: HumanDuration,
     /// How long a connection may be without a request, after the first one.
-    pub idle_timeout: Period,
+    pub idle_timeout: HumanDuration,
     /// How long a client may accept nothing of a response.
-    pub write_timeout: Period,
+    pub write_timeout: HumanDuration,
     /// How long it may send nothing of a request's body.
-    pub body_timeout: Period,
+    pub body_timeout: HumanDuration,
     /// How long work in progress may take when the server stops.
-    pub drain_timeout: Period,
+    pub drain_timeout: HumanDuration,
     /// Memory for sessions in use.
     pub cache_bytes: usize,
     /// Limits of each key that has none of its own; 0: unlimited.
@@ -57,7 +57,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         let library = tenure::Limits::default();
-        let seconds = |n| Period::of(Duration::from_secs(n));
+        let seconds = |n| HumanDuration::of(Duration::from_secs(n));
         Self {
             max_body_bytes: 64 << 20,
             max_inflight_body_bytes: 256 << 20,

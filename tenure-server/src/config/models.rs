@@ -3,7 +3,7 @@
 use super::url::http_url;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
-use tenure::Period;
+use tenure::HumanDuration;
 
 /// The name of the built-in model, which answers without a server.
 pub const BUILT_IN_MODEL: &str = "rehearsal";
@@ -27,10 +27,10 @@ pub struct ModelConfig {
     pub api_key: Option<String>,
     /// How long a connection may take.
     #[serde(default = "ten_seconds")]
-    pub connect_timeout: Period,
+    pub connect_timeout: HumanDuration,
     /// How long the server may say nothing.
     #[serde(default = "five_minutes")]
-    pub idle_timeout: Period,
+    pub idle_timeout: HumanDuration,
     /// How often a request is repeated that failed before anything was answered.
     #[serde(default = "two")]
     pub retries: u32,
@@ -39,12 +39,12 @@ pub struct ModelConfig {
     pub pass_unknown: bool,
 }
 
-pub(super) fn ten_seconds() -> Period {
-    Period::of(std::time::Duration::from_secs(10))
+pub(super) fn ten_seconds() -> HumanDuration {
+    HumanDuration::of(std::time::Duration::from_secs(10))
 }
 
-fn five_minutes() -> Period {
-    Period::of(std::time::Duration::from_secs(300))
+fn five_minutes() -> HumanDuration {
+    HumanDuration::of(std::time::Duration::from_secs(300))
 }
 
 pub(super) fn two() -> u32 {

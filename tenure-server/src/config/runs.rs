@@ -2,22 +2,22 @@
 
 use super::webhooks::Webhook;
 use serde::{Deserialize, Serialize};
-use tenure::Period;
+use tenure::HumanDuration;
 
 /// Work that goes on by itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Runs {
     /// How long a node may work on a run without saying that it still does. After that another takes it over.
-    pub lease: Period,
+    pub lease: HumanDuration,
     /// So many times a run asks the model.
     pub max_rounds: usize,
     /// So long it may take, waiting for people apart.
-    pub max_time: Period,
+    pub max_time: HumanDuration,
     /// So many tokens its model may use; 0: any number.
     pub max_tokens: u64,
     /// So long one tool call may take.
-    pub tool_timeout: Period,
+    pub tool_timeout: HumanDuration,
     /// So many bytes one tool may answer.
     pub max_result_bytes: usize,
     /// So many tool calls are made at once.
@@ -30,11 +30,11 @@ impl Default for Runs {
     fn default() -> Self {
         let (policy, limits) = (tenure::RunPolicy::default(), tenure::Limits::default());
         Self {
-            lease: Period::of(limits.lease),
+            lease: HumanDuration::of(limits.lease),
             max_rounds: policy.max_rounds,
-            max_time: Period::of(policy.max_time),
+            max_time: HumanDuration::of(policy.max_time),
             max_tokens: policy.max_tokens.unwrap_or(0),
-            tool_timeout: Period::of(policy.tool_timeout),
+            tool_timeout: HumanDuration::of(policy.tool_timeout),
             max_result_bytes: policy.max_result_bytes,
             parallel: policy.parallel,
             webhooks: Vec::new(),
@@ -44,7 +44,7 @@ impl Default for Runs {
 
 impl Runs {
     pub(super) fn policy(&self) -> tenure::RunPolicy {
-        let time = |p: Period| p.duration().unwrap_or(std::time::Duration::MAX);
+        let time = |p: HumanDuration| p.duration().unwrap_or(std::time::Duration::MAX);
         tenure::RunPolicy {
             max_rounds: self.max_rounds,
             max_time: time(self.max_time),

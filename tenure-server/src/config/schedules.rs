@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tenure::{Assistant, Principal, Reach, SessionId, Tenant, User};
+use tenure::{AccessScope, Assistant, Principal, SessionId, Tenant, User};
 
 /// A schedule, as it is configured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -84,7 +84,7 @@ fn compile_one(schedule: &Schedule, assistants: &[Assistant]) -> anyhow::Result<
     let principal = Principal {
         tenant: Tenant::new(&schedule.tenant)?,
         user: User::new(&schedule.user)?,
-        reach: Reach::Own,
+        reach: AccessScope::Own,
         quota: None,
     };
     let session = schedule.session.as_ref().map(SessionId::new).transpose().context("session")?;

@@ -2,16 +2,18 @@
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
-use tenure::{CachePolicy, Compact, HistoryMode, OnBusy, OnDisconnect, OnExpired, Period, Policy, Window};
+use tenure::{
+    CachePolicy, CompactionPolicy, HistoryMode, HumanDuration, OnBusy, OnDisconnect, OnExpired, Policy, Window,
+};
 
 /// How long sessions last, and what requests do that come at a bad time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sessions {
     /// Idle for longer, a session expires.
-    pub ttl: Period,
+    pub ttl: HumanDuration,
     /// Expired or deleted for longer, it is purged.
-    pub retention: Period,
+    pub retention: HumanDuration,
     /// At most so many live sessions; the longest idle go first. 0: no cap.
     pub max_sessions: usize,
     /// Whether a request without `session_id` is matched by its content.
@@ -38,7 +40,7 @@ pub struct ShortTerm {
     pub max_tokens: usize,
     /// Who writes a summary of the oldest turns when there are more: `false` (nobody: they are left out), `true` (the session's model), or
     /// the name of a model.
-    pub compact: Compact,
+    pub compact: CompactionPolicy,
 }
 
 /// Tool results.
@@ -46,7 +48,7 @@ pub struct ShortTerm {
 #[serde(default, deny_unknown_fields)]
 pub struct Cache {
     /// How long a result is good for.
-    pub ttl: Period,
+    pub ttl: HumanDuration,
     /// How many a session keeps.
     pub max_entries: usize,
 }
@@ -54,7 +56,7 @@ pub struct Cache {
 impl Default for Sessions {
     fn default() -> Self {
         let Policy { ttl, retention, .. } = Policy::default();
-        let period = |d: Option<std::time::Duration>| d.map_or(Period::NEVER, Period::of);
+        let period = |d: Option<std::time::Duration>| d.map_or(HumanDuration::NEVER, HumanDuration::of);
         Self {
             ttl: period(ttl),
             retention: period(retention),
@@ -79,7 +81,7 @@ impl Default for ShortTerm {
 impl Default for Cache {
     fn default() -> Self {
         let CachePolicy { ttl, max_entries } = CachePolicy::default();
-        Self { ttl: Period::of(ttl), max_entries }
+        Self { ttl: HumanDuration::of(ttl), max_entries }
     }
 }
 

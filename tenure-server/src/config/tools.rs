@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 use tenure::store::redacted;
-use tenure::{Assistant, Period, Scope, Secret, Size, ToolSource};
+use tenure::{Assistant, ByteSize, HumanDuration, MemoryScope, Secret, ToolSource};
 
 /// What an MCP server's program gets of our environment: nothing that could be a secret.
 const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
@@ -28,21 +28,21 @@ pub struct Python {
     /// Interpreters at once; the longest idle goes when another is needed.
     pub max_processes: usize,
     /// Idle for longer, an interpreter ends.
-    pub idle: Period,
+    pub idle: HumanDuration,
     /// How long a call may take. Then it is interrupted, and what was defined is kept.
-    pub timeout: Period,
+    pub timeout: HumanDuration,
     /// How long it may take to be interrupted. Then it is ended, and what was defined is lost.
-    pub grace: Period,
+    pub grace: HumanDuration,
     /// Memory of each of its processes.
-    pub memory: Size,
+    pub memory: ByteSize,
     /// Bytes of a file that it writes.
-    pub file: Size,
+    pub file: ByteSize,
     /// Bytes of output that the model is shown of one call.
-    pub output: Size,
+    pub output: ByteSize,
     /// Processes and threads of one interpreter.
     pub processes: usize,
     /// Bytes of all files of a session together.
-    pub disk: Size,
+    pub disk: ByteSize,
     /// Files and directories of a session.
     pub max_files: u64,
     /// How deep directories of a session may be nested.
@@ -81,18 +81,18 @@ impl std::fmt::Display for Require {
 
 impl Default for Python {
     fn default() -> Self {
-        let seconds = |n| Period::of(Duration::from_secs(n));
+        let seconds = |n| HumanDuration::of(Duration::from_secs(n));
         Self {
             program: "python3".to_owned(),
             max_processes: 8,
             idle: seconds(600),
             timeout: seconds(30),
             grace: seconds(2),
-            memory: Size(512 << 20),
-            file: Size(64 << 20),
-            output: Size(64 << 10),
+            memory: ByteSize(512 << 20),
+            file: ByteSize(64 << 20),
+            output: ByteSize(64 << 10),
             processes: 64,
-            disk: Size(128 << 20),
+            disk: ByteSize(128 << 20),
             max_files: 10_000,
             max_depth: 32,
             read: Vec::new(),
@@ -129,7 +129,7 @@ pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result
             memory.check().map_err(|e| anyhow!("assistants[{i}]: {e}"))?;
         }
         for (j, source) in assistant.tools.iter().enumerate() {
-            if *source == ToolSource::Memory && assistant.memory.as_ref().is_none_or(|m| m.scope == Scope::None) {
+            if *source == ToolSource::Memory && assistant.memory.as_ref().is_none_or(|m| m.scope == MemoryScope::None) {
                 bail!("assistants[{i}].tools[{j}]: the tool `memory` needs a `memory` with a `scope`");
             }
             check_source(&format!("assistants[{i}].tools[{j}]"), source)?;

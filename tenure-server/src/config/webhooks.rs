@@ -4,7 +4,7 @@ use super::models::ten_seconds;
 use super::url::http_url;
 use anyhow::{anyhow, bail};
 use serde::{Deserialize, Serialize};
-use tenure::Period;
+use tenure::HumanDuration;
 
 /// A web hook.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct Webhook {
     pub secret_env: Option<String>,
     /// How long an answer may take.
     #[serde(default = "ten_seconds")]
-    pub timeout: Period,
+    pub timeout: HumanDuration,
 }
 
 impl Webhook {

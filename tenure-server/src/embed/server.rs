@@ -5,7 +5,7 @@ use crate::config::embeddings::Embeddings;
 use crate::llm::upstream::Upstream;
 use serde::Deserialize;
 use std::time::Duration;
-use tenure::Fields;
+use tenure::RawObject;
 
 /// So many characters of a text are sent to a server: most refuse more than 8,000 tokens.
 const MAX_LETTERS: usize = 8000;
@@ -60,7 +60,7 @@ impl Server {
 
     async fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, String> {
         let input: Vec<&str> = texts.iter().map(|text| first(text, MAX_LETTERS)).collect();
-        let mut body = Fields::default();
+        let mut body = RawObject::default();
         body.set("input", input);
         if let Some(dimensions) = self.dimensions {
             body.set("dimensions", dimensions);

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tenure::{Assistant, Fields};
+use tenure::{Assistant, RawObject};
 use utoipa::ToSchema;
 
 /// An assistant to be. What it does not say is as the server has it. Times are written `90s`, `30m`, `2h`, `7d` or `never`.
@@ -188,7 +188,7 @@ pub async fn put(
     Raw(body): Raw,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
     let (who, name) = (caller.administers_tenant()?, named.get("name")?);
-    let mut fields: Fields = parse(&body)?;
+    let mut fields: RawObject = parse(&body)?;
     if fields.get("name").is_none() {
         fields.set("name", name);
     }

@@ -23,7 +23,7 @@ use response::{
     as_chunk, event, event_stream, json_response, stream_out, stream_queued, told, whole, with_ids, with_session,
 };
 use std::sync::Arc;
-use tenure::{ModelError, Piece, Prompt};
+use tenure::{ModelChunk, ModelError, Prompt};
 use tokio::sync::Notify;
 use tracing::Instrument;
 pub(super) use turn::MAX_PIECES;
@@ -116,21 +116,21 @@ async fn pass_on(app: &Shared, request: Request) -> ApiResult<Response> {
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
     let mut pieces = request.model.ask(prompt).await?;
     use futures_util::StreamExt;
-    let mut answer = tenure::Answer::limited(app.tenure.limits().max_message_bytes);
+    let mut answer = tenure::ModelAnswer::limited(app.tenure.limits().max_message_bytes);
     let Some(first) = pieces.next().await.transpose()? else {
         return Err(ModelError::Broken { why: "it ended before anything was said".to_owned() }.into());
     };
     answer.take(&first)?;
     let first = match (first, request.stream) {
-        (Piece::Whole(body), false) => return Ok(json_response(body)),
-        (Piece::Whole(body), true) => as_chunk(&body),
-        (Piece::Chunk(chunk), _) => chunk,
+        (ModelChunk::Whole(body), false) => return Ok(json_response(body)),
+        (ModelChunk::Whole(body), true) => as_chunk(&body),
+        (ModelChunk::Chunk(chunk), _) => chunk,
     };
     let rest = stream::unfold(Some((pieces, answer)), move |state| async move {
         let (mut pieces, mut answer) = state?;
         let piece = pieces.next().await.map(|p| p.and_then(|p| answer.take(&p).map(|()| p)));
         Some(match piece {
-            Some(Ok(Piece::Chunk(chunk) | Piece::Whole(chunk))) => (event(&chunk), Some((pieces, answer))),
+            Some(Ok(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => (event(&chunk), Some((pieces, answer))),
             Some(Err(e)) => (event(&told(e.into())), None),
             None => (event("[DONE]"), None),
         })

@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use tenure::excerpt;
-use tenure::{Error, Label, Point, Seq, SessionId};
+use tenure::{CheckpointLabel, Error, Point, Seq, SessionId};
 use utoipa::ToSchema;
 
 /// A checkpoint to be.
@@ -127,7 +127,7 @@ pub async fn create(
     Input(body): Input<NewCheckpoint>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
-    let label = body.label.map(Label::new).transpose()?;
+    let label = body.label.map(CheckpointLabel::new).transpose()?;
     let made = if_match.on(&app.tenure).checkpoint(&who, &id, label).await.map_err(|e| if_match.error(e))?;
     Ok(view::json(StatusCode::CREATED, Some(made.seq), view::text(&CheckpointView::from(&made))))
 }

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use tenure::summary::KEEP_TURNS;
-use tenure::{Compact, Principal, Seq, SessionId};
+use tenure::{CompactionPolicy, Principal, Seq, SessionId};
 use utoipa::ToSchema;
 
 /// How to compact.
@@ -80,7 +80,7 @@ async fn writer(app: &Shared, who: &Principal, id: &SessionId, named: Option<Str
     let head = app.tenure.live(who, id).await?;
     let policy = app.tenure.policy(&who.tenant, head.assistant.as_deref()).compact;
     let name = match (named, policy) {
-        (Some(name), _) | (None, Compact::With(name)) => Some(name),
+        (Some(name), _) | (None, CompactionPolicy::With(name)) => Some(name),
         _ => sessions::available_model(app, who, &head).await?,
     };
     Ok(name.unwrap_or_else(|| app.models.default_name().to_owned()))

@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tenure::{HistoryMode, Period, User, excerpt};
+use tenure::{HistoryMode, HumanDuration, User, excerpt};
 use utoipa::ToSchema;
 
 /// A key, without its secret.
@@ -105,7 +105,7 @@ pub struct KeyInput {
 pub struct Rotation {
     /// How long the old key works on, such as `24h`; `1h` if absent, `0s`: not at all.
     #[schema(value_type = Option<String>)]
-    grace: Option<Period>,
+    grace: Option<HumanDuration>,
 }
 
 /// A key that was revoked.
@@ -215,7 +215,7 @@ pub async fn rotate(
     Input(body): Input<Rotation>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
     let key = find(&app, &caller, &named).await?;
-    let grace = body.grace.unwrap_or(Period::of(std::time::Duration::from_secs(3600)));
+    let grace = body.grace.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(3600)));
     let Some(grace) = grace.duration() else {
         return Err(ApiError::invalid("grace", "the old key must stop working some time; name a time such as 24h"));
     };

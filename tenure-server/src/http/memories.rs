@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::excerpt;
-use tenure::{Dream, Memory, Mind, Principal, Recalled, Remember, Seq, SessionId};
+use tenure::{Dream, Memory, MemoryTarget, Principal, RecallResult, Seq, SessionId};
 use utoipa::ToSchema;
 
 /// Something to remember.
@@ -66,7 +66,7 @@ pub struct RecallView {
     object: &'static str,
     /// The memories, the best first, each with its `score`, and its `similarity` if it was found by meaning.
     #[schema(value_type = Vec<Object>)]
-    data: Vec<tenure::Recall>,
+    data: Vec<tenure::RecallHit>,
     /// `hybrid`, or `full_text` if they were looked for by their words only.
     mode: &'static str,
     /// Why only by their words.
@@ -125,23 +125,23 @@ fn view(memory: Memory) -> MemoryView {
     MemoryView { object: "memory", memory }
 }
 
-fn mind(session: Option<String>, assistant: Option<String>) -> ApiResult<Mind> {
+fn mind(session: Option<String>, assistant: Option<String>) -> ApiResult<MemoryTarget> {
     match (session, assistant) {
         (Some(_), Some(_)) => {
             Err(ApiError::invalid("assistant_id", "name a session or an assistant; a session has its assistant"))
         }
-        (Some(id), None) => Ok(Mind::Session(SessionId::new(id)?)),
-        (None, Some(name)) => Ok(Mind::Assistant(name)),
-        (None, None) => Ok(Mind::Own),
+        (Some(id), None) => Ok(MemoryTarget::Session(SessionId::new(id)?)),
+        (None, Some(name)) => Ok(MemoryTarget::Assistant(name)),
+        (None, None) => Ok(MemoryTarget::Own),
     }
 }
 
 /// Whose memories a query means.
-fn meant(pairs: &mut Pairs) -> ApiResult<Mind> {
+fn meant(pairs: &mut Pairs) -> ApiResult<MemoryTarget> {
     mind(pairs.one("session_id")?, pairs.name("assistant_id")?)
 }
 
-/// Remember something
+/// tenure::NewMemory something
 ///
 /// The same words again are one memory, said now, with one more source.
 #[utoipa::path(
@@ -157,7 +157,7 @@ pub async fn create(
     let who = caller.writes()?;
     let mind = mind(body.session_id, body.assistant_id)?;
     let (messages, metadata) = (body.messages.unwrap_or_default(), body.metadata.unwrap_or_default());
-    let memory = app.tenure.remember(&who, &mind, Remember { text: body.text, messages, metadata }).await?;
+    let memory = app.tenure.remember(&who, &mind, tenure::NewMemory { text: body.text, messages, metadata }).await?;
     Ok((StatusCode::CREATED, Json(view(memory))))
 }
 
@@ -203,7 +203,7 @@ pub async fn search(State(app): State<Shared>, caller: Caller, mut pairs: Pairs)
     let question = pairs.one("q")?.filter(|q| !q.trim().is_empty());
     let question = question.ok_or_else(|| ApiError::invalid("q", "say what to look for: `?q=…`"))?;
     pairs.end()?;
-    let Recalled { memories, by_meaning, note } =
+    let RecallResult { memories, by_meaning, note } =
         app.tenure.browsing(&who).recall(&who, &mind, &question, limit).await?;
     let mode = if by_meaning { "hybrid" } else { "full_text" };
     Ok(Json(RecallView { object: "list", data: memories, mode, note }))

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tenure::Fields;
+use tenure::RawObject;
 use utoipa::ToSchema;
 
 /// A list of models.
@@ -67,7 +67,7 @@ pub async fn embeddings(State(app): State<Shared>, caller: Caller, raw: Raw) -> 
     if let Some(meter) = caller.token_meter(&app.rate_limits) {
         meter.charge_text(raw.0.len());
     }
-    let body: Fields = parse(&raw.0)?;
+    let body: RawObject = parse(&raw.0)?;
     let name: Option<String> = body.get("model").and_then(|m| serde_json::from_str(m).ok());
     let name = name.unwrap_or_else(|| app.models.default_name().to_owned());
     if let Some(local) = app.embeddings.local(&name) {

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 use std::str::FromStr;
 use tenure::excerpt;
-use tenure::store::Cursor;
-use tenure::{Principal, Reach, Status, User, Whose};
+use tenure::store::SessionCursor;
+use tenure::{AccessScope, OwnerFilter, Principal, Status, User};
 
 /// What a route gives when no `limit` is asked for.
 const DEFAULT_LIMIT: usize = 20;
@@ -96,10 +96,10 @@ impl Pairs {
     }
 
     /// Which sessions are meant.
-    pub fn sessions(mut self, who: &Principal, max: usize) -> ApiResult<tenure::Query> {
-        let mut query = tenure::Query::new(Whose::Tenant(who.tenant.clone()), self.limit(max)?);
+    pub fn sessions(mut self, who: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
+        let mut query = tenure::SessionQuery::new(OwnerFilter::Tenant(who.tenant.clone()), self.limit(max)?);
         query.cursor = match self.one("cursor")? {
-            Some(cursor) => Some(cursor.parse::<Cursor>()?),
+            Some(cursor) => Some(cursor.parse::<SessionCursor>()?),
             None => None,
         };
         // More than anybody can page through by hand, and every store can count so far.
@@ -112,11 +112,11 @@ impl Pairs {
         query.thread = self.name("thread_id")?;
         if let Some(user) = self.one("user")? {
             let user = User::new(user)?;
-            if who.reach != Reach::Tenant && user != who.user {
+            if who.reach != AccessScope::Tenant && user != who.user {
                 let message = "only a key with the right `admin` that names no user sees the sessions of others";
                 return Err(ApiError::new(axum::http::StatusCode::FORBIDDEN, "forbidden", message));
             }
-            query.whose = Whose::User(who.tenant.clone(), user);
+            query.whose = OwnerFilter::User(who.tenant.clone(), user);
         }
         for words in self.all("status") {
             for word in words.split(',') {

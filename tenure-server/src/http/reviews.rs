@@ -11,7 +11,7 @@ use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::excerpt;
-use tenure::{Decision, Head, Period, Review, ReviewId, Reviews, Verdict};
+use tenure::{Decision, Head, HumanDuration, Review, ReviewFilter, ReviewId, ReviewInput};
 use utoipa::{IntoParams, ToSchema};
 
 /// A question to a person, and the answer.
@@ -134,7 +134,7 @@ pub struct ClaimBody {
     /// For how long others leave it alone, such as `15m` (the default).
     #[serde(default)]
     #[schema(value_type = Option<String>)]
-    lasting: Option<Period>,
+    lasting: Option<HumanDuration>,
 }
 
 /// A decision.
@@ -174,8 +174,8 @@ pub async fn list(
 ) -> ApiResult<Json<ReviewList>> {
     let who = caller.reviews()?;
     let wanted = match (which.status.as_deref(), which.queue) {
-        (None | Some("open"), queue) => Reviews::Open(queue),
-        (Some("decided"), None) => Reviews::Decided,
+        (None | Some("open"), queue) => ReviewFilter::Open(queue),
+        (Some("decided"), None) => ReviewFilter::Decided,
         (Some("decided"), Some(_)) => {
             return Err(ApiError::invalid("queue", "`queue` is for open reviews only"));
         }
@@ -216,7 +216,7 @@ pub async fn claim(
 ) -> ApiResult<Json<ReviewView>> {
     let (who, id) = (caller.reviews()?, named(&path)?);
     let by = caller.reviewer(body.reviewer)?;
-    let lasting = body.lasting.unwrap_or(Period::of(std::time::Duration::from_secs(900)));
+    let lasting = body.lasting.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(900)));
     let lasting = lasting.duration().and_then(|d| d.try_into().ok());
     let lasting = lasting.ok_or_else(|| ApiError::invalid("lasting", "it must end some time; write 15m"))?;
     let review = app.tenure.claim_review(&who, &id, Some(&by), None, lasting).await?;
@@ -259,7 +259,7 @@ pub async fn decide(
     let (who, id) = (caller.reviews()?, named(&path)?);
     let reviewer = caller.reviewer(body.reviewer)?;
     let DecisionBody { decision, notes, arguments, .. } = body;
-    let verdict = Verdict { decision, reviewer, notes, arguments: arguments.map(Value::Object) };
+    let verdict = ReviewInput { decision, reviewer, notes, arguments: arguments.map(Value::Object) };
     let review = app.tenure.decide(&who, &id, &verdict).await?;
     let (head, _) = app.tenure.review(&who, &id).await?;
     let view = ReviewView::of(&head, &review);

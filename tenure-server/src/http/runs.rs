@@ -20,8 +20,8 @@ use events::{PAGE, event, events};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tenure::{
-    Answered, Ask, Begun, Fields, Head, HistoryMode, Message, OnBusy, OnExpired, Principal, RunId, Seq, SessionId,
-    Turn, TurnError,
+    Head, HistoryMode, Message, OnBusy, OnExpired, OpenRun, Principal, RawObject, RunId, Seq, SessionId, TurnError,
+    TurnOutcome, TurnRequest, TurnStart,
 };
 use tokio::sync::{mpsc, oneshot};
 use utoipa::{IntoParams, ToSchema};
@@ -164,14 +164,20 @@ pub async fn create(
         return again(&app, &who, &id, &run, mode).await;
     }
     match open(&app, &who, &id, request).await? {
-        Begun::Turn(turn) => begin(&app, &who, *turn, mode, caller.token_meter(&app.rate_limits)).await,
-        Begun::Before { run, .. } => whole(&app, &who, &id, &run, StatusCode::OK).await,
+        TurnStart::Turn(turn) => begin(&app, &who, *turn, mode, caller.token_meter(&app.rate_limits)).await,
+        TurnStart::Before { run, .. } => whole(&app, &who, &id, &run, StatusCode::OK).await,
     }
 }
 
 impl NewRun {
     /// What the library is asked for. The same key with the same messages, model and options is the same run.
-    fn into_request(self, id: SessionId, model: String, on_busy: OnBusy, headers: &HeaderMap) -> ApiResult<Ask> {
+    fn into_request(
+        self,
+        id: SessionId,
+        model: String,
+        on_busy: OnBusy,
+        headers: &HeaderMap,
+    ) -> ApiResult<TurnRequest> {
         let mut messages = Vec::new();
         for (i, raw) in self.messages.unwrap_or_default().iter().enumerate() {
             messages.push(Message::parse(raw.get()).map_err(|e| e.within(&format!("messages[{i}]")))?);
@@ -190,7 +196,7 @@ impl NewRun {
             let said: Vec<&str> = messages.iter().map(Message::as_str).collect();
             (key, blake3::hash(json!([id, said, detail]).to_string().as_bytes()).to_hex().to_string())
         });
-        Ok(Ask {
+        Ok(TurnRequest {
             session: Some(id),
             messages,
             history: Some(HistoryMode::Append),
@@ -199,16 +205,16 @@ impl NewRun {
             on_expired: OnExpired::Reject,
             idempotency,
             detail,
-            ..Ask::default()
+            ..TurnRequest::default()
         })
     }
 }
 
 /// Opens a run: with messages as a turn, without any where the session stands.
-async fn open(app: &Shared, who: &Principal, id: &SessionId, request: Ask) -> ApiResult<Begun> {
+async fn open(app: &Shared, who: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
     if request.messages.is_empty() {
         let turn = app.tenure.go_on(who, id, request.on_busy, request.detail).await?;
-        return Ok(Begun::Turn(Box::new(turn)));
+        return Ok(TurnStart::Turn(Box::new(turn)));
     }
     Ok(app.tenure.turn(who, request).await?)
 }
@@ -238,14 +244,14 @@ async fn again(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, wait:
 async fn begin(
     app: &Shared,
     who: &Principal,
-    turn: Turn,
+    turn: OpenRun,
     wait: Wait,
     meter: Option<TokenMeter>,
 ) -> ApiResult<Response> {
     let (id, run) = (turn.session_id.clone(), turn.run.clone());
     tracing::Span::current().record("session_id", id.as_str());
     let (pieces, heard) = mpsc::channel(super::chat::MAX_PIECES);
-    let (end, ended) = oneshot::channel::<Result<Answered, TurnError>>();
+    let (end, ended) = oneshot::channel::<Result<TurnOutcome, TurnError>>();
     let here = app.clone();
     app.tasks.spawn(async move {
         let outcome = jobs::runs::work(&here, turn, (wait == Wait::Stream).then_some(pieces), meter).await;
@@ -377,7 +383,7 @@ pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
     let mut detail = found.detail;
     if !detail.contains_key("model") {
         let model = session_model(&app, &who, &head).await?;
-        detail = jobs::runs::detail(&model, &Fields::default());
+        detail = jobs::runs::detail(&model, &RawObject::default());
     }
     let turn = app.tenure.go_on(&who, &id, OnBusy::Reject, detail).await?;
     begin(&app, &who, turn, Wait::Background, caller.token_meter(&app.rate_limits)).await

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use tenure::excerpt;
-use tenure::{Found, FoundPage, Role, Search, SearchCursor, Seq};
+use tenure::{Role, SearchCursor, SearchHit, SearchPage, SearchRequest, Seq};
 use utoipa::ToSchema;
 
 /// A message that was found, or a session by its title.
@@ -43,8 +43,8 @@ pub struct MatchView {
     highlights: Vec<(usize, usize)>,
 }
 
-impl From<Found> for MatchView {
-    fn from(found: Found) -> Self {
+impl From<SearchHit> for MatchView {
+    fn from(found: SearchHit) -> Self {
         let said = found.said.as_ref();
         Self {
             object: "match",
@@ -79,8 +79,8 @@ pub struct MatchList {
     damaged: Vec<String>,
 }
 
-impl From<FoundPage> for MatchList {
-    fn from(page: FoundPage) -> Self {
+impl From<SearchPage> for MatchList {
+    fn from(page: SearchPage) -> Self {
         Self {
             object: "list",
             data: page.found.into_iter().map(MatchView::from).collect(),
@@ -125,7 +125,7 @@ pub async fn find(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -
         return Err(ApiError::invalid("offset", "\"offset\" is not a parameter of this route; page on with `cursor`"));
     }
     let query = pairs.sessions(&who, app.config.limits.max_page)?;
-    let search = Search { role, cursor, query, ..Search::new(text, 0) };
+    let search = SearchRequest { role, cursor, query, ..SearchRequest::new(text, 0) };
     Ok(Json(app.tenure.browsing(&who).search_sessions(&who, &search).await?.into()))
 }
 

@@ -16,7 +16,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tenure::excerpt;
-use tenure::{Change, InfoChange, New, Principal, SessionId, Status};
+use tenure::{Patch, Principal, SessionId, Status};
 use utoipa::ToSchema;
 
 /// A session to be.
@@ -54,15 +54,15 @@ pub struct SessionPatch {
     /// A title for people.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
-    title: Change<String>,
+    title: Patch<String>,
     /// All tags.
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
-    tags: Change<Vec<String>>,
+    tags: Patch<Vec<String>>,
     /// The model it talks to.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
-    model: Change<String>,
+    model: Patch<String>,
     /// A JSON merge patch (RFC 7396): `null` removes a key.
     #[serde(default)]
     #[schema(value_type = Object)]
@@ -93,7 +93,7 @@ pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiRe
         return Err(ApiError::not_found(message).with_param("assistant_id"));
     }
     sessions::check_workspace(app, who, body.metadata.as_ref().unwrap_or(&Map::new())).await?;
-    let new = New {
+    let new = tenure::NewSession {
         id: body.id.map(SessionId::new).transpose()?,
         assistant: body.assistant_id,
         thread: body.thread_id,
@@ -205,7 +205,7 @@ pub async fn patch(
     let who = caller.writes()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
     sessions::check_workspace(&app, &who, &metadata).await?;
-    let change = InfoChange { title, tags, model, metadata };
+    let change = tenure::SessionPatch { title, tags, model, metadata };
     let head = if_match.on(&app.tenure).patch(&who, &id, change, status).await;
     Ok(view::session(StatusCode::OK, &head.map_err(|e| if_match.error(e))?))
 }

@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tenure::{Head, Principal, Query, Status, Whose};
+use tenure::{Head, OwnerFilter, Principal, SessionQuery, Status};
 use utoipa::ToSchema;
 
 /// What the session should be, if there is none yet.
@@ -98,7 +98,8 @@ async fn newest(
     body: &ThreadBody,
     status: &[Status],
 ) -> ApiResult<Option<Head>> {
-    let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), app.config.limits.max_page.min(20));
+    let mut query =
+        SessionQuery::new(OwnerFilter::User(who.tenant.clone(), who.user.clone()), app.config.limits.max_page.min(20));
     query.thread = Some(thread.to_owned());
     query.assistant = body.assistant_id.clone();
     query.status = status.to_vec();

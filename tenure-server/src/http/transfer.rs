@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use tenure::excerpt;
-use tenure::foreign::{self, Foreign, Format};
-use tenure::{Error, Export, Fields, SessionId};
+use tenure::import::{self, ImportFormat, ImportedSession};
+use tenure::{Error, Export, RawObject, SessionId};
 use utoipa::ToSchema;
 
 /// Export a session
@@ -93,14 +93,14 @@ pub(super) fn mistralrs_response(seq: tenure::Seq, export: &Export) -> ApiResult
 
 /// An export as mistral.rs answers it.
 fn mistralrs(export: &Export) -> ApiResult<String> {
-    let raw: Box<RawValue> = foreign::to_mistralrs(export)?;
+    let raw: Box<RawValue> = import::to_mistralrs(export)?;
     Ok(String::from(Box::<str>::from(raw)))
 }
 
 /// The sessions in a text. If one is wrong, nothing is taken.
-pub(super) fn read(text: &str, format: Option<Format>) -> ApiResult<Vec<Foreign>> {
-    let found = foreign::read(text, format).map_err(|e| ApiError::from(e).or_param("body"))?;
-    let found: Result<Vec<Foreign>, Error> = found.into_iter().collect();
+pub(super) fn read(text: &str, format: Option<ImportFormat>) -> ApiResult<Vec<ImportedSession>> {
+    let found = import::read(text, format).map_err(|e| ApiError::from(e).or_param("body"))?;
+    let found: Result<Vec<ImportedSession>, Error> = found.into_iter().collect();
     found.map_err(|e| ApiError::from(e).or_param("body"))
 }
 
@@ -127,9 +127,12 @@ pub struct LeftOutView {
 }
 
 /// What a session had no place for.
-pub(super) fn left_out(id: &SessionId, found: &Foreign) -> Vec<LeftOutView> {
-    let view =
-        |l: &foreign::LeftOut| LeftOutView { session_id: id.to_string(), place: l.place.clone(), why: l.why.clone() };
+pub(super) fn left_out(id: &SessionId, found: &ImportedSession) -> Vec<LeftOutView> {
+    let view = |l: &import::SkippedPart| LeftOutView {
+        session_id: id.to_string(),
+        place: l.place.clone(),
+        why: l.why.clone(),
+    };
     found.left_out.iter().map(view).collect()
 }
 
@@ -149,7 +152,7 @@ pub(super) fn left_out(id: &SessionId, found: &Foreign) -> Vec<LeftOutView> {
 )]
 pub async fn import(State(app): State<Shared>, caller: Caller, mut pairs: Pairs, lines: Lines) -> ApiResult<Response> {
     let who = caller.writes()?;
-    let format = pairs.one("format")?.map(|f| f.parse::<Format>()).transpose()?;
+    let format = pairs.one("format")?.map(|f| f.parse::<ImportFormat>()).transpose()?;
     let mut id = pairs.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;
     pairs.end()?;
     let (text, named) = without_id(lines.as_str())?;
@@ -187,7 +190,7 @@ pub async fn import(State(app): State<Shared>, caller: Caller, mut pairs: Pairs,
 
 /// The body's `id`, taken out: it says what the session is to be called and is no part of it.
 fn without_id(text: &str) -> ApiResult<(Cow<'_, str>, Option<SessionId>)> {
-    let Ok(mut fields) = serde_json::from_str::<Fields>(text) else { return Ok((text.into(), None)) };
+    let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return Ok((text.into(), None)) };
     let Some(id) = fields.take("id") else { return Ok((text.into(), None)) };
     let wrong = |why: String| ApiError::invalid("id", why);
     match serde_json::from_str::<Option<String>>(id.get()) {

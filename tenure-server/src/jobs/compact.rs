@@ -1,22 +1,22 @@
 //! Summaries of long sessions, written in the background after a turn.
 
 use crate::app::Shared;
-use tenure::{Compact, Error, Fields, Principal, SessionId, TurnError};
+use tenure::{CompactionPolicy, Error, Principal, RawObject, SessionId, TurnError};
 
 /// What a model is asked with besides the conversation.
-pub fn options(model: &str) -> Fields {
-    let mut options = Fields::default();
+pub fn options(model: &str) -> RawObject {
+    let mut options = RawObject::default();
     options.set("model", model);
     options
 }
 
 /// After a turn of a session that talks to `model`: if its history has reached its window and its policy says so, a summary is written.
 /// Nobody waits for it. If it can not be had, the window cuts, and it is tried again after the next turn.
-pub fn after_turn(app: &Shared, who: &Principal, id: &SessionId, policy: Compact, model: &str) {
+pub fn after_turn(app: &Shared, who: &Principal, id: &SessionId, policy: CompactionPolicy, model: &str) {
     let name = match policy {
-        Compact::Off => return,
-        Compact::On => model.to_owned(),
-        Compact::With(name) => name,
+        CompactionPolicy::Off => return,
+        CompactionPolicy::On => model.to_owned(),
+        CompactionPolicy::With(name) => name,
     };
     let (here, who, session_id) = (app.clone(), who.clone(), id.clone());
     app.tasks.spawn(async move {

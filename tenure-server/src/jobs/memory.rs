@@ -3,7 +3,7 @@
 use crate::app::Shared;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tenure::{Principal, Reach, Tenant};
+use tenure::{AccessScope, Principal, Tenant};
 
 /// Memories without a vector are looked for so often.
 const EMBED_EVERY: Duration = Duration::from_secs(600);
@@ -47,7 +47,7 @@ pub async fn dream_for_ever(app: &Shared) {
             () = app.tasks.stopping() => return,
         }
         for tenant in tenants(app).await {
-            let who = Principal { tenant, reach: Reach::Tenant, ..Principal::default() };
+            let who = Principal { tenant, reach: AccessScope::Tenant, ..Principal::default() };
             match app.tenure.dream(&who, &app.config.dreams.rules(), false).await {
                 Ok(dream) if dream.promoted.is_empty() => {}
                 Ok(dream) => tracing::info!(dream = dream.id, promoted = dream.promoted.len(), "dreamt"),

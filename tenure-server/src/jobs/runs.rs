@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tenure::{
-    Answered, Fields, Hands, Head, Heard, Model, ModelError, Outcome, Principal, RunId, SessionId, Turn, TurnError,
+    Executors, Head, Model, ModelError, OpenRun, Principal, RawObject, RunEvent, RunId, RunOutcome, SessionId,
+    TurnError, TurnOutcome,
 };
 use tokio::sync::mpsc;
 
@@ -20,7 +21,7 @@ const MAX_OPTIONS: usize = 64 << 10;
 const MAX_TAKEN: usize = 64;
 
 /// What a run is started with, so that any node can go on with it.
-pub fn detail(model: &str, options: &Fields) -> Map<String, Value> {
+pub fn detail(model: &str, options: &RawObject) -> Map<String, Value> {
     let mut options = options.clone();
     ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.take(name)));
     let text = options.to_string();
@@ -38,21 +39,21 @@ pub struct Drive {
     /// The model's name, for the summary that may follow.
     pub model_name: String,
     /// What the model is asked with besides the conversation.
-    pub options: Fields,
+    pub options: RawObject,
     /// Gets what happens as it happens; the model is asked to stream then.
-    pub listener: Option<mpsc::Sender<Heard>>,
+    pub listener: Option<mpsc::Sender<RunEvent>>,
     /// How long it took to open the run.
     pub opened: Duration,
 }
 
 /// Drives a run until it ends or waits for a person, and does what follows from that: metrics, web hooks, a summary.
-pub async fn drive(app: &Shared, turn: Turn, drive: Drive) -> Result<Answered, TurnError> {
+pub async fn drive(app: &Shared, turn: OpenRun, drive: Drive) -> Result<TurnOutcome, TurnError> {
     let Drive { model, model_name, options, listener, opened } = drive;
     let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
     let summaries = turn.compact();
     let stream = listener.is_some();
     let watch = Stopwatch::start();
-    let hands = Hands { model: &*model, tools: Some(&*app.tools) };
+    let hands = Executors { model: &*model, tools: Some(&*app.tools) };
     let outcome = turn.run(hands, options, stream, listener).await;
     metrics::turn(opened, watch.elapsed(), &model, &outcome);
     notify_run_ended(app, &who, &session_id, &run, &outcome).await;
@@ -63,13 +64,13 @@ pub async fn drive(app: &Shared, turn: Turn, drive: Drive) -> Result<Answered, T
 /// Works on a run with the model and the options that it was started with, until it ends or waits for a person.
 pub async fn work(
     app: &Shared,
-    turn: Turn,
-    listener: Option<mpsc::Sender<Heard>>,
+    turn: OpenRun,
+    listener: Option<mpsc::Sender<RunEvent>>,
     meter: Option<TokenMeter>,
-) -> Result<Answered, TurnError> {
+) -> Result<TurnOutcome, TurnError> {
     let model_name = turn.detail.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
     let options = turn.detail.get("options").cloned().unwrap_or_else(|| json!({}));
-    let mut options: Fields = serde_json::from_value(options).unwrap_or_default();
+    let mut options: RawObject = serde_json::from_value(options).unwrap_or_default();
     options.set("model", &model_name);
     if listener.is_some() {
         options.set("stream", true);
@@ -94,7 +95,7 @@ struct MissingModel(String);
 
 #[async_trait::async_trait]
 impl Model for MissingModel {
-    async fn ask(&self, _: tenure::Prompt) -> Result<tenure::Pieces, ModelError> {
+    async fn ask(&self, _: tenure::Prompt) -> Result<tenure::ModelStream, ModelError> {
         Err(ModelError::Unreachable { why: format!("there is no model {:?} here", self.0) })
     }
 }
@@ -105,7 +106,7 @@ async fn notify_run_ended(
     who: &Principal,
     id: &SessionId,
     run: &RunId,
-    outcome: &Result<Answered, TurnError>,
+    outcome: &Result<TurnOutcome, TurnError>,
 ) {
     let goes_on = match outcome {
         Ok(answered) => answered.waiting,
@@ -116,9 +117,9 @@ async fn notify_run_ended(
         return;
     }
     let (status, error) = match outcome {
-        Ok(_) => (Outcome::Completed, None),
-        Err(e @ (TurnError::Stopped | TurnError::Cancelled)) => (Outcome::Cancelled, Some(e)),
-        Err(e) => (Outcome::Failed, Some(e)),
+        Ok(_) => (RunOutcome::Completed, None),
+        Err(e @ (TurnError::Stopped | TurnError::Cancelled)) => (RunOutcome::Cancelled, Some(e)),
+        Err(e) => (RunOutcome::Failed, Some(e)),
     };
     let error = error.map(|e| json!({"code": e.code(), "message": e.to_string()}));
     let body = json!({

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::Duration;
-use tenure::store::{Item, Owner, Shelf};
-use tenure::{Ask, Begun, Fields, HistoryMode, Message, OnBusy, OnExpired, RunId, SessionId};
+use tenure::store::{Item, Namespace, Owner};
+use tenure::{HistoryMode, Message, OnBusy, OnExpired, RawObject, RunId, SessionId, TurnRequest, TurnStart};
 
 /// Older than this, what is due is missed.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
@@ -99,9 +99,9 @@ impl<'a> ScheduleJob<'a> {
         Self { app, compiled }
     }
 
-    fn shelf(&self, kind: &str) -> Shelf {
+    fn shelf(&self, kind: &str) -> Namespace {
         let name = format!("schedule/{}/{kind}", self.compiled.schedule.name);
-        Shelf { tenant: self.compiled.principal.tenant.clone(), owner: Owner::Tenant, name }
+        Namespace { tenant: self.compiled.principal.tenant.clone(), owner: Owner::Tenant, name }
     }
 
     /// What became of it so far.
@@ -201,21 +201,21 @@ impl<'a> ScheduleJob<'a> {
         let model = model.unwrap_or_else(|| self.app.models.default_name().to_owned());
         let fresh = || SessionId::new(format!("{name}-{}", at.strftime("%Y%m%dT%H%MZ")));
         let session = self.compiled.session.clone().map_or_else(fresh, Ok)?;
-        let ask = Ask {
+        let ask = TurnRequest {
             session: Some(session),
             messages: vec![Message::user(&said)],
             history: Some(HistoryMode::Append),
             assistant: Some(assistant.clone()),
-            detail: runs::detail(&model, &Fields::default()),
+            detail: runs::detail(&model, &RawObject::default()),
             model: Some(model),
             on_busy: OnBusy::Reject,
             on_expired: OnExpired::Restore,
             idempotency: Some((key.clone(), body.clone())),
-            ..Ask::default()
+            ..TurnRequest::default()
         };
         match self.app.tenure.turn(&self.compiled.principal, ask).await? {
-            Begun::Before { session_id, run, .. } => Ok((session_id, run)),
-            Begun::Turn(turn) => {
+            TurnStart::Before { session_id, run, .. } => Ok((session_id, run)),
+            TurnStart::Turn(turn) => {
                 let began = (turn.session_id.clone(), turn.run.clone());
                 tracing::info!(schedule = name, session_id = %began.0, run = %began.1, "a scheduled run begins");
                 let here = self.app.clone();

@@ -81,7 +81,7 @@ async fn sweep(tenure: &Tenure) -> NextSweep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tenure::{Assistant, Principal, Reach};
+    use tenure::{AccessScope, Assistant, Principal};
 
     #[tokio::test]
     async fn an_assistant_made_later_makes_the_sweep_come_sooner() {
@@ -91,7 +91,7 @@ mod tests {
         for (ttl, want) in [("2h", minutes(30)), ("20m", minutes(5)), ("1s", SOON)] {
             let mut assistant = Assistant { name: format!("a-{ttl}"), ..Assistant::default() };
             assistant.sessions.ttl = Some(ttl.parse().unwrap());
-            let who = Principal { reach: Reach::Tenant, ..Principal::default() };
+            let who = Principal { reach: AccessScope::Tenant, ..Principal::default() };
             tenure.put_assistant(&who, assistant).await.unwrap();
             assert_eq!(pause(&tenure), want);
         }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use futures_util::stream;
 use serde_json::{Value, json};
 use tenure::summary::{BEFORE, REQUEST, TURNS};
-use tenure::{Message, Model, ModelError, Piece, Pieces, Prompt, Role};
+use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, Role};
 
 /// The built-in model.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub struct Rehearsal;
 
 #[async_trait]
 impl Model for Rehearsal {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let message = answer(&prompt.messages);
         let finish = if message.get("tool_calls").is_some() { "tool_calls" } else { "stop" };
         let words = |text: &str| text.split_whitespace().count();
@@ -27,7 +27,7 @@ impl Model for Rehearsal {
         if !prompt.stream {
             let choice = json!({"index": 0, "message": message, "finish_reason": finish});
             let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": BUILT_IN_MODEL, "choices": [choice], "usage": usage});
-            return Ok(Box::pin(stream::iter([Ok(Piece::Whole(body.to_string()))])));
+            return Ok(Box::pin(stream::iter([Ok(ModelChunk::Whole(body.to_string()))])));
         }
         let mut deltas = vec![json!({"role": "assistant", "content": ""})];
         if let Some(text) = message["content"].as_str() {
@@ -53,7 +53,7 @@ impl Model for Rehearsal {
             (last["choices"], last["usage"]) = (json!([]), usage);
             chunks.push(last);
         }
-        Ok(Box::pin(stream::iter(chunks.into_iter().map(|c| Ok(Piece::Chunk(c.to_string()))))))
+        Ok(Box::pin(stream::iter(chunks.into_iter().map(|c| Ok(ModelChunk::Chunk(c.to_string()))))))
     }
 }
 

@@ -9,7 +9,7 @@ use futures_util::{Stream, StreamExt, stream};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::{Client, Response};
 use std::time::Duration;
-use tenure::{Fields, Message, Model, ModelError, Piece, Pieces, Prompt};
+use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, RawObject};
 
 /// Bytes of an error's body that are passed on.
 const MAX_ERROR_BYTES: usize = 1 << 20;
@@ -85,7 +85,7 @@ impl Upstream {
     }
 
     /// Passes a request for embeddings on; the answer's type and body.
-    pub async fn embed(&self, mut body: Fields) -> Result<(String, String), ModelError> {
+    pub async fn embed(&self, mut body: RawObject) -> Result<(String, String), ModelError> {
         if let Some(model) = &self.model {
             body.set("model", model);
         }
@@ -110,7 +110,7 @@ impl Upstream {
         String::from_utf8(body).map_err(|_| broken("it is not UTF-8 text"))
     }
 
-    fn stream(&self, response: Response) -> impl Stream<Item = Result<Piece, ModelError>> + Send + use<> {
+    fn stream(&self, response: Response) -> impl Stream<Item = Result<ModelChunk, ModelError>> + Send + use<> {
         let (idle, silent) = (self.idle, self.silent());
         let bytes = response.bytes_stream();
         let state = (Box::pin(bytes), SseDecoder::default(), false);
@@ -123,7 +123,7 @@ impl Upstream {
                         Some(data) if data == "[DONE]" => return None,
                         Some(data) => {
                             finished |= data.contains("\"finish_reason\":\"") || data.contains("\"finish_reason\": \"");
-                            return Some((Ok(Piece::Chunk(data)), Some((bytes, events, finished))));
+                            return Some((Ok(ModelChunk::Chunk(data)), Some((bytes, events, finished))));
                         }
                         None => {}
                     }
@@ -150,7 +150,7 @@ impl Upstream {
 
 #[async_trait]
 impl Model for Upstream {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let mut body = prompt.options;
         if let Some(model) = &self.model {
             body.set("model", model);
@@ -162,7 +162,7 @@ impl Model for Upstream {
             return Ok(Box::pin(self.stream(response)));
         }
         let whole = self.read(response, MAX_ANSWER_BYTES).await?;
-        Ok(Box::pin(stream::iter([Ok(Piece::Whole(whole))])))
+        Ok(Box::pin(stream::iter([Ok(ModelChunk::Whole(whole))])))
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
-use tenure::{Answered, Model, ModelError, Pieces, Prompt, Tenure, TurnError};
+use tenure::{Model, ModelError, ModelStream, Prompt, Tenure, TurnError, TurnOutcome};
 
 static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 
@@ -113,7 +113,7 @@ impl TimedModel {
 
 #[async_trait]
 impl Model for TimedModel {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         use futures_util::StreamExt;
         let watch = Stopwatch::start();
         let spent = self.answered.clone();
@@ -125,7 +125,7 @@ impl Model for TimedModel {
 }
 
 /// A turn ended.
-pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Result<Answered, TurnError>) {
+pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Result<TurnOutcome, TurnError>) {
     let word = match outcome {
         Ok(_) => "completed",
         Err(TurnError::Stopped | TurnError::Cancelled) => "cancelled",
@@ -138,7 +138,7 @@ pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Resul
 }
 
 /// A pass of the sweep ended.
-pub fn sweep(report: &tenure::Report, took: Duration) {
+pub fn sweep(report: &tenure::SweepReport, took: Duration) {
     for (what, count) in [
         ("expired", report.expired.len()),
         ("evicted", report.evicted.len()),

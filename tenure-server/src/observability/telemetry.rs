@@ -3,7 +3,7 @@
 use crate::config::{LogFormat, Telemetry};
 use anyhow::anyhow;
 use std::io::IsTerminal;
-use tenure::{Answered, SessionId, TurnError};
+use tenure::{SessionId, TurnError, TurnOutcome};
 use tracing::Span;
 use tracing::field::Empty;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
@@ -127,7 +127,7 @@ impl Talk {
     }
 
     /// It has answered, or not.
-    pub fn ended(&self, outcome: &Result<Answered, TurnError>) {
+    pub fn ended(&self, outcome: &Result<TurnOutcome, TurnError>) {
         let answer = match outcome {
             Ok(answered) => &answered.answer,
             Err(e) => {

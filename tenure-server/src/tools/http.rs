@@ -10,7 +10,7 @@ use anyhow::Context;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
-use tenure::{Call, HttpSource, Output, Tool, ToolError};
+use tenure::{HttpSource, Tool, ToolError, ToolInvocation, ToolOutput};
 
 /// A tool behind a URL.
 pub struct Endpoint {
@@ -55,7 +55,7 @@ impl Endpoint {
         &self.tool
     }
 
-    pub async fn call(&self, call: &Call) -> Result<Output, ToolError> {
+    pub async fn call(&self, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let (session, run, id) = (plain(call.session.session.as_str()), plain(call.run.as_ref()), plain(&call.id));
         let request = self
             .client
@@ -72,7 +72,7 @@ impl Endpoint {
         }
     }
 
-    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Output, ToolError> {
+    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<ToolOutput, ToolError> {
         // Its address may hold a secret.
         let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
             true => ToolError::NotCalled(format!(
@@ -99,7 +99,7 @@ impl Endpoint {
         if !status.is_success() {
             content = format!("HTTP {}: {content}", status.as_u16());
         }
-        Ok(Output { content, failed: !status.is_success() })
+        Ok(ToolOutput { content, failed: !status.is_success() })
     }
 }
 

@@ -20,7 +20,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{Call, McpSource, Output, Tool, ToolError};
+use tenure::{McpSource, Tool, ToolError, ToolInvocation, ToolOutput};
 
 /// How long a server may take to start; some are downloaded first.
 const TIME_TO_START: Duration = Duration::from_secs(60);
@@ -114,7 +114,7 @@ impl Server {
     }
 
     /// Makes a call, if it is one of ours.
-    pub async fn call(&self, call: &Call) -> Option<Result<Output, ToolError>> {
+    pub async fn call(&self, call: &ToolInvocation) -> Option<Result<ToolOutput, ToolError>> {
         let known = self.known().await.ok()?;
         let name = known.iter().find(|k| k.tool.name == call.tool)?.name.clone();
         let params = CallToolRequestParams::new(name).with_arguments(call.arguments.clone());
@@ -174,7 +174,7 @@ impl Server {
         Known { name, tool }
     }
 
-    async fn ask(&self, params: CallToolRequestParams) -> Result<Output, ToolError> {
+    async fn ask(&self, params: CallToolRequestParams) -> Result<ToolOutput, ToolError> {
         match self.ask_once(params.clone()).await {
             // It has died since it was last spoken to: nothing has happened, and there may be another.
             Err(ToolError::NotCalled(_)) => self.ask_once(params).await,
@@ -182,7 +182,7 @@ impl Server {
         }
     }
 
-    async fn ask_once(&self, params: CallToolRequestParams) -> Result<Output, ToolError> {
+    async fn ask_once(&self, params: CallToolRequestParams) -> Result<ToolOutput, ToolError> {
         let connection = self.connection().await?;
         // Dropped, it tells the server that nobody waits any more.
         let limit = self.source.limit();
@@ -310,13 +310,13 @@ fn copy_to_log(log: std::fs::File, server: &str) {
     }
 }
 
-fn failed(content: String) -> Output {
-    Output { content: clip(content), failed: true }
+fn failed(content: String) -> ToolOutput {
+    ToolOutput { content: clip(content), failed: true }
 }
 
 /// What the model is shown: texts; of everything else, that it was there. Structured content only if there is nothing else to read: servers
 /// say the same as text.
-fn output(result: CallToolResult) -> Output {
+fn output(result: CallToolResult) -> ToolOutput {
     let mut content = String::new();
     for block in result.content {
         if !content.is_empty() {
@@ -341,7 +341,7 @@ fn output(result: CallToolResult) -> Output {
     if let (true, Some(structured)) = (content.is_empty(), result.structured_content) {
         content = structured.to_string();
     }
-    Output { content: clip(content), failed: result.is_error.unwrap_or(false) }
+    ToolOutput { content: clip(content), failed: result.is_error.unwrap_or(false) }
 }
 
 fn marker(what: &str, kind: &str, base64: usize) -> String {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tenure::{Call, Key, Output, PythonSource, Tool, ToolError};
+use tenure::{PythonSource, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput};
 use tokio::process::Command;
 
 /// What the model calls it.
@@ -60,9 +60,9 @@ struct Found {
 
 #[derive(Default)]
 struct Seats {
-    taken: HashMap<Key, Arc<Seat>>,
+    taken: HashMap<SessionKey, Arc<Seat>>,
     /// Whose interpreter is gone, and why. They are told with their next call.
-    gone: HashMap<Key, &'static str>,
+    gone: HashMap<SessionKey, &'static str>,
 }
 
 /// A session's interpreter. Its lock is held for as long as a call takes.
@@ -88,9 +88,9 @@ impl Pool {
         self.seats.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    pub async fn call(&self, source: &PythonSource, call: &Call) -> Result<Output, ToolError> {
+    pub async fn call(&self, source: &PythonSource, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let Some(code) = call.arguments.get("code").and_then(|c| c.as_str()) else {
-            return Ok(Output {
+            return Ok(ToolOutput {
                 content: "the argument `code` is missing: a text with Python code".into(),
                 failed: true,
             });
@@ -117,11 +117,11 @@ impl Pool {
             () = seat.ended.notified() => Asked::Died("the session has ended".into()),
         };
         let mut output = match asked {
-            Asked::Done(answer) => Output { content: answer.text, failed: answer.failed },
+            Asked::Done(answer) => ToolOutput { content: answer.text, failed: answer.failed },
             Asked::Interrupted(answer) => {
                 let (time, text) = (spoken(limit), answer.text);
                 let content = format!("{text}\n[interrupted after {time}; what was defined before is still there]");
-                Output { content, failed: true }
+                ToolOutput { content, failed: true }
             }
             Asked::Died(why) => {
                 if let Some(process) = place.take() {
@@ -129,7 +129,7 @@ impl Pool {
                 }
                 let content =
                     format!("[{why}; everything that was defined is gone, the next call starts a new interpreter]");
-                return Ok(Output { content, failed: true });
+                return Ok(ToolOutput { content, failed: true });
             }
         };
         if output.failed && output.content.contains(DISK_IS_FULL) {
@@ -145,7 +145,7 @@ impl Pool {
     }
 
     /// The session's seat; if there is none free, that of the session that was idle for longest.
-    async fn seat(&self, session: &Key) -> Result<Arc<Seat>, ToolError> {
+    async fn seat(&self, session: &SessionKey) -> Result<Arc<Seat>, ToolError> {
         let (seat, evicted) = {
             let mut seats = self.seats();
             if let Some(seat) = seats.taken.get(session) {
@@ -174,7 +174,7 @@ impl Pool {
     }
 
     /// Ends an interpreter whose session may come back.
-    async fn leave(&self, session: &Key, process: Option<Process>, why: &'static str) {
+    async fn leave(&self, session: &SessionKey, process: Option<Process>, why: &'static str) {
         let Some(process) = process else { return };
         {
             let mut seats = self.seats();
@@ -213,7 +213,7 @@ impl Pool {
     }
 
     /// Ends a session's interpreter for good, in the middle of a call if need be.
-    pub async fn end(&self, session: &Key) {
+    pub async fn end(&self, session: &SessionKey) {
         let seat = {
             let mut seats = self.seats();
             seats.gone.remove(session);
@@ -228,7 +228,7 @@ impl Pool {
     }
 
     pub async fn close(&self) {
-        let keys: Vec<Key> = self.seats().taken.keys().cloned().collect();
+        let keys: Vec<SessionKey> = self.seats().taken.keys().cloned().collect();
         for key in keys {
             self.end(&key).await;
         }

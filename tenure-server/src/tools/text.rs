@@ -20,7 +20,7 @@ pub fn clip(mut text: String) -> String {
 
 /// A time as people write it.
 pub fn spoken(time: Duration) -> String {
-    tenure::Period::of(time).to_string()
+    tenure::HumanDuration::of(time).to_string()
 }
 
 #[cfg(test)]

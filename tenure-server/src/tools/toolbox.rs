@@ -6,7 +6,7 @@ use anyhow::Context;
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::future::Future;
-use tenure::{Assistant, Call, Key, Output, Tool, ToolError, ToolSource, Tools};
+use tenure::{Assistant, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput, ToolSource, Tools};
 
 /// All the tools of this server.
 pub struct Toolbox {
@@ -110,7 +110,7 @@ impl Tools for Toolbox {
         Ok(tools)
     }
 
-    async fn call(&self, assistant: &Assistant, call: &Call) -> Result<Output, ToolError> {
+    async fn call(&self, assistant: &Assistant, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let mut unsure = None;
         for source in &assistant.tools {
             let found = match source {
@@ -130,7 +130,7 @@ impl Tools for Toolbox {
         Err(ToolError::NotCalled(unsure.unwrap_or_else(|| format!("there is no tool {:?}", call.tool))))
     }
 
-    async fn end(&self, session: &Key) {
+    async fn end(&self, session: &SessionKey) {
         self.python.end(session).await;
     }
 }

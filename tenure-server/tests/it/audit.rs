@@ -8,7 +8,7 @@ use tenure_server::auth::Right;
 
 /// Puts a session with so many decisions into the store, a minute apart; `change` may tamper with the records.
 pub async fn seed(door: &Door, tenant: &str, session: &str, decisions: u64, change: impl FnOnce(&mut Vec<Record>)) {
-    let key = Key { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() };
+    let key = SessionKey { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() };
     let start: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
     let mut records = Vec::new();
     let mut push = |entry: Entry| {
@@ -17,7 +17,7 @@ pub async fn seed(door: &Door, tenant: &str, session: &str, decisions: u64, chan
         records.push(Record { seq, at, entry });
         at
     };
-    push(Entry::created(Created { user: User::new("ada").unwrap(), ..Created::default() }));
+    push(Entry::created(SessionCreated { user: User::new("ada").unwrap(), ..SessionCreated::default() }));
     push(Entry::message(Message::user("Money back")));
     let mut previous = DecisionHash::START;
     for n in 0..decisions {

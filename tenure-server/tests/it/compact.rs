@@ -4,7 +4,7 @@ use crate::kit::*;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tenure::Compact;
+use tenure::CompactionPolicy;
 use tenure::summary::{MARK, REQUEST};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 /// So many turns are shown, and what does not fit is summarized.
 fn turns(max: usize) -> impl FnOnce(&mut Config) {
     move |config| {
-        (config.short_term.max_history_turns, config.short_term.compact) = (max, Compact::On);
+        (config.short_term.max_history_turns, config.short_term.compact) = (max, CompactionPolicy::On);
         config.models[0].idle_timeout = "10s".parse().unwrap();
     }
 }
@@ -295,6 +295,6 @@ fn a_writer_must_be_there() {
         wrong("short_term: {compact: 7}")
     );
     let config = Config::parse("short_term: {compact: rehearsal}").unwrap();
-    assert_eq!(config.options().policy.compact, Compact::With("rehearsal".into()));
+    assert_eq!(config.options().policy.compact, CompactionPolicy::With("rehearsal".into()));
     assert_eq!(Config::parse(&config.shown().unwrap()).unwrap().short_term, config.short_term);
 }

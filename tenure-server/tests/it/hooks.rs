@@ -59,7 +59,7 @@ async fn say(tenure: &Tenure, id: &str, text: &str) {
         vec![Message::user(text), Message::parse(r#"{"role":"assistant","content":"well","x":1.50}"#).unwrap()];
     if tenure.head(&who, &id).await.is_err() {
         tenure
-            .create(&who, tenure::New { id: Some(id.clone()), title: Some("T".into()), ..Default::default() })
+            .create(&who, tenure::NewSession { id: Some(id.clone()), title: Some("T".into()), ..Default::default() })
             .await
             .unwrap();
     }

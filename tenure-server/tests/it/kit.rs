@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tenure::{Answer, Piece, Principal, Session, SessionId};
+use tenure::{ModelAnswer, ModelChunk, Principal, Session, SessionId};
 use tenure_server::app::{App, Shared};
 use tenure_server::config::{Config, ModelConfig};
 use tenure_server::serve;
@@ -303,7 +303,7 @@ impl Home {
 
     /// How many sessions there are.
     pub async fn sessions(&self) -> usize {
-        let query = tenure::Query::new(tenure::Whose::Tenant(nobody().tenant), 100);
+        let query = tenure::SessionQuery::new(tenure::OwnerFilter::Tenant(nobody().tenant), 100);
         self.app.tenure.store().heads(&query).await.unwrap().len()
     }
 }
@@ -409,7 +409,7 @@ pub async fn reply(response: reqwest::Response) -> Reply {
     let events = reply.text.split("\n\n").filter(|e| !e.is_empty() && !e.starts_with(':'));
     let data = |e: &str| e.lines().find_map(|l| l.strip_prefix("data: ")).expect("an event with data").to_owned();
     reply.events = events.map(data).collect();
-    let mut answer = Answer::default();
+    let mut answer = ModelAnswer::default();
     let (mut report, mut run_id, mut error) = (Value::Null, Value::Null, None);
     let mut id = reply.headers.get("x-session-id").map(|v| v.to_str().unwrap().to_owned());
     for (i, event) in reply.events.iter().enumerate().filter(|(_, e)| *e != "[DONE]") {
@@ -423,7 +423,7 @@ pub async fn reply(response: reqwest::Response) -> Reply {
         id = id.or_else(|| chunk["session_id"].as_str().map(str::to_owned));
         assert_eq!(chunk["session_id"].as_str(), id.as_deref(), "every chunk names the session");
         assert_eq!(chunk["object"], "chat.completion.chunk");
-        answer.take(&Piece::Chunk(event.clone())).unwrap();
+        answer.take(&ModelChunk::Chunk(event.clone())).unwrap();
         if i == 0 {
             report = chunk["session"].clone();
             run_id = chunk["run_id"].clone();

@@ -3,23 +3,27 @@
 use crate::door::Door;
 use crate::running::Running;
 use serde_json::{Value, json};
-use tenure::{Assistant, MemorySize, Mind, Options, Principal, Remember, Scope, Tenure, ToolSource};
+use tenure::{Assistant, MemoryConfig, MemoryScope, MemoryTarget, NewMemory, Options, Principal, Tenure, ToolSource};
 use tenure_server::auth::Right;
 use tenure_server::config::embeddings::Embeddings;
 use tenure_server::embed::Source;
 
-fn assistant(name: &str, scope: Scope) -> Assistant {
-    let group = (scope == Scope::Group).then(|| "lab".to_owned());
-    let memory = Some(MemorySize { scope, group, ..MemorySize::default() });
+fn assistant(name: &str, scope: MemoryScope) -> Assistant {
+    let group = (scope == MemoryScope::Group).then(|| "lab".to_owned());
+    let memory = Some(MemoryConfig { scope, group, ..MemoryConfig::default() });
     Assistant { name: name.to_owned(), memory, tools: vec![ToolSource::Memory], ..Assistant::default() }
 }
 
 async fn open() -> Door {
     Door::set_up("memory:", |c| {
-        c.assistants =
-            [("friend", Scope::User), ("guest", Scope::Session), ("lab", Scope::Group), ("goldfish", Scope::None)]
-                .map(|(name, scope)| assistant(name, scope))
-                .into();
+        c.assistants = [
+            ("friend", MemoryScope::User),
+            ("guest", MemoryScope::Session),
+            ("lab", MemoryScope::Group),
+            ("goldfish", MemoryScope::None),
+        ]
+        .map(|(name, scope)| assistant(name, scope))
+        .into();
         c.assistants[3].tools = Vec::new();
     })
     .await
@@ -222,15 +226,15 @@ async fn recall_finds_what_is_meant() {
         Tenure::open_with("memory:", Options { embedder: source.embedder(), ..Options::default() }).await.unwrap();
     for one in &set {
         let text = one["memory"].as_str().unwrap().to_owned();
-        tenure.remember(&who, &Mind::Own, Remember { text, ..Remember::default() }).await.unwrap();
+        tenure.remember(&who, &MemoryTarget::Own, NewMemory { text, ..NewMemory::default() }).await.unwrap();
     }
     let words = Tenure::on(tenure.store().clone(), Options::default());
-    let rank = |hits: &[tenure::Recall], text: &str| hits.iter().position(|h| h.memory.text == text);
+    let rank = |hits: &[tenure::RecallHit], text: &str| hits.iter().position(|h| h.memory.text == text);
     let (mut by_words, mut by_meaning, mut by_both) = (Vec::new(), Vec::new(), Vec::new());
     for one in &set {
         let (text, question) = (one["memory"].as_str().unwrap(), one["question"].as_str().unwrap());
-        by_words.push(rank(&words.recall(&who, &Mind::Own, question, 50).await.unwrap().memories, text));
-        let both = tenure.recall(&who, &Mind::Own, question, 50).await.unwrap();
+        by_words.push(rank(&words.recall(&who, &MemoryTarget::Own, question, 50).await.unwrap().memories, text));
+        let both = tenure.recall(&who, &MemoryTarget::Own, question, 50).await.unwrap();
         assert!(both.by_meaning);
         by_both.push(rank(&both.memories, text));
         let mut near = both.memories.clone();

@@ -74,7 +74,7 @@ fn results_of_tools_are_counted() {
         runtime.block_on(async {
             let tenure = tenure::Tenure::open("memory:").await.unwrap();
             let who = tenure::Principal::default();
-            let id = tenure.create(&who, tenure::New::default()).await.unwrap().info.session_id.clone();
+            let id = tenure.create(&who, tenure::NewSession::default()).await.unwrap().info.session_id.clone();
             assert!(tenure.cache_get(&who, &id, "look", &json!({"a": 1})).await.unwrap().is_none());
             tenure.cache_put(&who, &id, "look", &json!({"a": 1}), &json!("there")).await.unwrap();
             for _ in 0..2 {

@@ -5,7 +5,7 @@ use crate::tools::{call, key, python, toolbox};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenure::{Assistant, Output, ToolError, Tools};
+use tenure::{Assistant, ToolError, ToolOutput, Tools};
 use tenure_server::config::Config;
 use tenure_server::tools::Toolbox;
 
@@ -24,7 +24,7 @@ fn has_cap_on_processes() -> bool {
 }
 
 /// Runs code in a session.
-async fn run(tools: &Toolbox, assistant: &Assistant, session: &str, code: &str) -> Output {
+async fn run(tools: &Toolbox, assistant: &Assistant, session: &str, code: &str) -> ToolOutput {
     tools.call(assistant, &call(session, "python", json!({"code": code}))).await.unwrap()
 }
 
@@ -37,7 +37,7 @@ async fn python_keeps_what_was_defined() {
         (1, "python", false, false)
     );
     let ask = async |code: &str| run(&tools, &assistant, "s", code).await;
-    let plain = |content: &str| Output { content: content.into(), failed: false };
+    let plain = |content: &str| ToolOutput { content: content.into(), failed: false };
     assert_eq!(ask("def twice(x):\n    return 2 * x\nname = 'Grüezi'").await, plain(""));
     assert_eq!(ask("print(name)\ntwice(21)").await, plain("Grüezi\n42"));
     assert_eq!(ask("_ + 1").await, plain("43"));

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use tenure::{Assistant, Call, Key, Output, RunId, SessionId, Tenant, ToolError, Tools};
+use tenure::{Assistant, RunId, SessionId, SessionKey, Tenant, ToolError, ToolInvocation, ToolOutput, Tools};
 use tenure_server::config::Config;
 use tenure_server::tools::Toolbox;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -24,17 +24,23 @@ pub fn toolbox(tools: Value, python: Value) -> (Arc<Toolbox>, Assistant) {
     (Arc::new(Toolbox::new(&config).unwrap()), config.assistants[0].clone())
 }
 
-pub fn key(session: &str) -> Key {
-    Key { tenant: Tenant::new("t").unwrap(), session: SessionId::new(session).unwrap() }
+pub fn key(session: &str) -> SessionKey {
+    SessionKey { tenant: Tenant::new("t").unwrap(), session: SessionId::new(session).unwrap() }
 }
 
-pub fn call(session: &str, tool: &str, arguments: Value) -> Call {
+pub fn call(session: &str, tool: &str, arguments: Value) -> ToolInvocation {
     let Value::Object(arguments) = arguments else { panic!("arguments are an object") };
-    Call { session: key(session), run: RunId::generate(), id: "call/1\n".into(), tool: tool.into(), arguments }
+    ToolInvocation {
+        session: key(session),
+        run: RunId::generate(),
+        id: "call/1\n".into(),
+        tool: tool.into(),
+        arguments,
+    }
 }
 
-fn good(content: &str) -> Result<Output, ToolError> {
-    Ok(Output { content: content.into(), failed: false })
+fn good(content: &str) -> Result<ToolOutput, ToolError> {
+    Ok(ToolOutput { content: content.into(), failed: false })
 }
 
 // MCP.
@@ -256,7 +262,7 @@ async fn a_tool_behind_a_url() {
     assert_eq!(headers["x-key"], "tenure-server");
     let run = headers["x-tenure-run"].to_str().unwrap();
     assert_eq!(headers["idempotency-key"], format!("{run}/call/1%0A"));
-    let failed = |content: &str| Ok(Output { content: content.into(), failed: true });
+    let failed = |content: &str| Ok(ToolOutput { content: content.into(), failed: true });
     assert_eq!(ask("bad").await, failed("HTTP 422: no such city"));
     assert_eq!(ask("broken").await, failed("HTTP 500: oops"));
     assert_eq!(ask("moved").await, failed("HTTP 302: "));
@@ -303,11 +309,11 @@ async fn tools_are_the_operators() {
     let assistant = home.app.config.assistants[0].clone();
     for (path, id) in [("sessions", "s"), ("v1/sessions", "d")] {
         home.chat(json!({"session_id": id, "messages": [user("Hi")]})).await;
-        let session = Key { tenant: nobody().tenant, session: SessionId::new(id).unwrap() };
+        let session = SessionKey { tenant: nobody().tenant, session: SessionId::new(id).unwrap() };
         let mut arguments = Map::new();
         let program = format!("sleep 98766.6{id}");
         arguments.insert("code".into(), format!("import subprocess\np = subprocess.Popen({program:?}.split())").into());
-        let call = Call { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
+        let call = ToolInvocation { session, run: RunId::generate(), id: "1".into(), tool: "python".into(), arguments };
         assert!(!home.app.tools.call(&assistant, &call).await.unwrap().failed);
         within("it runs", async || processes(&program) == 1).await;
         let deleted = home.client.http.delete(format!("{}/{path}/{id}", home.client.base)).send().await.unwrap();

@@ -4,7 +4,7 @@ use crate::in_every_way;
 use crate::kit::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tenure::{Outcome, SessionId};
+use tenure::{RunOutcome, SessionId};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
@@ -76,7 +76,7 @@ in_every_way! {
         permit.add_permits(1);
         messages(home, "s", 2).await;
         assert_eq!(home.stored("s").await, [user("Hi"), assistant("Half whole")]);
-        assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, Outcome::Completed);
+        assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, RunOutcome::Completed);
     }
 
     /// A client that lost the connection and sends the same again gets the whole answer.
@@ -104,7 +104,7 @@ in_every_way! {
         assert!(answer.await.unwrap_err().is_cancelled());
         within("its run is cancelled", async || home.session("s").await.runs[0].ended.is_some()).await;
         let session = home.session("s").await;
-        assert_eq!((session.runs[0].ended.unwrap().1, session.runs[0].code.as_deref()), (Outcome::Cancelled, Some("cancelled")));
+        assert_eq!((session.runs[0].ended.unwrap().1, session.runs[0].code.as_deref()), (RunOutcome::Cancelled, Some("cancelled")));
         let mut want = vec![user("Hi")];
         want.extend(home.stream.then(|| assistant("Half")));
         assert_eq!(home.stored("s").await, want);
@@ -226,7 +226,7 @@ in_every_way! {
         want.push(assistant("answer 2"));
         assert_eq!(home.stored("s").await, want);
         let outcomes: Vec<_> = home.session("s").await.runs.iter().map(|r| r.ended.unwrap().1).collect();
-        assert_eq!(outcomes, [Outcome::Cancelled, Outcome::Completed]);
+        assert_eq!(outcomes, [RunOutcome::Cancelled, RunOutcome::Completed]);
     }
 
     /// `branch`: the second one goes on in a fork from before the turn that is on; nobody loses anything.
@@ -417,7 +417,7 @@ async fn on_expired() {
         let reply = home.chat(ask("s", "Back")).await;
         assert_eq!((reply.status, home.model.shown().len()), (status, shown), "{rule}");
         assert_eq!(reply.code(), if rule == "reject" { "gone" } else { "" });
-        let mut query = tenure::Query::new(tenure::Whose::Everyone, 9);
+        let mut query = tenure::SessionQuery::new(tenure::OwnerFilter::Everyone, 9);
         query.status = vec![tenure::Status::Expired];
         let ended = home.app.tenure.store().heads(&query).await.unwrap();
         assert_eq!(ended.len(), usize::from(rule == "fresh"), "{rule}");
@@ -438,16 +438,16 @@ async fn who_says_what_becomes_of_a_run_without_a_client() {
     };
     let home = Home::with("sqlite", true, change).await.unwrap();
     for (session, more, outcome) in [
-        ("configured", json!({}), Outcome::Cancelled),
-        ("requested", json!({"on_disconnect": "finish"}), Outcome::Completed),
-        ("assistant", json!({"model": "agent"}), Outcome::Completed),
+        ("configured", json!({}), RunOutcome::Cancelled),
+        ("requested", json!({"on_disconnect": "finish"}), RunOutcome::Completed),
+        ("assistant", json!({"model": "agent"}), RunOutcome::Completed),
     ] {
         let mut body = ask(session, "Hi");
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let (permit, answer) = half_way(&home, body).await;
         answer.abort();
         assert!(answer.await.unwrap_err().is_cancelled());
-        if outcome == Outcome::Completed {
+        if outcome == RunOutcome::Completed {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             permit.add_permits(1);
         }

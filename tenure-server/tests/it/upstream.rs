@@ -5,7 +5,7 @@ use crate::kit::*;
 use axum::body::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
-use tenure::{Options, Outcome, Tenure};
+use tenure::{Options, RunOutcome, Tenure};
 use tenure_server::app::App;
 
 fn parts(text: &str, size: usize) -> Vec<Bytes> {
@@ -29,7 +29,7 @@ async fn failed(home: &Home, kept: &[Value]) {
     assert_eq!(home.stored("s").await, want);
     let session = home.session("s").await;
     let run = session.runs.last().unwrap();
-    assert_eq!(run.ended.unwrap().1, Outcome::Failed);
+    assert_eq!(run.ended.unwrap().1, RunOutcome::Failed);
     assert!(run.error.is_some());
 }
 
@@ -69,7 +69,7 @@ in_every_way! {
             assert_eq!((reply.status, reply.code(), reply.said()), (200, "upstream_broken", "Half an ans"));
             assert!(!reply.is_done());
             assert_eq!(home.stored(mode).await, [user("Hi"), assistant("Half an ans")]);
-            assert_eq!(home.session(mode).await.runs[0].ended.unwrap().1, Outcome::Failed);
+            assert_eq!(home.session(mode).await.runs[0].ended.unwrap().1, RunOutcome::Failed);
             assert!(home.session(mode).await.messages[1].partial);
             home.model.then(Act::Say("Whole."));
             let reply = ask().await;

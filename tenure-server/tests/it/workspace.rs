@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenure::{Clock, Ending, New, Principal, SessionId, Status, Tenure};
+use tenure::{Clock, EndReason, NewSession, Principal, SessionId, Status, Tenure};
 use tenure_server::config::Config;
 
 /// The directory of workspaces, and a place outside of it.
@@ -118,7 +118,7 @@ fn start() -> Clock {
 
 async fn begin(tenure: &Tenure, id: &str, workspace: impl Into<Value>) {
     let metadata = serde_json::Map::from_iter([("workspace".to_owned(), workspace.into())]);
-    let new = New { id: Some(SessionId::new(id).unwrap()), metadata, ..New::default() };
+    let new = NewSession { id: Some(SessionId::new(id).unwrap()), metadata, ..NewSession::default() };
     tenure.create(&Principal::default(), new).await.unwrap();
 }
 
@@ -461,7 +461,7 @@ async fn an_end_that_was_committed_already_is_not_committed_twice() {
     desk.write("w/a", "1");
     let tenure = house(&desk.config(""), &clock).await;
     tenure.on_expire(|_, why| {
-        assert_eq!(why, Ending::Expired);
+        assert_eq!(why, EndReason::Expired);
         async { Err("it dies here".to_owned()) }
     });
     begin(&tenure, "s", "w").await;

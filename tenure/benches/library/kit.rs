@@ -135,7 +135,7 @@ pub async fn fill(tenure: &Tenure, session: &SessionId, messages: usize) {
 }
 
 pub async fn create(tenure: &Tenure, name: &str) -> SessionId {
-    tenure.create(&who(), New { id: Some(id(name)), ..New::default() }).await.unwrap();
+    tenure.create(&who(), NewSession { id: Some(id(name)), ..NewSession::default() }).await.unwrap();
     id(name)
 }
 

@@ -14,11 +14,11 @@ pub async fn many(store: &std::sync::Arc<dyn Store>, count: usize) {
                 let tags = vec![format!("t{}", n % 10)];
                 let at = jiff::Timestamp::from_microsecond(1_700_000_000_000_000 + n as i64 * 1000).unwrap();
                 let said = [Message::user(&format!("question {n}")), Message::assistant(&format!("answer {n}"))];
-                let entries = [Entry::created(Created { user, tags, ..Created::default() })]
+                let entries = [Entry::created(SessionCreated { user, tags, ..SessionCreated::default() })]
                     .into_iter()
                     .chain(said.map(Entry::message));
                 let records: Vec<Record> = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry }).collect();
-                let key = Key { tenant: Tenant::new("bench").unwrap(), session: id(&format!("s{n:07}")) };
+                let key = SessionKey { tenant: Tenant::new("bench").unwrap(), session: id(&format!("s{n:07}")) };
                 let session = Session::replay(&key, records.clone()).unwrap();
                 store.commit(&Commit::new(None, records, session.head().clone())).await.unwrap();
             }
@@ -45,7 +45,7 @@ pub async fn newest(report: &mut Report) {
         houses.push(tenure);
     }
     for filter in ["user", "user and tag", "tenant and tag"] {
-        let mut query = Query::new(Whose::Everyone, 20);
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, 20);
         let mut asking = who();
         if filter != "user" {
             query.tags = vec!["t3".into()];

@@ -47,7 +47,7 @@ pub async fn child(mut args: impl Iterator<Item = String>) {
         lists::find(&tenure, nth(i)).await;
     }
     for i in 0..LISTS {
-        let mut query = Query::new(Whose::Everyone, 20);
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, 20);
         query.offset = i;
         assert_eq!(tenure.list(&who(), query).await.unwrap().heads.len(), 20);
     }

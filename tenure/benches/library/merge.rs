@@ -12,16 +12,16 @@ fn session(turns: usize) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
     let run = RunId::generate();
     let posts = (0..turns).flat_map(turn).map(|message| match message.role() {
-        Role::Assistant => Post::by(&run, message),
-        _ => Post::from(message),
+        Role::Assistant => MessageEntry::by(&run, message),
+        _ => MessageEntry::from(message),
     });
-    let entries = [Entry::created(Created::default())].into_iter().chain(posts.map(Entry::Message));
+    let entries = [Entry::created(SessionCreated::default())].into_iter().chain(posts.map(Entry::Message));
     let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
     Session::replay(&who().key(&id("s")), records.collect::<Vec<_>>()).unwrap()
 }
 
 fn merge(session: &Session, messages: &[Message]) -> Duration {
-    let incoming = Incoming { messages, ..Incoming::default() };
+    let incoming = IncomingRequest { messages, ..IncomingRequest::default() };
     median((0..REPEATS).map(|_| time(|| black_box(reconcile(session, &incoming))).0).collect())
 }
 

@@ -67,7 +67,7 @@ pub async fn fork(report: &mut Report) {
     let tenure = Tenure::open(&format!("sqlite:{}", file.display())).await.unwrap();
     let large = create(&tenure, "large").await;
     fill(&tenure, &large, 100_000).await;
-    tenure.checkpoint(&who(), &large, Some(Label::new("here").unwrap())).await.unwrap();
+    tenure.checkpoint(&who(), &large, Some(CheckpointLabel::new("here").unwrap())).await.unwrap();
     tenure.load(&who(), &large).await.unwrap();
     let (mut forks, mut labelled, mut appends) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..300 {

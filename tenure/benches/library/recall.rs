@@ -3,7 +3,7 @@
 use crate::*;
 use base64::Engine;
 use std::sync::Arc;
-use tenure::store::{Item, Owner, Shelf, Store};
+use tenure::store::{Item, Namespace, Owner, Store};
 
 const LENGTH: usize = 384;
 
@@ -40,7 +40,7 @@ async fn filled(store: &Arc<dyn Store>, count: usize) {
     let mut tasks = Vec::new();
     for hand in 0..64 {
         let store = store.clone();
-        let shelf = Shelf { tenant: who().tenant, owner: Owner::User(who().user), name: "memory".to_owned() };
+        let shelf = Namespace { tenant: who().tenant, owner: Owner::User(who().user), name: "memory".to_owned() };
         tasks.push(tokio::spawn(async move {
             for n in (hand..count).step_by(64) {
                 let bytes: Vec<u8> = vector(n).into_iter().map(|n| n as u8).collect();
@@ -84,12 +84,14 @@ pub async fn among(report: &mut Report) {
             let words = Tenure::open(&url).await.unwrap();
             filled(words.store(), count).await;
             let both = Tenure::on(words.store().clone(), Options { embedder: Some(instant()), ..Options::default() });
-            both.recall(&who(), &Mind::Own, "word1", 8).await.unwrap();
+            both.recall(&who(), &MemoryTarget::Own, "word1", 8).await.unwrap();
             let mut times = [Vec::new(), Vec::new()];
             for i in 0..100 {
                 let question = sentence(1_000_000 + i, 4);
                 for (house, times) in [&words, &both].into_iter().zip(&mut times) {
-                    times.push(timed(async { house.recall(&who(), &Mind::Own, &question, 8).await.unwrap() }).await);
+                    times.push(
+                        timed(async { house.recall(&who(), &MemoryTarget::Own, &question, 8).await.unwrap() }).await,
+                    );
                 }
             }
             medians.push(times.map(median));
@@ -121,19 +123,19 @@ pub async fn scope_none(report: &mut Report) {
     let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
     tenure.declare(Assistant {
         name: "none".into(),
-        memory: Some(MemorySize { scope: Scope::None, ..MemorySize::default() }),
+        memory: Some(MemoryConfig { scope: MemoryScope::None, ..MemoryConfig::default() }),
         ..Assistant::default()
     });
     tenure.declare(Assistant { name: "plain".into(), ..Assistant::default() });
     let mut times = [Vec::new(), Vec::new()];
     for i in 0..400 {
         for (assistant, times) in ["none", "plain"].into_iter().zip(&mut times) {
-            let ask = Ask {
+            let ask = TurnRequest {
                 session: Some(id(assistant)),
                 messages: vec![Message::user(&format!("{i} {}", words(200, i)))],
                 history: Some(HistoryMode::Append),
                 assistant: Some(assistant.to_owned()),
-                ..Ask::default()
+                ..TurnRequest::default()
             };
             times.push(timed(async { tenure.turn(&who(), ask).await.unwrap() }).await);
         }

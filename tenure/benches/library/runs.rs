@@ -28,10 +28,10 @@ impl Caller {
     }
 }
 
-struct Once(Option<Piece>);
+struct Once(Option<ModelChunk>);
 
 impl futures_core::Stream for Once {
-    type Item = Result<Piece, ModelError>;
+    type Item = Result<ModelChunk, ModelError>;
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Poll::Ready(self.0.take().map(Ok))
     }
@@ -39,11 +39,11 @@ impl futures_core::Stream for Once {
 
 #[async_trait]
 impl Model for Caller {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let asked = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
         let round = prompt.messages[asked..].iter().filter(|m| m.role() == Role::Assistant).count();
         let body = self.calls.get(round).unwrap_or(&self.done).clone();
-        Ok(Box::pin(Once(Some(Piece::Whole(body)))))
+        Ok(Box::pin(Once(Some(ModelChunk::Whole(body)))))
     }
 }
 
@@ -56,34 +56,34 @@ impl Tools for Shelf {
         Ok(vec![Tool { name: "search".to_owned(), read_only: true, ..Tool::default() }])
     }
 
-    async fn call(&self, _: &Assistant, _: &Call) -> Result<Output, ToolError> {
-        Ok(Output { content: self.0.clone(), failed: false })
+    async fn call(&self, _: &Assistant, _: &ToolInvocation) -> Result<ToolOutput, ToolError> {
+        Ok(ToolOutput { content: self.0.clone(), failed: false })
     }
 
-    async fn end(&self, _: &Key) {}
+    async fn end(&self, _: &SessionKey) {}
 }
 
-fn ask(session: &SessionId) -> Ask {
-    Ask {
+fn ask(session: &SessionId) -> TurnRequest {
+    TurnRequest {
         session: Some(session.clone()),
         messages: vec![turn(0)[0].clone()],
         history: Some(HistoryMode::Append),
         assistant: Some("a".to_owned()),
         detail: serde_json::Map::from_iter([("model".to_owned(), json!("m"))]),
-        ..Ask::default()
+        ..TurnRequest::default()
     }
 }
 
-async fn begin(tenure: &Tenure, session: &SessionId) -> Turn {
+async fn begin(tenure: &Tenure, session: &SessionId) -> OpenRun {
     match tenure.turn(&who(), ask(session)).await.unwrap() {
-        Begun::Turn(turn) => *turn,
-        Begun::Before { .. } => unreachable!("there is no key"),
+        TurnStart::Turn(turn) => *turn,
+        TurnStart::Before { .. } => unreachable!("there is no key"),
     }
 }
 
-async fn work(turn: Turn, caller: &Caller, shelf: &Shelf) -> Answered {
-    let hands = Hands { model: caller, tools: Some(shelf) };
-    turn.run(hands, Fields::default(), false, None).await.unwrap()
+async fn work(turn: OpenRun, caller: &Caller, shelf: &Shelf) -> TurnOutcome {
+    let hands = Executors { model: caller, tools: Some(shelf) };
+    turn.run(hands, RawObject::default(), false, None).await.unwrap()
 }
 
 fn house(store: &Tenure, change: impl FnOnce(&mut Assistant, &mut Options)) -> Tenure {
@@ -193,7 +193,7 @@ pub async fn paused(report: &mut Report) {
         wait(n).await;
     }
     let (grown, after) = (memory::status("VmRSS").saturating_sub(before) as f64 / 1024.0, alive());
-    let open = tenure.reviews(&who(), &Reviews::Open(None), None, 100).await.unwrap();
+    let open = tenure.reviews(&who(), &ReviewFilter::Open(None), None, 100).await.unwrap();
     assert_eq!(open.reviews.len(), 100);
     report.row(
         "tasks and threads with 1,000 more sessions that wait for a person, beside without",

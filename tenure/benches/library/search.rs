@@ -1,7 +1,7 @@
 //! Full-text search over all messages.
 
 use crate::*;
-use tenure::store::Range;
+use tenure::store::RecordRange;
 
 const SESSIONS: usize = 2_000;
 const TURNS: usize = 13;
@@ -23,7 +23,7 @@ pub async fn words(report: &mut Report) {
     // Nothing is cached.
     let tenure = Tenure::open_with(&url, lists::lasting()).await.unwrap();
     let mut pages = 0;
-    let mut search = Search::new("ferry", 20);
+    let mut search = SearchRequest::new("ferry", 20);
     let all = timed(async {
         loop {
             let page = tenure.search_sessions(&who(), &search).await.unwrap();
@@ -41,7 +41,7 @@ pub async fn words(report: &mut Report) {
     let read = timed(async {
         for n in 0..SESSIONS {
             let key = who().key(&id(&format!("s{n:04}")));
-            let records = tenure.store().records(&key, &Range::back_from(u64::MAX, 128)).await.unwrap();
+            let records = tenure.store().records(&key, &RecordRange::back_from(u64::MAX, 128)).await.unwrap();
             assert_eq!(records.len(), TURNS * 4 + 1);
         }
     });
@@ -49,7 +49,7 @@ pub async fn words(report: &mut Report) {
     let what = format!("a word in {SESSIONS} sessions of 52 messages, in {pages} pages, beside reading them");
     report.row(what, ms(all), ms(read), ratio(all, read), Promise::None);
     let newest = timed(async {
-        let first = Search::new("\"session memory\" retry", 20);
+        let first = SearchRequest::new("\"session memory\" retry", 20);
         assert_eq!(tenure.search_sessions(&who(), &first).await.unwrap().found.len(), 20);
     });
     let newest = newest.await;

@@ -1,10 +1,10 @@
 //! Blobs: content-addressed bytes, stored once per tenant for as long as a session references them.
 
 use super::fixture::Fixture;
-use super::kit::{Log, Rng, blob, key, moment};
+use super::kit::{RandomLog, Rng, blob, key, moment};
 use crate::store::contract::{Commit, Store};
 use crate::types::blob::Blob;
-use crate::types::entry::Created;
+use crate::types::entry::SessionCreated;
 use crate::types::id::Tenant;
 
 async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> {
@@ -14,7 +14,7 @@ async fn bytes(store: &dyn Store, tenant: &str, blob: &Blob) -> Option<Vec<u8>> 
 /// A blob round-trips, whatever its content and size.
 pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
     let blobs = [blob(Rng::new(7).bytes(1 << 20)), blob("text"), blob([0]), blob((0..=255).collect::<Vec<u8>>())];
-    let commit = Commit { blobs: blobs.to_vec(), ..Log::new("s").commit() };
+    let commit = Commit { blobs: blobs.to_vec(), ..RandomLog::new("s").commit() };
     store.commit(&commit).await.unwrap();
     for blob in &blobs {
         assert!(bytes(&*store, "default", blob).await.as_deref() == Some(&*blob.bytes), "{} differs", blob.id);
@@ -25,7 +25,7 @@ pub async fn a_blob_reads_back(Fixture { store, .. }: Fixture) {
 /// A blob may be committed repeatedly, in one commit or in later ones.
 pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     let blobs = vec![picture.clone(), picture.clone()];
     store.commit(&Commit { blobs, ..log.commit() }).await.unwrap();
     log.say("again").save_with(&*store, &picture).await;
@@ -37,7 +37,7 @@ pub async fn a_blob_may_come_twice(Fixture { store, .. }: Fixture) {
 /// A blob is deleted with the last session that references it.
 pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
     let (shared, own) = (blob("shared"), blob("own"));
-    let (mut a, mut b) = (Log::new("a"), Log::new("b"));
+    let (mut a, mut b) = (RandomLog::new("a"), RandomLog::new("b"));
     let blobs = vec![shared.clone(), own.clone()];
     store.commit(&Commit { blobs, ..a.commit() }).await.unwrap();
     b.save(&*store).await;
@@ -48,14 +48,14 @@ pub async fn a_blob_goes_with_its_last_session(Fixture { store, .. }: Fixture) {
     store.purge(&b.key).await.unwrap();
     assert_eq!(bytes(&*store, "default", &shared).await, None);
     // A deleted blob can be stored again.
-    Log::new("c").save_with(&*store, &shared).await;
+    RandomLog::new("c").save_with(&*store, &shared).await;
     assert_eq!(bytes(&*store, "default", &shared).await.as_deref(), Some(&*shared.bytes));
 }
 
 /// Blobs are separated by tenant: deleting one tenant's blob does not affect the other's.
 pub async fn tenants_do_not_share_blobs(Fixture { store, .. }: Fixture) {
     let picture = blob("a picture");
-    let log = |tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0));
+    let log = |tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), moment(0));
     log("a").save_with(&*store, &picture).await;
     assert_eq!(bytes(&*store, "b", &picture).await, None);
     log("b").save_with(&*store, &picture).await;

@@ -1,22 +1,22 @@
 //! Consistency check: a consistent store has no findings, and data in use is never removed.
 
 use super::fixture::Fixture;
-use super::kit::{Log, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
+use super::kit::{RandomLog, Rng, blob, item, key, moment, session_shelf, shelf, whole_log};
 use crate::store::contract::Store;
 use crate::store::finding::Orphan;
 use crate::store::item::Owner;
-use crate::types::entry::Created;
+use crate::types::entry::SessionCreated;
 
 /// Creates sessions of two tenants with blobs, forks and items, purges some, and lets forks
 /// inherit. Returns the keys of the remaining sessions.
-async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::Key> {
-    let mut logs: Vec<Log> = Vec::new();
+async fn work(store: &dyn Store, rng: &mut Rng) -> Vec<crate::types::id::SessionKey> {
+    let mut logs: Vec<RandomLog> = Vec::new();
     for n in 0..60 {
         let tenant = ["a", "b"][n % 2];
         let source = (n > 8 && rng.once_in(2)).then(|| logs[rng.below(n / 2) * 2 + n % 2].clone());
         let mut log = match source {
             Some(parent) => parent.fork(&format!("s{n}"), 1 + rng.below(parent.seq() as usize) as u64),
-            None => Log::begin(key(tenant, &format!("s{n}")), Created::default(), moment(n as i64)),
+            None => RandomLog::begin(key(tenant, &format!("s{n}")), SessionCreated::default(), moment(n as i64)),
         };
         for said in 0..rng.below(4) {
             log.say(&format!("{n} {said}"));
@@ -54,7 +54,7 @@ pub async fn a_store_in_order_has_no_findings(fixture: Fixture) {
 pub async fn nothing_in_use_is_removed(Fixture { store, .. }: Fixture) {
     let left = work(&*store, &mut Rng::new(20_260_104)).await;
     let picture = blob("a picture");
-    let mut log = Log::begin(key("a", "kept"), Created::default(), moment(99));
+    let mut log = RandomLog::begin(key("a", "kept"), SessionCreated::default(), moment(99));
     log.save_with(&*store, &picture).await;
     let cache = session_shelf(&log.key, "cache");
     store.put(&cache, &item("k", 1), None).await.unwrap();

@@ -1,22 +1,24 @@
 //! Concurrent tasks: every operation is atomic and happens once, and none deadlocks.
 
 use super::fixture::Fixture;
-use super::kit::{Log, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log};
+use super::kit::{
+    RandomLog, Rng, assert_fails, blob, item, key, moment, read_all, say, session_shelf, shelf, whole_log,
+};
 use crate::store::contract::{Commit, Store};
-use crate::store::item::{Item, Owner, Shelf};
-use crate::store::query::Range;
+use crate::store::item::{Item, Namespace, Owner};
+use crate::store::query::RecordRange;
 use crate::types::entry::Entry;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Tenant, User};
+use crate::types::id::{SessionKey, Tenant, User};
 use std::{collections::BTreeSet, future::Future, pin::Pin, sync::Arc};
 use tokio::task::JoinSet;
 
 const TASKS: usize = 16;
 
 /// A session that a task tried to create, and the result. `None` for other tasks.
-type Made = Option<(Log, Result<()>)>;
+type WriterResult = Option<(RandomLog, Result<()>)>;
 
-type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type WriterTask<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Runs tasks concurrently and returns their results in no particular order.
 async fn at_once<T: Send + 'static>(
@@ -34,7 +36,7 @@ pub async fn sessions_are_written_side_by_side(Fixture { store, .. }: Fixture) {
     let write = |n: usize| {
         let store = store.clone();
         async move {
-            let mut log = Log::new(&format!("s{n}"));
+            let mut log = RandomLog::new(&format!("s{n}"));
             log.save(&*store).await;
             for m in 0..20 {
                 log.say(&format!("{n}.{m}")).save(&*store).await;
@@ -51,7 +53,7 @@ pub async fn sessions_are_written_side_by_side(Fixture { store, .. }: Fixture) {
 /// Tasks that append to the same session all succeed: no record is lost, duplicated or overwritten.
 pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
     const EACH: usize = 6;
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.save(&*store).await;
     let write = |n: usize| {
         let (store, key) = (store.clone(), log.key.clone());
@@ -77,7 +79,7 @@ pub async fn no_append_is_lost_or_doubled(Fixture { store, .. }: Fixture) {
 pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
     for round in 0..10 {
         let id = format!("s{round}");
-        let attempts = (0..TASKS).map(|n| create(store.clone(), Log::new(&id).say(&n.to_string()).clone()));
+        let attempts = (0..TASKS).map(|n| create(store.clone(), RandomLog::new(&id).say(&n.to_string()).clone()));
         let attempts = at_once(attempts).await.into_iter().flatten();
         let (won, lost): (Vec<_>, Vec<_>) = attempts.partition(|(_, result)| result.is_ok());
         assert_eq!(won.len(), 1);
@@ -92,11 +94,11 @@ pub async fn one_creator_wins(Fixture { store, .. }: Fixture) {
 /// A concurrent reader sees only complete, acknowledged commits.
 pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
     const COMMITS: u64 = 40;
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.save(&*store).await;
     let key = log.key.clone();
     let counter = session_shelf(&key, "counter");
-    let read = |_| -> Task<()> {
+    let read = |_| -> WriterTask<()> {
         let (store, key, counter) = (store.clone(), key.clone(), counter.clone());
         Box::pin(async move {
             loop {
@@ -105,7 +107,7 @@ pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
                 let item = store.get(&counter, "commits", None).await.unwrap();
                 let count = item.map_or(0, |i| i.value.parse::<u64>().unwrap());
                 assert!(count * 5 + 1 >= head.seq, "the head is in, and its item is not");
-                let upto = super::read(&*store, &key, &Range { upto: head.seq, ..Range::after(0) }).await;
+                let upto = super::read(&*store, &key, &RecordRange { upto: head.seq, ..RecordRange::after(0) }).await;
                 assert_eq!(upto.len() as u64, head.seq, "the head is in, and its records are not");
                 let all = read_all(&*store, &key).await;
                 assert_eq!(all.len() % 5, 1, "the log ends in the middle of a commit");
@@ -117,7 +119,7 @@ pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
         })
     };
     let writer = store.clone();
-    let write: Task<()> = Box::pin(async move {
+    let write: WriterTask<()> = Box::pin(async move {
         for n in 1..=COMMITS {
             for m in 0..5 {
                 log.say(&format!("{n}.{m}"));
@@ -131,19 +133,19 @@ pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
 }
 
 /// Creates a session and returns the result.
-async fn create(store: Arc<dyn Store>, mut log: Log) -> Made {
+async fn create(store: Arc<dyn Store>, mut log: RandomLog) -> WriterResult {
     let made = store.commit(&log.commit()).await;
     Some((log, made))
 }
 
 /// Purges a session, which must succeed.
-async fn purge(store: Arc<dyn Store>, key: Key) -> Made {
+async fn purge(store: Arc<dyn Store>, key: SessionKey) -> WriterResult {
     store.purge(&key).await.unwrap();
     None
 }
 
 /// Asserts that a created fork is complete, and that a rejected one does not exist.
-async fn assert_whole_or_refused(store: &dyn Store, fork: &Log, parent: &Key, made: Result<()>) {
+async fn assert_whole_or_refused(store: &dyn Store, fork: &RandomLog, parent: &SessionKey, made: Result<()>) {
     match made {
         Ok(()) => assert_eq!(whole_log(store, &fork.key).await, fork.whole()),
         refused => {
@@ -157,10 +159,10 @@ async fn assert_whole_or_refused(store: &dyn Store, fork: &Log, parent: &Key, ma
 /// A fork created concurrently with the purge of its parent is either complete or rejected.
 pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
     for round in 0..40 {
-        let mut parent = Log::new(&format!("p{round}"));
+        let mut parent = RandomLog::new(&format!("p{round}"));
         parent.say("one").say("two").save(&*store).await;
         let fork = parent.fork(&format!("f{round}"), 2);
-        let tasks: [Task<Made>; 2] =
+        let tasks: [WriterTask<WriterResult>; 2] =
             [Box::pin(create(store.clone(), fork)), Box::pin(purge(store.clone(), parent.key.clone()))];
         for (fork, result) in at_once(tasks).await.into_iter().flatten() {
             assert_whole_or_refused(&*store, &fork, &parent.key, result).await;
@@ -173,14 +175,14 @@ pub async fn a_fork_and_a_purge_may_meet(Fixture { store, .. }: Fixture) {
 /// sessions are complete.
 pub async fn forks_of_one_parent_may_meet_its_purge(Fixture { store, .. }: Fixture) {
     for round in 0..8 {
-        let mut parent = Log::new(&format!("p{round}"));
+        let mut parent = RandomLog::new(&format!("p{round}"));
         for n in 0..8 {
             parent.say(&n.to_string());
         }
         parent.save(&*store).await;
         let mut older = parent.fork(&format!("o{round}"), 4);
         older.save(&*store).await;
-        let mut tasks: Vec<Task<Made>> = vec![Box::pin(purge(store.clone(), parent.key.clone()))];
+        let mut tasks: Vec<WriterTask<WriterResult>> = vec![Box::pin(purge(store.clone(), parent.key.clone()))];
         for seq in 1..=8 {
             tasks.push(Box::pin(create(store.clone(), parent.fork(&format!("f{round}.{seq}"), seq))));
         }
@@ -208,7 +210,7 @@ pub async fn a_shared_blob_stays_while_it_is_used(Fixture { store, .. }: Fixture
         let session = |n: usize| {
             let (store, picture) = (store.clone(), picture.clone());
             async move {
-                let mut log = Log::new(&format!("s{round}.{n}"));
+                let mut log = RandomLog::new(&format!("s{round}.{n}"));
                 log.save_with(&*store, &picture).await;
                 if n % 2 == 1 {
                     store.purge(&log.key).await.unwrap();
@@ -246,7 +248,7 @@ pub async fn a_bounded_shelf_may_be_fought_over(Fixture { store, .. }: Fixture) 
 }
 
 /// Random operations of one task on namespaces.
-async fn rummage(store: Arc<dyn Store>, shelves: Vec<Shelf>, seed: u64) -> Result<()> {
+async fn rummage(store: Arc<dyn Store>, shelves: Vec<Namespace>, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     for n in 0..25 {
         let shelf = rng.pick(&shelves).clone();
@@ -270,7 +272,7 @@ async fn rummage(store: Arc<dyn Store>, shelves: Vec<Shelf>, seed: u64) -> Resul
 
 /// Tasks that put, use, search, remove and expire the same items all finish, and none fails.
 pub async fn shelves_do_not_deadlock(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.save(&*store).await;
     let user = |name: &str| shelf(Owner::User(User::new(name).unwrap()), "memory");
     let shelves = vec![user("ada"), user("bob"), session_shelf(&log.key, "cache")];

@@ -6,13 +6,13 @@ use std::{any::Any, fmt, future::Future, path::Path, pin::Pin, sync::Arc, time::
 /// Timeout of a case.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-type Opening = Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send>>;
+type FixtureOpener = Pin<Box<dyn Future<Output = Arc<dyn Store>> + Send>>;
 
 /// A fresh, empty store for one case.
 pub struct Fixture {
     /// The store under test.
     pub store: Arc<dyn Store>,
-    open: Option<Box<dyn Fn() -> Opening + Send + Sync>>,
+    open: Option<Box<dyn Fn() -> FixtureOpener + Send + Sync>>,
     // Declared after the store, so that it is dropped last.
     keep: Vec<Box<dyn Any + Send + Sync>>,
 }

@@ -1,11 +1,11 @@
 //! Forks: they reference their parent's log, and stay complete when the parent is purged (D-001).
 
 use super::fixture::Fixture;
-use super::kit::{Log, assert_fails, blob, key, moment, read_all, state, whole_log};
+use super::kit::{RandomLog, assert_fails, blob, key, moment, read_all, state, whole_log};
 use crate::store::contract::{Commit, Store};
-use crate::store::query::{Query, Whose};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::types::blob::Blob;
-use crate::types::entry::{Created, Entry};
+use crate::types::entry::{Entry, SessionCreated};
 use crate::types::error::Error;
 use crate::types::head::Head;
 use crate::types::id::{SessionId, Tenant};
@@ -13,8 +13,8 @@ use crate::types::message::Message;
 use crate::types::status::Status;
 
 /// Stores a session with records 1 to `seq`.
-async fn parent(store: &dyn Store, id: &str, seq: u64) -> Log {
-    let mut log = Log::new(id);
+async fn parent(store: &dyn Store, id: &str, seq: u64) -> RandomLog {
+    let mut log = RandomLog::new(id);
     for n in 2..=seq {
         log.say(&format!("{id} {n}"));
     }
@@ -23,14 +23,14 @@ async fn parent(store: &dyn Store, id: &str, seq: u64) -> Log {
 }
 
 /// Stores a fork with one message of its own.
-async fn fork(store: &dyn Store, of: &Log, id: &str, seq: u64) -> Log {
+async fn fork(store: &dyn Store, of: &RandomLog, id: &str, seq: u64) -> RandomLog {
     let mut log = of.fork(id, seq);
     log.say(&format!("{id} after {seq}")).save(store).await;
     log
 }
 
 /// Asserts that each session still reads as it was written.
-async fn assert_whole(store: &dyn Store, logs: &[&Log]) {
+async fn assert_whole(store: &dyn Store, logs: &[&RandomLog]) {
     for log in logs {
         assert_eq!(whole_log(store, &log.key).await, log.whole(), "{}", log.key);
         let head = store.head(&log.key).await.unwrap().unwrap();
@@ -42,10 +42,10 @@ async fn assert_whole(store: &dyn Store, logs: &[&Log]) {
 
 /// A fork whose parent does not exist in the same tenant is rejected, and leaves nothing behind.
 pub async fn a_fork_needs_its_parent(Fixture { store, .. }: Fixture) {
-    let mut elsewhere = Log::begin(key("other", "p"), Created::default(), moment(0));
+    let mut elsewhere = RandomLog::begin(key("other", "p"), SessionCreated::default(), moment(0));
     elsewhere.say("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
-    let orphan = Log::new("p").say("one").fork("f", 2).commit();
+    let orphan = RandomLog::new("p").say("one").fork("f", 2).commit();
     assert_fails(store.commit(&orphan).await, Error::NotFound { session_id: SessionId::new("p").unwrap() });
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
@@ -81,7 +81,10 @@ pub async fn the_last_fork_inherits(Fixture { store, .. }: Fixture) {
     assert_eq!(read_all(&*store, &a.key).await, a.records);
     assert_whole(&*store, &[&a, &b]).await;
 
-    let of = |log: &Log| Query { parent: Some(log.key.session.clone()), ..Query::new(Whose::Everyone, 9) };
+    let of = |log: &RandomLog| SessionQuery {
+        parent: Some(log.key.session.clone()),
+        ..SessionQuery::new(OwnerFilter::Everyone, 9)
+    };
     assert_eq!(store.heads(&of(&p)).await.unwrap(), []);
     assert_eq!(store.heads(&of(&b)).await.unwrap(), [store.head(&a.key).await.unwrap().unwrap()]);
 }
@@ -142,7 +145,7 @@ pub async fn a_deleted_fork_inherits_too(Fixture { store, .. }: Fixture) {
 }
 
 /// Stores a log with one blob per record, each derived from its text.
-async fn illustrated(store: &dyn Store, mut log: Log, upto: u64) -> Log {
+async fn illustrated(store: &dyn Store, mut log: RandomLog, upto: u64) -> RandomLog {
     log.save(store).await;
     while log.seq() < upto {
         let text = format!("{} {}", log.key.session, log.seq() + 1);
@@ -156,14 +159,14 @@ fn picture(text: &str) -> Blob {
 }
 
 /// The blobs that a session references.
-fn pictures(log: &Log) -> Vec<Blob> {
+fn pictures(log: &RandomLog) -> Vec<Blob> {
     let whole = log.whole();
     let texts =
         whole.iter().filter_map(|r| if let Entry::Message(post) = &r.entry { Some(post.message.text()) } else { None });
     texts.map(|text| picture(&text)).collect()
 }
 
-async fn assert_pictures(store: &dyn Store, left: &[&Log], gone: &[&Log]) {
+async fn assert_pictures(store: &dyn Store, left: &[&RandomLog], gone: &[&RandomLog]) {
     let kept: Vec<_> = left.iter().flat_map(|log| pictures(log)).collect();
     for blob in left.iter().chain(gone).flat_map(|log| pictures(log)) {
         let found = store.blob(&Tenant::default(), &blob.id).await.unwrap();
@@ -174,7 +177,7 @@ async fn assert_pictures(store: &dyn Store, left: &[&Log], gone: &[&Log]) {
 
 /// Blobs of inherited records stay; the others are deleted.
 pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
-    let p = illustrated(&*store, Log::new("p"), 6).await;
+    let p = illustrated(&*store, RandomLog::new("p"), 6).await;
     let a = illustrated(&*store, p.fork("a", 3), 5).await;
     let b = illustrated(&*store, p.fork("b", 5), 7).await;
     store.purge(&p.key).await.unwrap();
@@ -185,7 +188,7 @@ pub async fn blobs_stay_with_their_records(Fixture { store, .. }: Fixture) {
     assert_pictures(&*store, &[], &[&p, &a, &b]).await;
 
     // A blob used before the fork point and again after it counts from its first use.
-    let mut q = Log::new("q");
+    let mut q = RandomLog::new("q");
     let shown = blob("shown twice");
     q.save(&*store).await;
     q.say("once").save_with(&*store, &shown).await;
@@ -213,7 +216,7 @@ fn orders(items: &[usize]) -> Vec<Vec<usize>> {
 /// complete.
 pub async fn any_order_of_purges_keeps_the_rest_whole(Fixture { store, .. }: Fixture) {
     for (n, order) in orders(&[0, 1, 2, 3]).into_iter().enumerate() {
-        let p = illustrated(&*store, Log::new(&format!("p{n}")), 5).await;
+        let p = illustrated(&*store, RandomLog::new(&format!("p{n}")), 5).await;
         let a = illustrated(&*store, p.fork(&format!("a{n}"), 3), 5).await;
         let b = illustrated(&*store, p.fork(&format!("b{n}"), 4), 6).await;
         let c = illustrated(&*store, a.fork(&format!("c{n}"), 5), 7).await;
@@ -260,7 +263,7 @@ pub async fn a_new_session_is_not_taken_for_the_old_parent(Fixture { store, .. }
     let a = fork(&*store, &p, "a", 3).await;
     let b = fork(&*store, &p, "b", 5).await;
     store.purge(&p.key).await.unwrap();
-    let mut again = Log::new("p");
+    let mut again = RandomLog::new("p");
     again.push(Entry::message(Message::system("another life"))).save(&*store).await;
     assert_whole(&*store, &[&a, &b, &again]).await;
     store.purge(&again.key).await.unwrap();

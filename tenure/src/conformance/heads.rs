@@ -1,19 +1,21 @@
 //! Listing heads: filters, order and pagination.
 
 use super::fixture::Fixture;
-use super::kit::{Log, head_of, key, moment};
+use super::kit::{RandomLog, head_of, key, moment};
 use crate::store::contract::{Commit, Store};
-use crate::store::query::{Cursor, Order, Query, Whose};
+use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::types::digest::VisibleHash;
-use crate::types::entry::{Claim, Created, Decision, Entry, InfoChange, Outcome, ReviewDecided, ReviewOpened};
-use crate::types::head::{Head, Reviewing};
-use crate::types::id::{Key, ReviewId, RunId, SessionId, Tenant, User};
+use crate::types::entry::{
+    Decision, Entry, LeaseClaim, ReviewDecided, ReviewOpened, RunOutcome, SessionCreated, SessionPatch,
+};
+use crate::types::head::{Head, ReviewIndexLabel};
+use crate::types::id::{ReviewId, RunId, SessionId, SessionKey, Tenant, User};
 use crate::types::message::Message;
 use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 
-fn all() -> Query {
-    Query::new(Whose::Tenant(Tenant::default()), 1000)
+fn all() -> SessionQuery {
+    SessionQuery::new(OwnerFilter::Tenant(Tenant::default()), 1000)
 }
 
 fn ids(heads: &[Head]) -> Vec<&str> {
@@ -26,58 +28,58 @@ fn assert_ids(heads: &[Head], want: &[&str]) {
 }
 
 /// Creates the sessions ten seconds apart; the last one is the newest.
-async fn fill(store: &dyn Store, sessions: impl IntoIterator<Item = (&str, Created)>) {
+async fn fill(store: &dyn Store, sessions: impl IntoIterator<Item = (&str, SessionCreated)>) {
     for (n, (id, created)) in sessions.into_iter().enumerate() {
-        Log::begin(key("default", id), created, moment(n as i64 * 10)).save(store).await;
+        RandomLog::begin(key("default", id), created, moment(n as i64 * 10)).save(store).await;
     }
 }
 
-fn tagged(tags: &[&str]) -> Created {
-    Created { tags: tags.iter().map(|t| t.to_string()).collect(), ..Created::default() }
+fn tagged(tags: &[&str]) -> SessionCreated {
+    SessionCreated { tags: tags.iter().map(|t| t.to_string()).collect(), ..SessionCreated::default() }
 }
 
-fn titled(title: &str) -> Created {
-    Created { title: Some(title.to_owned()), ..Created::default() }
+fn titled(title: &str) -> SessionCreated {
+    SessionCreated { title: Some(title.to_owned()), ..SessionCreated::default() }
 }
 
-fn with_metadata(metadata: Value) -> Created {
-    Created { metadata: metadata.as_object().cloned().unwrap(), ..Created::default() }
+fn with_metadata(metadata: Value) -> SessionCreated {
+    SessionCreated { metadata: metadata.as_object().cloned().unwrap(), ..SessionCreated::default() }
 }
 
-fn of_user(user: &str) -> Created {
-    Created { user: User::new(user).unwrap(), ..Created::default() }
+fn of_user(user: &str) -> SessionCreated {
+    SessionCreated { user: User::new(user).unwrap(), ..SessionCreated::default() }
 }
 
 /// Heads are ordered by last activity, newest first. Ties are broken by id in descending byte
 /// order.
 pub async fn the_newest_come_first(Fixture { store, .. }: Fixture) {
     for (id, seconds) in [("a", 5), ("Z", 5), ("a-b", 5), ("a:b", 5), ("a_b", 5), ("aB", 5), ("new", 6), ("old", 4)] {
-        Log::begin(key("default", id), Created::default(), moment(seconds)).save(&*store).await;
+        RandomLog::begin(key("default", id), SessionCreated::default(), moment(seconds)).save(&*store).await;
     }
     let got = store.heads(&all()).await.unwrap();
     assert_ids(&got, &["new", "a_b", "aB", "a:b", "a-b", "a", "Z", "old"]);
     // The order depends on activity, not on creation.
-    let mut log = Log::begin(key("default", "z"), Created::default(), moment(0));
+    let mut log = RandomLog::begin(key("default", "z"), SessionCreated::default(), moment(0));
     log.push_at(moment(7), Entry::message(Message::user("hi"))).save(&*store).await;
-    assert_ids(&store.heads(&Query { limit: 2, ..all() }).await.unwrap(), &["z", "new"]);
+    assert_ids(&store.heads(&SessionQuery { limit: 2, ..all() }).await.unwrap(), &["z", "new"]);
 }
 
 /// Pagination returns every session exactly once, even if many were active at the same time.
 pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
     for n in 0..23 {
-        let created = Created { assistant: (n % 3 != 0).then(|| "x".to_owned()), ..Created::default() };
+        let created = SessionCreated { assistant: (n % 3 != 0).then(|| "x".to_owned()), ..SessionCreated::default() };
         let at = moment(i64::from(n) / 6);
-        Log::begin(key("default", &format!("s{n}")), created, at).save(&*store).await;
+        RandomLog::begin(key("default", &format!("s{n}")), created, at).save(&*store).await;
     }
     for assistant in [None, Some("x".to_owned())] {
-        let query = Query { assistant, ..all() };
+        let query = SessionQuery { assistant, ..all() };
         let whole = store.heads(&query).await.unwrap();
         for limit in [1, 2, 5, 23] {
             let (mut pages, mut cursor) = (Vec::new(), None);
             loop {
-                let page = store.heads(&Query { limit, cursor, ..query.clone() }).await.unwrap();
+                let page = store.heads(&SessionQuery { limit, cursor, ..query.clone() }).await.unwrap();
                 let Some(last) = page.last() else { break };
-                cursor = Some(Cursor::of(last));
+                cursor = Some(SessionCursor::of(last));
                 pages.extend(page);
                 assert!(pages.len() <= whole.len(), "the pages have doubles: {:?}", ids(&pages));
             }
@@ -87,54 +89,58 @@ pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
     // A cursor stays valid after its session is purged.
     let whole = store.heads(&all()).await.unwrap();
     store.purge(&whole[9].key()).await.unwrap();
-    let cursor = Some(Cursor::of(&whole[9]));
-    assert_eq!(store.heads(&Query { cursor, ..all() }).await.unwrap(), whole[10..]);
+    let cursor = Some(SessionCursor::of(&whole[9]));
+    assert_eq!(store.heads(&SessionQuery { cursor, ..all() }).await.unwrap(), whole[10..]);
 }
 
 /// An offset skips the first heads, also in combination with a cursor.
 pub async fn an_offset_leaves_out_the_first(Fixture { store, .. }: Fixture) {
-    fill(&*store, ["a", "b", "c", "d", "e"].map(|id| (id, Created::default()))).await;
-    let page = |offset, limit| Query { offset, limit, ..all() };
+    fill(&*store, ["a", "b", "c", "d", "e"].map(|id| (id, SessionCreated::default()))).await;
+    let page = |offset, limit| SessionQuery { offset, limit, ..all() };
     assert_ids(&store.heads(&page(0, 2)).await.unwrap(), &["e", "d"]);
     assert_ids(&store.heads(&page(2, 2)).await.unwrap(), &["c", "b"]);
     assert_ids(&store.heads(&page(4, 2)).await.unwrap(), &["a"]);
     assert_ids(&store.heads(&page(5, 2)).await.unwrap(), &[]);
     let first = store.heads(&page(0, 1)).await.unwrap();
-    let after = Query { cursor: Some(Cursor::of(&first[0])), ..page(1, 2) };
+    let after = SessionQuery { cursor: Some(SessionCursor::of(&first[0])), ..page(1, 2) };
     assert_ids(&store.heads(&after).await.unwrap(), &["c", "b"]);
 }
 
 /// A limit of 0 returns nothing; the largest limits and offsets are valid.
 pub async fn no_limit_is_too_small_or_too_large(Fixture { store, .. }: Fixture) {
-    fill(&*store, ["a", "b"].map(|id| (id, Created::default()))).await;
-    assert_ids(&store.heads(&Query { limit: 0, ..all() }).await.unwrap(), &[]);
-    assert_ids(&store.heads(&Query { limit: usize::MAX, ..all() }).await.unwrap(), &["b", "a"]);
-    assert_ids(&store.heads(&Query { limit: usize::MAX, offset: 1, ..all() }).await.unwrap(), &["a"]);
-    assert_ids(&store.heads(&Query { limit: usize::MAX, offset: usize::MAX, ..all() }).await.unwrap(), &[]);
+    fill(&*store, ["a", "b"].map(|id| (id, SessionCreated::default()))).await;
+    assert_ids(&store.heads(&SessionQuery { limit: 0, ..all() }).await.unwrap(), &[]);
+    assert_ids(&store.heads(&SessionQuery { limit: usize::MAX, ..all() }).await.unwrap(), &["b", "a"]);
+    assert_ids(&store.heads(&SessionQuery { limit: usize::MAX, offset: 1, ..all() }).await.unwrap(), &["a"]);
+    assert_ids(&store.heads(&SessionQuery { limit: usize::MAX, offset: usize::MAX, ..all() }).await.unwrap(), &[]);
 }
 
 /// A tenant lists only its own sessions, whatever ids other tenants use.
 pub async fn tenants_never_mix(Fixture { store, .. }: Fixture) {
     for (n, (tenant, id)) in [("a", "s"), ("b", "s"), ("a", "t"), ("b", "u"), ("ab", "s")].into_iter().enumerate() {
-        let created = Created { thread: Some("t".to_owned()), ..tagged(&["x"]) };
-        Log::begin(key(tenant, id), created, moment(n as i64)).save(&*store).await;
+        let created = SessionCreated { thread: Some("t".to_owned()), ..tagged(&["x"]) };
+        RandomLog::begin(key(tenant, id), created, moment(n as i64)).save(&*store).await;
     }
-    let of = |tenant: &str| Whose::Tenant(Tenant::new(tenant).unwrap());
+    let of = |tenant: &str| OwnerFilter::Tenant(Tenant::new(tenant).unwrap());
     for (tenant, want) in [("a", &["t", "s"][..]), ("b", &["u", "s"]), ("ab", &["s"]), ("c", &[])] {
-        let heads = store.heads(&Query::new(of(tenant), 9)).await.unwrap();
+        let heads = store.heads(&SessionQuery::new(of(tenant), 9)).await.unwrap();
         assert_ids(&heads, want);
         assert!(heads.iter().all(|h| h.tenant.as_str() == tenant));
-        let query = Query { tags: vec!["x".to_owned()], thread: Some("t".to_owned()), ..Query::new(of(tenant), 9) };
+        let query = SessionQuery {
+            tags: vec!["x".to_owned()],
+            thread: Some("t".to_owned()),
+            ..SessionQuery::new(of(tenant), 9)
+        };
         assert_eq!(store.heads(&query).await.unwrap(), heads);
     }
-    assert_ids(&store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap(), &["s", "u", "t", "s", "s"]);
+    assert_ids(&store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap(), &["s", "u", "t", "s", "s"]);
 }
 
 /// A user lists only their own sessions in their own tenant.
 pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
     let users = [("s1", "Ada"), ("s2", "ada"), ("s3", "Ada"), ("s4", "Ädä 'x' %")];
     fill(&*store, users.map(|(id, user)| (id, of_user(user)))).await;
-    Log::begin(key("other", "s1"), of_user("Ada"), moment(0)).save(&*store).await;
+    RandomLog::begin(key("other", "s1"), of_user("Ada"), moment(0)).save(&*store).await;
     for (tenant, user, want) in [
         ("default", "Ada", &["s3", "s1"][..]),
         ("default", "ada", &["s2"]),
@@ -143,17 +149,17 @@ pub async fn users_see_their_own(Fixture { store, .. }: Fixture) {
         ("other", "Ada", &["s1"]),
         ("other", "ada", &[]),
     ] {
-        let whose = Whose::User(Tenant::new(tenant).unwrap(), User::new(user).unwrap());
-        assert_ids(&store.heads(&Query::new(whose, 9)).await.unwrap(), want);
+        let whose = OwnerFilter::User(Tenant::new(tenant).unwrap(), User::new(user).unwrap());
+        assert_ids(&store.heads(&SessionQuery::new(whose, 9)).await.unwrap(), want);
     }
 }
 
 /// Sessions are filtered by assistant and by chat thread.
 pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
-    let created = |assistant: Option<&str>, thread: Option<&str>| Created {
+    let created = |assistant: Option<&str>, thread: Option<&str>| SessionCreated {
         assistant: assistant.map(str::to_owned),
         thread: thread.map(str::to_owned),
-        ..Created::default()
+        ..SessionCreated::default()
     };
     let sessions =
         [("a", Some("x"), None), ("b", Some("x"), Some("x")), ("c", None, Some("x")), ("d", Some("X"), Some("it's"))];
@@ -165,8 +171,8 @@ pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
         (None, Some("it's"), &["d"]),
         (Some(""), None, &[]),
     ] {
-        let Created { assistant, thread, .. } = created(assistant, thread);
-        assert_ids(&store.heads(&Query { assistant, thread, ..all() }).await.unwrap(), want);
+        let SessionCreated { assistant, thread, .. } = created(assistant, thread);
+        assert_ids(&store.heads(&SessionQuery { assistant, thread, ..all() }).await.unwrap(), want);
     }
 }
 
@@ -174,17 +180,17 @@ pub async fn assistants_and_threads_are_found(Fixture { store, .. }: Fixture) {
 pub async fn states_are_found(Fixture { store, .. }: Fixture) {
     let states = [Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     for to in states {
-        let mut log = Log::new(to.as_str());
+        let mut log = RandomLog::new(to.as_str());
         log.push(Entry::Status { to, reason: None }).save(&*store).await;
     }
-    let with = |status: &[Status]| Query { status: status.to_vec(), ..all() };
+    let with = |status: &[Status]| SessionQuery { status: status.to_vec(), ..all() };
     assert_ids(&store.heads(&with(&[])).await.unwrap(), &["paused", "expired", "deleted", "active"]);
     for state in states {
         assert_ids(&store.heads(&with(&[state])).await.unwrap(), &[state.as_str()]);
     }
     let live = with(&[Status::Active, Status::Paused]);
     assert_ids(&store.heads(&live).await.unwrap(), &["paused", "active"]);
-    assert_ids(&store.heads(&Query { limit: 1, ..live }).await.unwrap(), &["paused"]);
+    assert_ids(&store.heads(&SessionQuery { limit: 1, ..live }).await.unwrap(), &["paused"]);
 }
 
 /// Counting by status counts every session of every tenant once, under its current status.
@@ -194,7 +200,7 @@ pub async fn sessions_are_counted_by_their_state(Fixture { store, .. }: Fixture)
     for (n, to) in states.into_iter().enumerate() {
         for i in 0..=n {
             let tenant = if i == 0 { "default" } else { "other" };
-            let mut log = Log::begin(key(tenant, &format!("{to}-{i}")), Created::default(), moment(0));
+            let mut log = RandomLog::begin(key(tenant, &format!("{to}-{i}")), SessionCreated::default(), moment(0));
             log.push(Entry::Status { to, reason: None }).save(&*store).await;
             logs.push(log);
         }
@@ -212,9 +218,9 @@ pub async fn sessions_are_counted_by_their_state(Fixture { store, .. }: Fixture)
 
 /// Sessions are filtered by creation time, lower bound inclusive, upper bound exclusive.
 pub async fn creation_times_are_found(Fixture { store, .. }: Fixture) {
-    fill(&*store, ["a", "b", "c"].map(|id| (id, Created::default()))).await;
+    fill(&*store, ["a", "b", "c"].map(|id| (id, SessionCreated::default()))).await;
     let micro = jiff::SignedDuration::from_micros(1);
-    let between = |after, before| Query { created_after: after, created_before: before, ..all() };
+    let between = |after, before| SessionQuery { created_after: after, created_before: before, ..all() };
     let b = moment(10);
     for (after, before, want) in [
         (Some(b), None, &["c", "b"][..]),
@@ -241,7 +247,7 @@ pub async fn tags_are_found(Fixture { store, .. }: Fixture) {
         (&["x", "z"], &[]),
     ] {
         let tags = tags.iter().map(|t| t.to_string()).collect();
-        assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), want);
+        assert_ids(&store.heads(&SessionQuery { tags, ..all() }).await.unwrap(), want);
     }
 }
 
@@ -278,7 +284,7 @@ pub async fn odd_tags_are_found(Fixture { store, .. }: Fixture) {
     fill(&*store, names.iter().zip(tags).map(|(id, tag)| (id.as_str(), tagged(&[tag, "all"])))).await;
     for (id, tag) in names.iter().zip(tags) {
         let tags = vec!["all".to_owned(), tag.to_owned()];
-        assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), &[id]);
+        assert_ids(&store.heads(&SessionQuery { tags, ..all() }).await.unwrap(), &[id]);
     }
 }
 
@@ -304,7 +310,7 @@ pub async fn metadata_is_found(Fixture { store, .. }: Fixture) {
     let names: Vec<_> = (0..values.len()).map(|n| format!("s{n}")).collect();
     let created = values.iter().map(|v| with_metadata(json!({"k": v, "same": true, "nested": {"k": v}})));
     fill(&*store, names.iter().map(String::as_str).zip(created)).await;
-    let with = |fields: &[(&str, Value)]| Query {
+    let with = |fields: &[(&str, Value)]| SessionQuery {
         metadata: fields.iter().map(|(k, v)| (k.to_string(), v.clone())).collect(),
         ..all()
     };
@@ -320,7 +326,7 @@ pub async fn metadata_is_found(Fixture { store, .. }: Fixture) {
     }
     // A tag is not a metadata field.
     let tags = vec!["k".to_owned()];
-    assert_ids(&store.heads(&Query { tags, ..all() }).await.unwrap(), &[]);
+    assert_ids(&store.heads(&SessionQuery { tags, ..all() }).await.unwrap(), &[]);
 }
 
 /// Titles are matched by substring, case-insensitively in every language; no character is a
@@ -333,7 +339,8 @@ pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture
         ("d", "back\\slash 'n' \"q\""),
         ("e", "Ωmega ПРИВЕТ"),
     ];
-    fill(&*store, titles.map(|(id, title)| (id, titled(title))).into_iter().chain([("f", Created::default())])).await;
+    fill(&*store, titles.map(|(id, title)| (id, titled(title))).into_iter().chain([("f", SessionCreated::default())]))
+        .await;
     for (text, want) in [
         ("grüße", &["a"][..]),
         ("äö", &["a"]),
@@ -352,19 +359,19 @@ pub async fn titles_are_found_whatever_their_case(Fixture { store, .. }: Fixture
         ("under-score", &[]),
     ] {
         let title = Some(text.to_owned());
-        assert_ids(&store.heads(&Query { title, ..all() }).await.unwrap(), want);
+        assert_ids(&store.heads(&SessionQuery { title, ..all() }).await.unwrap(), want);
     }
 }
 
 /// The forks of a session are found by their parent.
 pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
-    let mut parent = Log::new("p");
+    let mut parent = RandomLog::new("p");
     parent.say("one").say("two").save(&*store).await;
     let (mut first, mut second) = (parent.fork("f1", 2), parent.fork("f2", 3));
     first.save(&*store).await;
     second.save(&*store).await;
     first.fork("g", 3).save(&*store).await;
-    let of = |id: &str| Query { parent: Some(SessionId::new(id).unwrap()), ..all() };
+    let of = |id: &str| SessionQuery { parent: Some(SessionId::new(id).unwrap()), ..all() };
     assert_ids(&store.heads(&of("p")).await.unwrap(), &["f2", "f1"]);
     assert_ids(&store.heads(&of("f1")).await.unwrap(), &["g"]);
     assert_ids(&store.heads(&of("g")).await.unwrap(), &[]);
@@ -372,8 +379,8 @@ pub async fn forks_are_found_by_their_parent(Fixture { store, .. }: Fixture) {
 
 /// A conversation is found by its hash among many, and only within its user.
 pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixture) {
-    let talk = |key: Key, user: &str, words: &[&str], at| {
-        let mut log = Log::begin(key, of_user(user), moment(at));
+    let talk = |key: SessionKey, user: &str, words: &[&str], at| {
+        let mut log = RandomLog::begin(key, of_user(user), moment(at));
         for word in words {
             log.say(word);
         }
@@ -389,9 +396,9 @@ pub async fn conversations_are_found_by_their_hash(Fixture { store, .. }: Fixtur
     for log in &mut logs {
         log.save(&*store).await;
     }
-    let hash = |log: &Log| head_of(&log.key, &log.records).mark.hash;
-    let ada = Whose::User(Tenant::default(), User::new("ada").unwrap());
-    let with = |hashes| Query { hashes, ..Query::new(ada.clone(), 9) };
+    let hash = |log: &RandomLog| head_of(&log.key, &log.records).mark.hash;
+    let ada = OwnerFilter::User(Tenant::default(), User::new("ada").unwrap());
+    let with = |hashes| SessionQuery { hashes, ..SessionQuery::new(ada.clone(), 9) };
     assert_ids(&store.heads(&with(vec![hash(&logs[1])])).await.unwrap(), &["e", "b"]);
     let mut many: Vec<_> = (1..=2000_u128).map(|n| VisibleHash((n << 64).to_be_bytes())).collect();
     assert_ids(&store.heads(&with(many.clone())).await.unwrap(), &[]);
@@ -406,9 +413,9 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
         let call = json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
         Message::from_value(&json!({"role": "assistant", "content": null, "tool_calls": [call]})).unwrap()
     };
-    let ada = Whose::User(Tenant::default(), User::new("ada").unwrap());
-    let with = |matches| Query { matches, ..Query::new(ada.clone(), 9) };
-    let mut log = Log::begin(key("default", "s"), of_user("ada"), moment(0));
+    let ada = OwnerFilter::User(Tenant::default(), User::new("ada").unwrap());
+    let with = |matches| SessionQuery { matches, ..SessionQuery::new(ada.clone(), 9) };
+    let mut log = RandomLog::begin(key("default", "s"), of_user("ada"), moment(0));
     log.push(Entry::message(Message::user("one"))).push(Entry::message(Message::assistant("1"))).save(&*store).await;
     let first = log.head().mark.match_keys();
     assert_eq!(first.len(), 1);
@@ -421,7 +428,7 @@ pub async fn sessions_are_found_by_their_last_turn(Fixture { store, .. }: Fixtur
     }
     let own_calls: Vec<_> = second.into_iter().filter(|key| !first.contains(key)).collect();
     // The same tool calls in a different user's session match only that session.
-    let mut other = Log::begin(key("default", "t"), of_user("bob"), moment(0));
+    let mut other = RandomLog::begin(key("default", "t"), of_user("bob"), moment(0));
     other.push(Entry::message(Message::user("two"))).push(Entry::message(call("c1"))).save(&*store).await;
     assert_ids(&store.heads(&with(own_calls.clone())).await.unwrap(), &["s"]);
     log.push(Entry::message(Message::tool("c1", "r")))
@@ -443,22 +450,28 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
     for (id, tenant, due) in
         [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None), ("d", "y", Some(20)), ("e", "x", Some(40))]
     {
-        let mut commit = Log::begin(key(tenant, id), Created::default(), moment(0)).commit();
+        let mut commit = RandomLog::begin(key(tenant, id), SessionCreated::default(), moment(0)).commit();
         commit.head.due_at = due.map(moment);
         store.commit(&commit).await.unwrap();
     }
-    let due = |seconds, limit| Query {
+    let due = |seconds, limit| SessionQuery {
         due_before: Some(moment(seconds)),
-        order: Order::Due,
-        ..Query::new(Whose::Everyone, limit)
+        order: SessionOrder::Due,
+        ..SessionQuery::new(OwnerFilter::Everyone, limit)
     };
     assert_ids(&store.heads(&due(40, 9)).await.unwrap(), &["b", "d", "a"]);
     assert_ids(&store.heads(&due(99, 2)).await.unwrap(), &["b", "d"]);
     assert_ids(&store.heads(&due(10, 9)).await.unwrap(), &[]);
     // The filter also works with order by activity, in either direction.
-    assert_ids(&store.heads(&Query { order: Order::Oldest, ..due(31, 9) }).await.unwrap(), &["a", "b", "d"]);
-    assert_ids(&store.heads(&Query { order: Order::Oldest, ..due(31, 2) }).await.unwrap(), &["a", "b"]);
-    assert_ids(&store.heads(&Query { order: Order::Newest, ..due(31, 9) }).await.unwrap(), &["d", "b", "a"]);
+    assert_ids(
+        &store.heads(&SessionQuery { order: SessionOrder::Oldest, ..due(31, 9) }).await.unwrap(),
+        &["a", "b", "d"],
+    );
+    assert_ids(&store.heads(&SessionQuery { order: SessionOrder::Oldest, ..due(31, 2) }).await.unwrap(), &["a", "b"]);
+    assert_ids(
+        &store.heads(&SessionQuery { order: SessionOrder::Newest, ..due(31, 9) }).await.unwrap(),
+        &["d", "b", "a"],
+    );
     // A session whose due time is cleared is no longer due.
     let mut head = store.head(&key("y", "b")).await.unwrap().unwrap();
     head.due_at = None;
@@ -470,14 +483,15 @@ pub async fn the_first_due_come_first(Fixture { store, .. }: Fixture) {
 pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
     for (id, tenant, until) in [("a", "x", Some(30)), ("b", "y", Some(10)), ("c", "x", None)] {
-        let mut log = Log::begin(key(tenant, id), Created::default(), moment(0));
+        let mut log = RandomLog::begin(key(tenant, id), SessionCreated::default(), moment(0));
         log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
         if let Some(until) = until.map(moment) {
-            log.push(Entry::RunClaimed { run: run.clone(), claim: Claim { node: "n".to_owned(), until } });
+            log.push(Entry::RunClaimed { run: run.clone(), claim: LeaseClaim { node: "n".to_owned(), until } });
         }
         log.save(&*store).await;
     }
-    let ended = |seconds| Query { lease_before: Some(moment(seconds)), ..Query::new(Whose::Everyone, 9) };
+    let ended =
+        |seconds| SessionQuery { lease_before: Some(moment(seconds)), ..SessionQuery::new(OwnerFilter::Everyone, 9) };
     assert_ids(&store.heads(&ended(10)).await.unwrap(), &[]);
     assert_ids(&store.heads(&ended(30)).await.unwrap(), &["b"]);
     assert_ids(&store.heads(&ended(31)).await.unwrap(), &["b", "a"]);
@@ -487,11 +501,12 @@ pub async fn leases_that_ended_are_found(Fixture { store, .. }: Fixture) {
 /// review or has ended.
 pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture) {
     let run = RunId::new("r").unwrap();
-    let ended = |seconds| Query { lease_before: Some(moment(seconds)), ..Query::new(Whose::Everyone, 9) };
+    let ended =
+        |seconds| SessionQuery { lease_before: Some(moment(seconds)), ..SessionQuery::new(OwnerFilter::Everyone, 9) };
     let mut logs = Vec::new();
     for id in ["a", "b", "c"] {
-        let mut log = Log::new(id);
-        let claim = Some(Claim { node: "n".to_owned(), until: moment(10) });
+        let mut log = RandomLog::new(id);
+        let claim = Some(LeaseClaim { node: "n".to_owned(), until: moment(10) });
         log.push(Entry::RunStarted { run: run.clone(), claim, detail: Map::new() }).save(&*store).await;
         logs.push(log);
     }
@@ -500,7 +515,7 @@ pub async fn leases_are_found_by_their_last_word(Fixture { store, .. }: Fixture)
     head.lease.as_mut().unwrap().until = moment(50);
     store.commit(&Commit::new(Some(head.end()), Vec::new(), head)).await.unwrap();
     logs[1].push(asked("b", 3, None)).save(&*store).await;
-    let over = Entry::RunEnded { run, outcome: Outcome::Completed, error: None, code: None };
+    let over = Entry::RunEnded { run, outcome: RunOutcome::Completed, error: None, code: None };
     logs[2].push(over).save(&*store).await;
     assert_ids(&store.heads(&ended(11)).await.unwrap(), &[]);
     assert_ids(&store.heads(&ended(51)).await.unwrap(), &["a"]);
@@ -524,7 +539,7 @@ fn asked(session: &str, seq: u64, queue: Option<&str>) -> Entry {
 /// reviews.
 pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
     let long = "q".repeat(3000);
-    let mut logs: Vec<Log> = ["a", "b", "c", "d", "e"].into_iter().map(Log::new).collect();
+    let mut logs: Vec<RandomLog> = ["a", "b", "c", "d", "e"].into_iter().map(RandomLog::new).collect();
     for (n, id, queue) in [(0, "a", None), (1, "b", Some("money")), (2, "c", Some("Money")), (3, "d", Some(&*long))] {
         logs[n].push(asked(id, 2, queue));
     }
@@ -532,32 +547,32 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
     // Two open reviews in one session. Session e has tags and a metadata field named like the index
     // labels of reviews, which must not match.
     logs[1].push(asked("b", 3, Some("law")));
-    let change = InfoChange {
+    let change = SessionPatch {
         tags: Some(vec!["review".to_owned(), "review:money".to_owned(), "reviewed".to_owned()]).into(),
         metadata: Map::from_iter([("review".to_owned(), json!("money"))]),
-        ..InfoChange::default()
+        ..SessionPatch::default()
     };
     logs[4].push(Entry::info(change));
     for log in &mut logs {
         log.save(&*store).await;
     }
-    let expect = async |reviewing: Reviewing, want: &[&str]| {
-        for whose in [Whose::Everyone, all().whose] {
-            let query = Query { whose, reviewing: Some(reviewing.clone()), ..all() };
+    let expect = async |reviewing: ReviewIndexLabel, want: &[&str]| {
+        for whose in [OwnerFilter::Everyone, all().whose] {
+            let query = SessionQuery { whose, reviewing: Some(reviewing.clone()), ..all() };
             let mut found = store.heads(&query).await.unwrap();
             found.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
             assert_ids(&found, want);
             assert!(found.iter().all(|h| query.matches(h)));
         }
     };
-    let queue = |name: &str| Reviewing::Queue(name.to_owned());
-    expect(Reviewing::Open, &["a", "b", "c", "d"]).await;
+    let queue = |name: &str| ReviewIndexLabel::Queue(name.to_owned());
+    expect(ReviewIndexLabel::Open, &["a", "b", "c", "d"]).await;
     expect(queue("money"), &["b"]).await;
     expect(queue("law"), &["b"]).await;
     expect(queue(&long), &["d"]).await;
     expect(queue("a\0b 'c'"), &["d"]).await;
     expect(queue("mone"), &[]).await;
-    expect(Reviewing::Decided, &[]).await;
+    expect(ReviewIndexLabel::Decided, &[]).await;
     let decided = |id: &str, seq| {
         Entry::review_decided(ReviewDecided {
             review: ReviewId::of(&SessionId::new(id).unwrap(), seq),
@@ -571,24 +586,24 @@ pub async fn what_waits_for_a_person_is_found(Fixture { store, .. }: Fixture) {
     };
     logs[1].push(decided("b", 2)).save(&*store).await;
     logs[0].push(decided("a", 2)).save(&*store).await;
-    expect(Reviewing::Open, &["b", "c", "d"]).await;
+    expect(ReviewIndexLabel::Open, &["b", "c", "d"]).await;
     expect(queue("money"), &[]).await;
     expect(queue("law"), &["b"]).await;
-    expect(Reviewing::Decided, &["a", "b"]).await;
-    let with_tag = Query { tags: vec!["x".to_owned()], reviewing: Some(Reviewing::Open), ..all() };
+    expect(ReviewIndexLabel::Decided, &["a", "b"]).await;
+    let with_tag = SessionQuery { tags: vec!["x".to_owned()], reviewing: Some(ReviewIndexLabel::Open), ..all() };
     assert_ids(&store.heads(&with_tag).await.unwrap(), &[]);
 }
 
 /// Several filters are combined with AND.
 pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
-    let full = Created {
+    let full = SessionCreated {
         assistant: Some("x".to_owned()),
         thread: Some("t".to_owned()),
         title: Some("A title".to_owned()),
         tags: vec!["a".to_owned()],
         ..with_metadata(json!({"n": 1}))
     };
-    let but = |change: &dyn Fn(&mut Created)| {
+    let but = |change: &dyn Fn(&mut SessionCreated)| {
         let mut created = full.clone();
         change(&mut created);
         created
@@ -603,7 +618,7 @@ pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
         ("user", but(&|c| c.user = User::new("bob").unwrap())),
     ];
     fill(&*store, sessions).await;
-    let query = Query {
+    let query = SessionQuery {
         assistant: full.assistant.clone(),
         thread: full.thread.clone(),
         status: vec![Status::Active],
@@ -613,17 +628,20 @@ pub async fn all_conditions_must_hold(Fixture { store, .. }: Fixture) {
         metadata: vec![("n".to_owned(), json!(1))],
         title: Some("TITLE".to_owned()),
         hashes: vec![VisibleHash::default()],
-        ..Query::new(Whose::User(Tenant::default(), User::default()), 9)
+        ..SessionQuery::new(OwnerFilter::User(Tenant::default(), User::default()), 9)
     };
     assert_ids(&store.heads(&query).await.unwrap(), &["full"]);
-    assert_ids(&store.heads(&Query { tags: Vec::new(), ..query }).await.unwrap(), &["tags", "full"]);
+    assert_ids(&store.heads(&SessionQuery { tags: Vec::new(), ..query }).await.unwrap(), &["tags", "full"]);
 }
 
 /// A changed session is found by its current state, not by its previous one.
 pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fixture) {
-    let created =
-        Created { title: Some("before".to_owned()), tags: vec!["old".to_owned()], ..with_metadata(json!({"n": 1})) };
-    let mut log = Log::begin(key("default", "s"), created, moment(0));
+    let created = SessionCreated {
+        title: Some("before".to_owned()),
+        tags: vec!["old".to_owned()],
+        ..with_metadata(json!({"n": 1}))
+    };
+    let mut log = RandomLog::begin(key("default", "s"), created, moment(0));
     log.save(&*store).await;
     let change = serde_json::from_value(json!({"title": "after", "tags": ["new"], "metadata": {"n": 2}})).unwrap();
     log.push(Entry::info(change))
@@ -633,11 +651,11 @@ pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fi
         .await;
     let queries = |title: &str, tag: &str, n: i64, status, hash| {
         [
-            Query { title: Some(title.to_owned()), ..all() },
-            Query { tags: vec![tag.to_owned()], ..all() },
-            Query { metadata: vec![("n".to_owned(), json!(n))], ..all() },
-            Query { status: vec![status], ..all() },
-            Query { hashes: vec![hash], ..all() },
+            SessionQuery { title: Some(title.to_owned()), ..all() },
+            SessionQuery { tags: vec![tag.to_owned()], ..all() },
+            SessionQuery { metadata: vec![("n".to_owned(), json!(n))], ..all() },
+            SessionQuery { status: vec![status], ..all() },
+            SessionQuery { hashes: vec![hash], ..all() },
         ]
     };
     for query in queries("before", "old", 1, Status::Active, VisibleHash::default()) {
@@ -648,5 +666,5 @@ pub async fn a_changed_head_is_found_by_what_it_is_now(Fixture { store, .. }: Fi
     }
     // Old and new hash together match the session once.
     let hashes = vec![VisibleHash::default(), log.head().mark.hash];
-    assert_eq!(store.heads(&Query { hashes, ..all() }).await.unwrap(), [log.head()]);
+    assert_eq!(store.heads(&SessionQuery { hashes, ..all() }).await.unwrap(), [log.head()]);
 }

@@ -2,13 +2,13 @@
 
 use crate::rules::session::Session;
 use crate::store::contract::{Commit, Store};
-use crate::store::item::{Item, Owner, Shelf};
-use crate::store::query::{Direction, Query, Range, Whose};
+use crate::store::item::{Item, Namespace, Owner};
+use crate::store::query::{OwnerFilter, ReadDirection, RecordRange, SessionQuery};
 use crate::types::blob::{Blob, BlobId};
-use crate::types::entry::{Created, Entry, Parent, Record};
+use crate::types::entry::{Entry, Parent, Record, SessionCreated};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use jiff::{SignedDuration, Timestamp};
 use std::{fmt::Debug, sync::Arc};
@@ -19,21 +19,21 @@ pub fn moment(seconds: i64) -> Timestamp {
 }
 
 /// The key of a session.
-pub fn key(tenant: &str, session: &str) -> Key {
-    Key { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() }
+pub fn key(tenant: &str, session: &str) -> SessionKey {
+    SessionKey { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() }
 }
 
 /// The head derived from a log: from a session's own records, or from its complete log.
-pub fn head_of(key: &Key, records: &[Record]) -> Head {
+pub fn head_of(key: &SessionKey, records: &[Record]) -> Head {
     let session = Session::replay(key, records.iter().cloned()).expect("a log begins with `created`");
     session.head().clone()
 }
 
 /// A session written by a test.
 #[derive(Clone, Debug)]
-pub struct Log {
+pub struct RandomLog {
     /// The key of the session.
-    pub key: Key,
+    pub key: SessionKey,
     /// Records inherited from its parent.
     pub inherited: Vec<Record>,
     /// The session's own records.
@@ -41,14 +41,14 @@ pub struct Log {
     saved: usize,
 }
 
-impl Log {
+impl RandomLog {
     /// A new session of the default tenant and user.
     pub fn new(id: &str) -> Self {
-        Self::begin(key("default", id), Created::default(), moment(0))
+        Self::begin(key("default", id), SessionCreated::default(), moment(0))
     }
 
     /// A new session.
-    pub fn begin(key: Key, created: Created, at: Timestamp) -> Self {
+    pub fn begin(key: SessionKey, created: SessionCreated, at: Timestamp) -> Self {
         let created = Record { seq: 1, at, entry: Entry::created(created) };
         Self { key, inherited: Vec::new(), records: vec![created], saved: 0 }
     }
@@ -58,9 +58,9 @@ impl Log {
         let inherited: Vec<_> = self.whole().into_iter().filter(|r| r.seq <= seq).collect();
         let mark = head_of(&self.key, &inherited).mark;
         let parent = Some(Parent { session: self.key.session.clone(), seq, mark });
-        let entry = Entry::created(Created { parent, ..Created::default() });
+        let entry = Entry::created(SessionCreated { parent, ..SessionCreated::default() });
         let records = vec![Record { seq: seq + 1, at: self.next_at(), entry }];
-        let key = Key { session: SessionId::new(id).unwrap(), ..self.key.clone() };
+        let key = SessionKey { session: SessionId::new(id).unwrap(), ..self.key.clone() };
         Self { key, inherited, records, saved: 0 }
     }
 
@@ -121,7 +121,7 @@ impl Log {
 
 /// Appends a user message to a stored session, retrying on conflicts with concurrent writers.
 /// Returns the stored record.
-pub async fn say(store: &dyn Store, key: &Key, text: &str) -> Result<Record> {
+pub async fn say(store: &dyn Store, key: &SessionKey, text: &str) -> Result<Record> {
     loop {
         let found = store.head(key).await?;
         let mut head = found.ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
@@ -136,7 +136,7 @@ pub async fn say(store: &dyn Store, key: &Key, text: &str) -> Result<Record> {
 }
 
 /// Reads all records of a range, over as many pages as needed.
-pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
+pub async fn read(store: &dyn Store, key: &SessionKey, range: &RecordRange) -> Vec<Record> {
     let (mut range, mut records) = (range.clone(), Vec::new());
     loop {
         let page = store.records(key, &range).await.unwrap();
@@ -144,15 +144,15 @@ pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
         // A page that makes no progress would cause an endless loop.
         let (mut seqs, within) = (page.iter().map(|r| r.seq), |seq: Seq| seq > range.after && seq <= range.upto);
         let ordered = match range.order {
-            Direction::Forward => page.is_sorted_by(|a, b| a.seq < b.seq),
-            Direction::Backward => page.is_sorted_by(|a, b| a.seq > b.seq),
+            ReadDirection::Forward => page.is_sorted_by(|a, b| a.seq < b.seq),
+            ReadDirection::Backward => page.is_sorted_by(|a, b| a.seq > b.seq),
         };
         assert!(ordered && seqs.all(within), "{key}: the records of {range:?} are out of order or out of range");
         range.limit -= page.len();
         match (page.last(), range.order) {
-            (Some(last), Direction::Forward) => range.after = last.seq,
+            (Some(last), ReadDirection::Forward) => range.after = last.seq,
             // There is no record before the first.
-            (Some(last), Direction::Backward) => range.upto = last.seq.saturating_sub(1),
+            (Some(last), ReadDirection::Backward) => range.upto = last.seq.saturating_sub(1),
             (None, _) => return records,
         }
         records.extend(page);
@@ -160,18 +160,18 @@ pub async fn read(store: &dyn Store, key: &Key, range: &Range) -> Vec<Record> {
 }
 
 /// Reads all records of a session's own log.
-pub async fn read_all(store: &dyn Store, key: &Key) -> Vec<Record> {
-    read(store, key, &Range::after(0)).await
+pub async fn read_all(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
+    read(store, key, &RecordRange::after(0)).await
 }
 
 /// Reads the complete log of a session: its own records and those of its ancestors.
-pub async fn whole_log(store: &dyn Store, key: &Key) -> Vec<Record> {
+pub async fn whole_log(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
     let (mut key, mut upto, mut parts) = (key.clone(), Seq::MAX, Vec::new());
     loop {
         assert!(parts.len() < 1000, "{key}: sessions lean on each other in a circle");
         let head =
             store.head(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is missing, and a session leans on it"));
-        parts.push(read(store, &key, &Range { upto, ..Range::after(0) }).await);
+        parts.push(read(store, &key, &RecordRange { upto, ..RecordRange::after(0) }).await);
         let Some(parent) = head.parent else { break };
         (key.session, upto) = (parent.session, upto.min(parent.seq));
     }
@@ -179,13 +179,13 @@ pub async fn whole_log(store: &dyn Store, key: &Key) -> Vec<Record> {
 }
 
 /// A namespace of the default tenant.
-pub fn shelf(owner: Owner, name: &str) -> Shelf {
-    Shelf { tenant: Tenant::default(), owner, name: name.to_owned() }
+pub fn shelf(owner: Owner, name: &str) -> Namespace {
+    Namespace { tenant: Tenant::default(), owner, name: name.to_owned() }
 }
 
 /// A namespace of a session.
-pub fn session_shelf(key: &Key, name: &str) -> Shelf {
-    Shelf { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
+pub fn session_shelf(key: &SessionKey, name: &str) -> Namespace {
+    Namespace { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
 }
 
 /// An item created and last used at [`moment`]`(seconds)`.
@@ -203,7 +203,7 @@ pub fn blob(bytes: impl Into<Vec<u8>>) -> Blob {
 
 /// A snapshot of a store's contents, for comparison.
 #[derive(Debug, PartialEq)]
-pub struct State {
+pub struct StoreState {
     /// The heads, in key order.
     pub heads: Vec<Head>,
     /// The log of each session.
@@ -215,8 +215,8 @@ pub struct State {
 }
 
 /// Takes a snapshot of all sessions, and of the given namespaces and blobs.
-pub async fn state(store: &dyn Store, shelves: &[Shelf], blobs: &[Blob]) -> State {
-    let mut heads = store.heads(&Query::new(Whose::Everyone, usize::MAX)).await.unwrap();
+pub async fn state(store: &dyn Store, shelves: &[Namespace], blobs: &[Blob]) -> StoreState {
+    let mut heads = store.heads(&SessionQuery::new(OwnerFilter::Everyone, usize::MAX)).await.unwrap();
     heads.sort_by_key(Head::key);
     let (mut logs, mut items, mut found) = (Vec::new(), Vec::new(), Vec::new());
     for head in &heads {
@@ -228,7 +228,7 @@ pub async fn state(store: &dyn Store, shelves: &[Shelf], blobs: &[Blob]) -> Stat
     for blob in blobs {
         found.push(store.blob(&Tenant::default(), &blob.id).await.unwrap());
     }
-    State { heads, logs, items, blobs: found }
+    StoreState { heads, logs, items, blobs: found }
 }
 
 /// Asserts that a result is a given error.

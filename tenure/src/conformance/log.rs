@@ -1,18 +1,18 @@
 //! Commits and the log: every acknowledged commit reads back exactly, and nothing else does.
 
 use super::fixture::Fixture;
-use super::kit::{Log, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
-use crate::store::contract::{Commit, Glance, MAX_PAGE_BYTES};
+use super::kit::{RandomLog, assert_fails, blob, item, key, moment, read, read_all, session_shelf, shelf, state};
+use crate::store::contract::{Commit, HeadCheck, MAX_PAGE_BYTES};
 use crate::store::item::Owner;
-use crate::store::query::{Direction, Range};
+use crate::store::query::{ReadDirection, RecordRange};
 use crate::types::decision_chain::DecisionHash;
 use crate::types::entry::{
-    Change, Checkpointed, Claim, Created, Decision, Entry, InfoChange, Origin, Outcome, Post, Record, ReviewDecided,
-    ReviewOpened, Rewound, Timeout,
+    CheckpointEntry, Decision, Entry, LeaseClaim, MessageEntry, Origin, Patch, Record, ReviewDecided, ReviewOpened,
+    ReviewTimeout, RewindEntry, RunOutcome, SessionCreated, SessionPatch,
 };
 use crate::types::error::Error;
 use crate::types::head::{Head, LogEnd};
-use crate::types::id::{Label, ReviewId, RunId, SessionId, Tenant, User};
+use crate::types::id::{CheckpointLabel, ReviewId, RunId, SessionId, Tenant, User};
 use crate::types::message::Message;
 use crate::types::status::Status;
 use jiff::Timestamp;
@@ -27,40 +27,40 @@ fn map(value: Value) -> Map<String, Value> {
 pub(super) fn every_kind() -> Vec<Entry> {
     let run = RunId::new("run-1").unwrap();
     let review = ReviewId::new("rev_1_s:1").unwrap();
-    let mark = Log::new("x").say("one").head().mark;
-    let text = Change::Set("Ein schöner \"Titel\"".to_owned());
-    let tags = Change::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
+    let mark = RandomLog::new("x").say("one").head().mark;
+    let text = Patch::Set("Ein schöner \"Titel\"".to_owned());
+    let tags = Patch::Set(vec!["a".to_owned(), "b\0c".to_owned()]);
     let metadata = map(json!({"a": {"b": null}, "c": [1, 2.5, "x"], "d": null}));
     let detail = map(json!({"n": u64::MAX, "s": "\u{0}\n"}));
     vec![
         Entry::message(Message::user("hi")),
-        Entry::Message(Post { lead: true, ..Post::by(&run, Message::system("Be brief.")) }),
-        Entry::Checkpoint(Checkpointed {
-            label: Label::new("vor dem Löschen").unwrap(),
+        Entry::Message(MessageEntry { lead: true, ..MessageEntry::by(&run, Message::system("Be brief.")) }),
+        Entry::Checkpoint(CheckpointEntry {
+            label: CheckpointLabel::new("vor dem Löschen").unwrap(),
             auto: true,
             run: Some(run.clone()),
             step: Some(7),
             state: detail.clone(),
         }),
-        Entry::Checkpoint(Checkpointed {
-            label: Label::new("plain").unwrap(),
+        Entry::Checkpoint(CheckpointEntry {
+            label: CheckpointLabel::new("plain").unwrap(),
             auto: false,
             run: None,
             step: None,
             state: Map::new(),
         }),
-        Entry::Rewound(Rewound { to: 2, mark }),
-        Entry::info(InfoChange { model: Change::Clear, title: text, tags, metadata }),
-        Entry::info(InfoChange::default()),
+        Entry::Rewound(RewindEntry { to: 2, mark }),
+        Entry::info(SessionPatch { model: Patch::Clear, title: text, tags, metadata }),
+        Entry::info(SessionPatch::default()),
         Entry::Status { to: Status::Paused, reason: Some("a person must look".to_owned()) },
         Entry::Status { to: Status::Active, reason: None },
         Entry::RunStarted { run: run.clone(), claim: None, detail: detail.clone() },
         Entry::RunStarted {
             run: run.clone(),
-            claim: Some(Claim { node: "n".to_owned(), until: moment(98) }),
+            claim: Some(LeaseClaim { node: "n".to_owned(), until: moment(98) }),
             detail: Map::new(),
         },
-        Entry::RunClaimed { run: run.clone(), claim: Claim { node: "node/1 ☃".to_owned(), until: moment(99) } },
+        Entry::RunClaimed { run: run.clone(), claim: LeaseClaim { node: "node/1 ☃".to_owned(), until: moment(99) } },
         Entry::ToolStarted {
             run: run.clone(),
             call: "call_1".to_owned(),
@@ -74,7 +74,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
             call: Some("call_1".to_owned()),
             queue: Some("finance".to_owned()),
             lost: true,
-            timeout: Some(Timeout { at: moment(120), decision: Decision::Rejected }),
+            timeout: Some(ReviewTimeout { at: moment(120), decision: Decision::Rejected }),
             detail,
         }),
         Entry::ReviewClaimed { review: review.clone(), by: Some("bob".to_owned()), until: Some(moment(110)) },
@@ -92,7 +92,7 @@ pub(super) fn every_kind() -> Vec<Entry> {
         Entry::Compacted { upto: 0, summary: None },
         Entry::RunEnded {
             run,
-            outcome: Outcome::Failed,
+            outcome: RunOutcome::Failed,
             error: Some("it was late".to_owned()),
             code: Some("late".to_owned()),
         },
@@ -100,8 +100,8 @@ pub(super) fn every_kind() -> Vec<Entry> {
 }
 
 /// A session with every kind of entry.
-pub(super) fn rich(id: &str) -> Log {
-    let created = Created {
+pub(super) fn rich(id: &str) -> RandomLog {
+    let created = SessionCreated {
         user: User::new("Ada \"L\" Ü").unwrap(),
         assistant: Some("it's".to_owned()),
         thread: Some("thread/1".to_owned()),
@@ -114,7 +114,7 @@ pub(super) fn rich(id: &str) -> Log {
         decisions: None,
         origin: Some(Origin { export: "ab".repeat(32), at: moment(7), upto: 2 }),
     };
-    let mut log = Log::begin(key("default", id), created, moment(0));
+    let mut log = RandomLog::begin(key("default", id), created, moment(0));
     for entry in every_kind() {
         log.push(entry);
     }
@@ -123,7 +123,7 @@ pub(super) fn rich(id: &str) -> Log {
 
 /// A created session has the head and the records it was created with.
 pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.say("one").say("two").save(&*store).await;
     assert_eq!(store.head(&log.key).await.unwrap(), Some(log.head()));
     assert_eq!(read_all(&*store, &log.key).await, log.records);
@@ -135,15 +135,15 @@ pub async fn a_created_session_reads_back(Fixture { store, .. }: Fixture) {
 /// The non-blocking head check returns the current head after each commit and after a purge, if the
 /// store supports it.
 pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     for n in 0..50 {
         log.say(&n.to_string()).save(&*store).await;
         for _ in 0..2 {
             let (now, before) = (log.head().to_json(), Head { seq: 0, ..log.head() }.to_json());
             for known in ["", &before, &now] {
                 match store.glance(&log.key, known) {
-                    Some(Ok(Glance::Same)) => assert_eq!(known, now),
-                    Some(seen) => assert_eq!(seen.unwrap(), Glance::Now(Some(Box::new(log.head())))),
+                    Some(Ok(HeadCheck::Same)) => assert_eq!(known, now),
+                    Some(seen) => assert_eq!(seen.unwrap(), HeadCheck::Now(Some(Box::new(log.head())))),
                     None => {}
                 }
             }
@@ -152,7 +152,7 @@ pub async fn a_glance_shows_what_is_there(Fixture { store, .. }: Fixture) {
     }
     store.purge(&log.key).await.unwrap();
     let known = log.head().to_json();
-    assert!(store.glance(&log.key, &known).is_none_or(|seen| seen.unwrap() == Glance::Now(None)));
+    assert!(store.glance(&log.key, &known).is_none_or(|seen| seen.unwrap() == HeadCheck::Now(None)));
 }
 
 /// Entries of every kind round-trip.
@@ -171,7 +171,7 @@ pub async fn times_are_kept_to_the_microsecond(Fixture { store, .. }: Fixture) {
         times.into_iter().chain(["1970-01-01T00:00:00.000001Z", "0001-01-01T00:00:00Z", "9999-12-30T12:00:00.123456Z"]);
     for (n, time) in times.clone().enumerate() {
         let at: Timestamp = time.parse().unwrap();
-        let mut log = Log::begin(key("default", &format!("s{n}")), Created::default(), at);
+        let mut log = RandomLog::begin(key("default", &format!("s{n}")), SessionCreated::default(), at);
         for other in times.clone() {
             log.push_at(other.parse().unwrap(), Entry::message(Message::user(other)));
         }
@@ -195,7 +195,7 @@ pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
         r#"{"role":"user","content":"twice","role2":1,"x":1,"x":2}"#,
         "{\"role\":\"user\",\"content\":\"\u{7f}\u{85}\u{a0}\u{200b}\u{feff}\u{fffd}\u{10ffff}\"}",
     ];
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     for text in texts {
         // Invalid messages never reach the store.
         if let Ok(message) = Message::parse(text) {
@@ -210,24 +210,24 @@ pub async fn messages_are_kept_byte_for_byte(Fixture { store, .. }: Fixture) {
 
 /// Messages of a megabyte, and messages larger than a page, are stored.
 pub async fn large_messages_are_kept(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.say(&"ä\\\"".repeat(1 << 18)).say("small").say(&"y".repeat(MAX_PAGE_BYTES + 1)).say("last").save(&*store).await;
     assert!(read_all(&*store, &log.key).await == log.records, "the large messages differ");
 }
 
 /// Creating an existing session fails and changes nothing.
 pub async fn an_existing_session_is_not_created_again(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.say("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
-    let again = Log::new("s").say("other").commit();
+    let again = RandomLog::new("s").say("other").commit();
     assert_fails(store.commit(&again).await, Error::Exists { session_id: log.key.session.clone() });
     assert_eq!(state(&*store, &[], &[]).await, before);
 }
 
 /// A commit whose base is not the end of the log is rejected and changes nothing.
 pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.say("one").say("two").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
     for base in [0, 1, 2, 4, 1 << 40] {
@@ -248,14 +248,15 @@ pub async fn a_stale_base_is_refused(Fixture { store, .. }: Fixture) {
 /// after which other writers continued. A writer that still caches the lost records is rejected,
 /// however long the log has become, and changes nothing (D-007).
 pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
-    let title = |title: &str| Entry::info(InfoChange { title: Change::Set(title.to_owned()), ..InfoChange::default() });
+    let title =
+        |title: &str| Entry::info(SessionPatch { title: Patch::Set(title.to_owned()), ..SessionPatch::default() });
     let ways = [
         ("text", Entry::message(Message::user("lost")), Entry::message(Message::user("other"))),
         // Records that are not messages count too.
         ("info", title("lost"), title("other")),
     ];
     for (id, lost, other) in ways {
-        let mut stored = Log::new(id);
+        let mut stored = RandomLog::new(id);
         stored.say("one").save(&*store).await;
         let mut writer = stored.clone();
         // Same times and same last record: only the earlier records distinguish the two logs.
@@ -276,7 +277,7 @@ pub async fn a_store_that_went_back_in_time(Fixture { store, .. }: Fixture) {
 
 /// Appending to a missing session fails.
 pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.commit();
     let next = log.say("one").commit();
     assert_fails(store.commit(&next).await, Error::NotFound { session_id: log.key.session.clone() });
@@ -288,7 +289,7 @@ pub async fn an_unknown_session_takes_nothing(Fixture { store, .. }: Fixture) {
 /// Items and blobs are visible together with the records of their commit, also in the commit that
 /// creates the session.
 pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     let (cache, notes) = (session_shelf(&log.key, "cache"), session_shelf(&log.key, "notes"));
     let (one, two, three) = (item("k", 1), item("l", 2), item("k", 3));
     let picture = blob("a picture");
@@ -308,22 +309,22 @@ pub async fn a_commit_brings_its_items_and_blobs(Fixture { store, .. }: Fixture)
 
 /// A commit is atomic: if it is rejected, its items and blobs are not stored either.
 pub async fn a_refused_commit_leaves_nothing(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.say("one").save(&*store).await;
     let shelves = [session_shelf(&log.key, "cache"), session_shelf(&key("default", "t"), "cache")];
     let pictures = [blob("a picture")];
     let before = state(&*store, &shelves, &pictures).await;
     let with = |commit| Commit { items: vec![("cache".to_owned(), item("k", 1))], blobs: pictures.to_vec(), ..commit };
 
-    let exists = with(Log::new("s").commit());
+    let exists = with(RandomLog::new("s").commit());
     assert_eq!(store.commit(&exists).await.unwrap_err().code(), "exists");
     let mut stale = log.clone();
     stale.say("two").save(&*store).await;
     let conflict = with(log.say("three").commit());
     assert_eq!(store.commit(&conflict).await.unwrap_err().code(), "conflict");
-    let orphan = with(Log::new("gone").say("x").fork("t", 2).commit());
+    let orphan = with(RandomLog::new("gone").say("x").fork("t", 2).commit());
     assert_eq!(store.commit(&orphan).await.unwrap_err().code(), "not_found");
-    let bad = with(Commit { records: Vec::new(), ..Log::new("t").commit() });
+    let bad = with(Commit { records: Vec::new(), ..RandomLog::new("t").commit() });
     assert_eq!(store.commit(&bad).await.unwrap_err().code(), "invalid");
 
     let after = state(&*store, &shelves, &pictures).await;
@@ -333,11 +334,11 @@ pub async fn a_refused_commit_leaves_nothing(Fixture { store, .. }: Fixture) {
 
 /// Records with a gap, a duplicate, a wrong start or a wrong end are rejected and change nothing.
 pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.say("one").save(&*store).await;
     let before = state(&*store, &[], &[]).await;
     let next = log.clone().say("two").say("three").say("four").commit();
-    let create = Log::new("t").say("one").say("two").commit();
+    let create = RandomLog::new("t").say("one").say("two").commit();
     let mut bad = Vec::new();
     for commit in [&next, &create] {
         let mut with = |change: &dyn Fn(&mut Commit)| {
@@ -365,10 +366,12 @@ pub async fn bad_commits_are_refused(Fixture { store, .. }: Fixture) {
 
 /// A commit without records changes only the head.
 pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     let run = RunId::new("r").unwrap();
     log.push(Entry::RunStarted { run: run.clone(), claim: None, detail: Map::new() });
-    log.push(Entry::RunClaimed { run, claim: Claim { node: "n".to_owned(), until: moment(60) } }).save(&*store).await;
+    log.push(Entry::RunClaimed { run, claim: LeaseClaim { node: "n".to_owned(), until: moment(60) } })
+        .save(&*store)
+        .await;
     for seconds in [100, 200] {
         let mut head = log.head();
         head.due_at = Some(moment(seconds));
@@ -381,7 +384,7 @@ pub async fn the_head_can_change_alone(Fixture { store, .. }: Fixture) {
 
 /// Records can be read in any range, in either direction, with any limit.
 pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     for n in 2..=6 {
         log.say(&n.to_string()).save(&*store).await;
     }
@@ -389,10 +392,10 @@ pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
     for (after, upto) in bounds.iter().flat_map(|after| bounds.map(|upto| (*after, upto))) {
         let all: Vec<_> = log.records.iter().filter(|r| r.seq > after && r.seq <= upto).cloned().collect();
         for limit in [0, 1, 3, 6, usize::MAX] {
-            let range = Range { after, upto, order: Direction::Forward, limit };
+            let range = RecordRange { after, upto, order: ReadDirection::Forward, limit };
             let want: Vec<_> = all.iter().take(limit).cloned().collect();
             assert_eq!(read(&*store, &log.key, &range).await, want, "{range:?}");
-            let range = Range { order: Direction::Backward, ..range };
+            let range = RecordRange { order: ReadDirection::Backward, ..range };
             let want: Vec<_> = all.iter().rev().take(limit).cloned().collect();
             assert_eq!(read(&*store, &log.key, &range).await, want, "{range:?}");
         }
@@ -402,29 +405,29 @@ pub async fn records_are_read_in_ranges(Fixture { store, .. }: Fixture) {
 /// A long log is read in pages of bounded size, in either direction, without duplicates or gaps.
 pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
     const LARGE: usize = 700 << 10;
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     for n in 0..4 {
         for m in 0..6 {
             log.say(&format!("{n}.{m} {}", "x".repeat(LARGE)));
         }
         log.save(&*store).await;
     }
-    let page = store.records(&log.key, &Range::after(0)).await.unwrap();
+    let page = store.records(&log.key, &RecordRange::after(0)).await.unwrap();
     let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
     assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
     assert!(!page.is_empty() && log.records.starts_with(&page), "a page begins at the beginning");
     assert!(read_all(&*store, &log.key).await == log.records, "forward, the pages are not the whole");
-    let page = store.records(&log.key, &Range::back_from(u64::MAX, usize::MAX)).await.unwrap();
+    let page = store.records(&log.key, &RecordRange::back_from(u64::MAX, usize::MAX)).await.unwrap();
     let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
     assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
-    let mut backward = read(&*store, &log.key, &Range::back_from(u64::MAX, usize::MAX)).await;
+    let mut backward = read(&*store, &log.key, &RecordRange::back_from(u64::MAX, usize::MAX)).await;
     backward.reverse();
     assert!(backward == log.records, "backward, the pages are not the whole");
 }
 
 /// The end of a long log can be read without reading the records before it.
 pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     for n in 2..=5000 {
         log.say(&n.to_string());
         if n % 1000 == 0 {
@@ -432,21 +435,21 @@ pub async fn the_tail_of_a_long_log_is_at_hand(Fixture { store, .. }: Fixture) {
         }
     }
     let tail: Vec<_> = log.records.iter().rev().take(10).cloned().collect();
-    assert_eq!(read(&*store, &log.key, &Range::back_from(u64::MAX, 10)).await, tail);
-    assert_eq!(read(&*store, &log.key, &Range::after(4990)).await, log.records[4990..]);
+    assert_eq!(read(&*store, &log.key, &RecordRange::back_from(u64::MAX, 10)).await, tail);
+    assert_eq!(read(&*store, &log.key, &RecordRange::after(4990)).await, log.records[4990..]);
     assert_eq!(
-        read(&*store, &log.key, &Range::back_from(3000, 2)).await,
+        read(&*store, &log.key, &RecordRange::back_from(3000, 2)).await,
         [log.records[2999].clone(), log.records[2998].clone()]
     );
 }
 
 /// A missing session has no head, records or items; reading it is not an error.
 pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
-    Log::new("other").say("one").save(&*store).await;
+    RandomLog::new("other").say("one").save(&*store).await;
     let nobody = key("default", "s");
     assert_eq!(store.head(&nobody).await.unwrap(), None);
-    assert_eq!(store.records(&nobody, &Range::after(0)).await.unwrap(), []);
-    assert_eq!(store.records(&nobody, &Range::back_from(9, 9)).await.unwrap(), []);
+    assert_eq!(store.records(&nobody, &RecordRange::after(0)).await.unwrap(), []);
+    assert_eq!(store.records(&nobody, &RecordRange::back_from(9, 9)).await.unwrap(), []);
     let cache = session_shelf(&nobody, "cache");
     assert_eq!(store.items(&cache, None, 9).await.unwrap(), []);
     assert_eq!(store.get(&cache, "k", Some(moment(1))).await.unwrap(), None);
@@ -456,7 +459,7 @@ pub async fn an_unknown_session_has_nothing(Fixture { store, .. }: Fixture) {
 
 /// Ids are scoped by tenant: one id in two tenants is two sessions.
 pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
-    let mut logs = ["a", "b"].map(|tenant| Log::begin(key(tenant, "s"), Created::default(), moment(0)));
+    let mut logs = ["a", "b"].map(|tenant| RandomLog::begin(key(tenant, "s"), SessionCreated::default(), moment(0)));
     for (n, log) in logs.iter_mut().enumerate() {
         log.say(if n == 0 { "first" } else { "second" }).save(&*store).await;
     }
@@ -467,7 +470,7 @@ pub async fn tenants_have_logs_of_their_own(Fixture { store, .. }: Fixture) {
     }
     assert_eq!(store.head(&key("c", "s")).await.unwrap(), None);
     // Namespaces are separated by tenant too.
-    let of = |tenant: &str| crate::store::item::Shelf {
+    let of = |tenant: &str| crate::store::item::Namespace {
         tenant: Tenant::new(tenant).unwrap(),
         ..shelf(Owner::Session(SessionId::new("s").unwrap()), "x")
     };

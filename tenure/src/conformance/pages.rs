@@ -1,10 +1,10 @@
 //! Bounded lists: the pages of a scan with bounded work add up to the unbounded list.
 
 use super::fixture::Fixture;
-use super::kit::{Log, Rng, key, moment};
+use super::kit::{RandomLog, Rng, key, moment};
 use crate::store::contract::Store;
-use crate::store::query::{Cursor, HeadPage, Query, Whose};
-use crate::types::entry::{Change, Created, Entry, InfoChange};
+use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionQuery};
+use crate::types::entry::{Entry, Patch, SessionCreated, SessionPatch};
 use crate::types::head::Head;
 use crate::types::id::{Tenant, User};
 use crate::types::status::Status;
@@ -18,12 +18,13 @@ async fn fill(store: &dyn Store) {
     let mut rng = Rng::new(20_261_118);
     for n in 0..60 {
         let user = User::new(["ada", "bob"][rng.below(2)]).unwrap();
-        let mut created = Created { user, tags: tag("all"), ..Created::default() };
+        let mut created = SessionCreated { user, tags: tag("all"), ..SessionCreated::default() };
         created.tags.extend((n % 7 == 0).then(|| "seventh".to_owned()));
         created.title = (n % 5 == 0).then(|| format!("The FIFTH {n}"));
         created.thread = (n % 6 == 0).then(|| "thread".to_owned());
         created.assistant = (n % 4 == 0).then(|| "helper".to_owned());
-        let mut log = Log::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, moment(n / 4));
+        let mut log =
+            RandomLog::begin(key(["a", "b"][usize::from(n % 10 == 9)], &format!("s{n}")), created, moment(n / 4));
         if n % 3 == 0 {
             log.push_at(moment(n / 4), Entry::Status { to: Status::Deleted, reason: None });
         }
@@ -33,15 +34,16 @@ async fn fill(store: &dyn Store) {
 
 /// Reads all pages of a query and checks each against its bounds. Returns the heads and the number
 /// of pages.
-async fn all_pages(store: &dyn Store, query: &Query, max_scan: usize) -> (Vec<Head>, usize) {
+async fn all_pages(store: &dyn Store, query: &SessionQuery, max_scan: usize) -> (Vec<Head>, usize) {
     let (mut found, mut pages, mut cursor) = (Vec::new(), 0, None);
     loop {
-        let HeadPage { heads, stopped } = store.page(&Query { cursor, ..query.clone() }, max_scan).await.unwrap();
+        let HeadPage { heads, stopped } =
+            store.page(&SessionQuery { cursor, ..query.clone() }, max_scan).await.unwrap();
         pages += 1;
         assert!(heads.len() <= query.limit && pages < 1000, "{query:?}");
         assert!(stopped.is_none() || heads.len() < query.limit, "a full page ends with its last session");
         cursor = match heads.last().filter(|_| heads.len() == query.limit) {
-            Some(last) => Some(Cursor::of(last)),
+            Some(last) => Some(SessionCursor::of(last)),
             None => stopped,
         };
         found.extend(heads);
@@ -56,23 +58,23 @@ pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
     fill(&*store).await;
     let tenant = Tenant::new("a").unwrap();
     let title = |t: &str| Some(t.to_owned());
-    for whose in [Whose::Tenant(tenant.clone()), Whose::User(tenant, User::new("ada").unwrap())] {
-        let all = Query::new(whose, usize::MAX);
+    for whose in [OwnerFilter::Tenant(tenant.clone()), OwnerFilter::User(tenant, User::new("ada").unwrap())] {
+        let all = SessionQuery::new(whose, usize::MAX);
         for query in [
             all.clone(),
-            Query { tags: tag("all"), ..all.clone() },
-            Query { tags: tag("seventh"), ..all.clone() },
-            Query { tags: ["all", "seventh"].map(str::to_owned).to_vec(), ..all.clone() },
-            Query { tags: tag("none"), ..all.clone() },
-            Query { title: title("fifth"), ..all.clone() },
-            Query { title: title("no such title"), ..all.clone() },
-            Query { title: title("fifth"), tags: tag("all"), status: vec![Status::Active], ..all.clone() },
-            Query { thread: Some("thread".to_owned()), ..all.clone() },
-            Query { assistant: Some("helper".to_owned()), status: vec![Status::Deleted], ..all.clone() },
+            SessionQuery { tags: tag("all"), ..all.clone() },
+            SessionQuery { tags: tag("seventh"), ..all.clone() },
+            SessionQuery { tags: ["all", "seventh"].map(str::to_owned).to_vec(), ..all.clone() },
+            SessionQuery { tags: tag("none"), ..all.clone() },
+            SessionQuery { title: title("fifth"), ..all.clone() },
+            SessionQuery { title: title("no such title"), ..all.clone() },
+            SessionQuery { title: title("fifth"), tags: tag("all"), status: vec![Status::Active], ..all.clone() },
+            SessionQuery { thread: Some("thread".to_owned()), ..all.clone() },
+            SessionQuery { assistant: Some("helper".to_owned()), status: vec![Status::Deleted], ..all.clone() },
         ] {
             let whole = store.heads(&query).await.unwrap();
             for (limit, max_scan) in [(1, 1), (2, 3), (3, 2), (5, 10), (100, 7), (100, 1000)] {
-                let (found, pages) = all_pages(&*store, &Query { limit, ..query.clone() }, max_scan).await;
+                let (found, pages) = all_pages(&*store, &SessionQuery { limit, ..query.clone() }, max_scan).await;
                 assert_eq!(found, whole, "limit {limit}, {max_scan} at a time: {query:?}");
                 assert!(max_scan < 100 || pages == 1 + whole.len() / limit, "{pages} pages: {query:?}");
             }
@@ -83,28 +85,30 @@ pub async fn pages_together_are_the_list(Fixture { store, .. }: Fixture) {
 /// A page scans no more than its budget and returns the cursor where it stopped.
 pub async fn a_page_ends_where_its_work_ends(Fixture { store, .. }: Fixture) {
     fill(&*store).await;
-    let all = Query::new(Whose::Tenant(Tenant::new("a").unwrap()), 1000);
+    let all = SessionQuery::new(OwnerFilter::Tenant(Tenant::new("a").unwrap()), 1000);
     let order = store.heads(&all).await.unwrap();
-    let none = Query { title: Some("no such title".to_owned()), ..all.clone() };
+    let none = SessionQuery { title: Some("no such title".to_owned()), ..all.clone() };
     let page = store.page(&none, 10).await.unwrap();
-    assert_eq!(page, HeadPage { heads: Vec::new(), stopped: Some(Cursor::of(&order[9])) });
+    assert_eq!(page, HeadPage { heads: Vec::new(), stopped: Some(SessionCursor::of(&order[9])) });
     // A rare label is found through its index, independent of the scan position.
-    let last = store.page(&Query { tags: tag("seventh"), ..all.clone() }, 10).await.unwrap();
+    let last = store.page(&SessionQuery { tags: tag("seventh"), ..all.clone() }, 10).await.unwrap();
     assert_eq!((last.heads.len(), last.stopped), (8, None));
-    assert_eq!(store.page(&Query { tags: tag("none"), ..all }, 1).await.unwrap(), HeadPage::default());
+    assert_eq!(store.page(&SessionQuery { tags: tag("none"), ..all }, 1).await.unwrap(), HeadPage::default());
 }
 
 /// A session is found by its current labels only, and by none after a purge.
 pub async fn labels_follow_their_session(Fixture { store, .. }: Fixture) {
-    let mut log = Log::begin(key("a", "s"), Created { tags: tag("old"), ..Created::default() }, moment(0));
+    let mut log =
+        RandomLog::begin(key("a", "s"), SessionCreated { tags: tag("old"), ..SessionCreated::default() }, moment(0));
     log.save(&*store).await;
     let found = async |name: &str| {
-        let query = Query { tags: tag(name), ..Query::new(Whose::Tenant(Tenant::new("a").unwrap()), 9) };
+        let query =
+            SessionQuery { tags: tag(name), ..SessionQuery::new(OwnerFilter::Tenant(Tenant::new("a").unwrap()), 9) };
         store.page(&query, 9).await.unwrap().heads.len()
     };
     assert_eq!((found("old").await, found("new").await), (1, 0));
-    let tags = Change::Set(["new", "more"].map(str::to_owned).to_vec());
-    log.push_at(moment(1), Entry::info(InfoChange { tags, ..InfoChange::default() })).save(&*store).await;
+    let tags = Patch::Set(["new", "more"].map(str::to_owned).to_vec());
+    log.push_at(moment(1), Entry::info(SessionPatch { tags, ..SessionPatch::default() })).save(&*store).await;
     log.say("hello").save(&*store).await;
     assert_eq!((found("old").await, found("new").await, found("more").await), (0, 1, 1));
     assert_eq!(store.check(&[]).await.unwrap(), []);

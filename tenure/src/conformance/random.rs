@@ -2,13 +2,13 @@
 //! failure message.
 
 use super::fixture::Fixture;
-use super::kit::{Log, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
+use super::kit::{RandomLog, Rng, head_of, item, key, moment, read_all, say, shelf, whole_log};
 use crate::store::contract::Store;
 use crate::store::item::{Item, Owner};
-use crate::store::query::{Cursor, Order, Query, Whose};
+use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::types::digest::VisibleHash;
-use crate::types::entry::{Claim, Created, Entry, InfoChange, ReviewOpened};
-use crate::types::head::{Head, Reviewing};
+use crate::types::entry::{Entry, LeaseClaim, ReviewOpened, SessionCreated, SessionPatch};
+use crate::types::head::{Head, ReviewIndexLabel};
 use crate::types::id::{ReviewId, RunId, Tenant, User};
 use crate::types::message::Message;
 use crate::types::status::Status;
@@ -35,20 +35,20 @@ fn some(rng: &mut Rng, from: &[&str]) -> Vec<String> {
     from.iter().filter(|_| rng.once_in(3)).map(|s| s.to_string()).collect()
 }
 
-fn created(rng: &mut Rng) -> Created {
-    Created {
+fn created(rng: &mut Rng) -> SessionCreated {
+    SessionCreated {
         user: User::new(rng.pick(&USERS)).unwrap(),
         assistant: rng.pick(&NAMES).map(str::to_owned),
         thread: rng.pick(&NAMES).map(str::to_owned),
         title: (!rng.once_in(4)).then(|| rng.pick(&TITLES).to_string()),
         tags: some(rng, &TAGS),
         metadata: ["k", "l"].iter().map(|k| (k.to_string(), rng.pick(&values()).clone())).collect(),
-        ..Created::default()
+        ..SessionCreated::default()
     }
 }
 
 /// Appends a random entry.
-fn event(rng: &mut Rng, log: &mut Log) {
+fn event(rng: &mut Rng, log: &mut RandomLog) {
     let run = RunId::new("r").unwrap();
     match rng.below(6) {
         5 => {
@@ -67,13 +67,13 @@ fn event(rng: &mut Rng, log: &mut Log) {
         0 => log.push(Entry::Status { to: *rng.pick(&STATES), reason: None }),
         1 => log.push(Entry::RunClaimed {
             run,
-            claim: Claim { node: "n".to_owned(), until: moment(rng.below(50) as i64) },
+            claim: LeaseClaim { node: "n".to_owned(), until: moment(rng.below(50) as i64) },
         }),
-        2 => log.push(Entry::info(InfoChange {
+        2 => log.push(Entry::info(SessionPatch {
             title: Some(rng.pick(&TITLES).to_string()).into(),
             tags: Some(some(rng, &TAGS)).into(),
             metadata: Map::from_iter([("k".to_owned(), rng.pick(&values()).clone())]),
-            ..InfoChange::default()
+            ..SessionPatch::default()
         })),
         _ => log.push(Entry::message(Message::user(rng.pick::<&str>(&WORDS)))),
     };
@@ -81,17 +81,17 @@ fn event(rng: &mut Rng, log: &mut Log) {
 
 /// Stores sessions of two tenants, changes some and purges some. Returns the remaining heads.
 async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
-    let (mut logs, mut heads) = (Vec::<Log>::new(), Vec::new());
+    let (mut logs, mut heads) = (Vec::<RandomLog>::new(), Vec::new());
     for n in 0..200 {
         // Both tenants use the same ids. Many sessions are active at the same time, but no two with
         // the same id are.
         let place = key(TENANTS[n % 2], &format!("s{}", n / 2));
-        let mut log = Log::begin(place, created(rng), moment((rng.below(10) * 2 + n % 2) as i64));
+        let mut log = RandomLog::begin(place, created(rng), moment((rng.below(10) * 2 + n % 2) as i64));
         if n >= 20 && rng.once_in(5) {
             let parent = &logs[rng.below(10) * 2 + n % 2];
             let Entry::Created(fork) = parent.fork("f", 1).records.remove(0).entry else { continue };
             log.records[0].seq = 2;
-            log.records[0].entry = Entry::created(Created { parent: fork.parent, ..created(rng) });
+            log.records[0].entry = Entry::created(SessionCreated { parent: fork.parent, ..created(rng) });
         }
         (0..rng.below(3)).for_each(|_| event(rng, &mut log));
         logs.push(log);
@@ -112,14 +112,14 @@ async fn fill(store: &dyn Store, rng: &mut Rng) -> Vec<Head> {
     heads
 }
 
-fn query(rng: &mut Rng, heads: &[Head]) -> Query {
+fn query(rng: &mut Rng, heads: &[Head]) -> SessionQuery {
     let tenant = Tenant::new(rng.pick(&TENANTS)).unwrap();
     let whose = match rng.below(10) {
-        0..4 => Whose::User(tenant, User::new(rng.pick(&USERS)).unwrap()),
-        4..8 => Whose::Tenant(tenant),
-        _ => Whose::Everyone,
+        0..4 => OwnerFilter::User(tenant, User::new(rng.pick(&USERS)).unwrap()),
+        4..8 => OwnerFilter::Tenant(tenant),
+        _ => OwnerFilter::Everyone,
     };
-    let mut query = Query::new(whose, *rng.pick(&[0, 1, 3, 10, 1000, usize::MAX]));
+    let mut query = SessionQuery::new(whose, *rng.pick(&[0, 1, 3, 10, 1000, usize::MAX]));
     let one = rng.pick(heads).clone();
     let time = |rng: &mut Rng, end| moment(rng.below(end) as i64);
     if rng.once_in(6) {
@@ -147,7 +147,7 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
         query.title = Some(rng.pick(&SOUGHT).to_string());
     }
     if rng.once_in(5) {
-        query.reviewing = Some(rng.pick(&[Reviewing::Open, Reviewing::Queue("x".to_owned())]).clone());
+        query.reviewing = Some(rng.pick(&[ReviewIndexLabel::Open, ReviewIndexLabel::Queue("x".to_owned())]).clone());
     }
     if rng.once_in(10) {
         query.parent = one.parent.clone().map(|p| p.session);
@@ -155,7 +155,7 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
     if rng.once_in(6) {
         query.hashes = vec![one.mark.hash, VisibleHash([7; 16])];
     }
-    if rng.once_in(6) && matches!(query.whose, Whose::User(..)) {
+    if rng.once_in(6) && matches!(query.whose, OwnerFilter::User(..)) {
         query.matches = one.mark.match_keys();
         query.matches.push(VisibleHash([9; 16]));
     }
@@ -164,10 +164,10 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
     }
     if rng.once_in(4) {
         query.due_before = Some(time(rng, 250));
-        query.order = *rng.pick(&[Order::Newest, Order::Oldest, Order::Due]);
+        query.order = *rng.pick(&[SessionOrder::Newest, SessionOrder::Oldest, SessionOrder::Due]);
     }
-    if rng.once_in(3) && query.order == Order::Newest {
-        query.cursor = Some(Cursor::of(&one));
+    if rng.once_in(3) && query.order == SessionOrder::Newest {
+        query.cursor = Some(SessionCursor::of(&one));
     }
     if rng.once_in(4) {
         query.offset = rng.below(5);
@@ -176,18 +176,18 @@ fn query(rng: &mut Rng, heads: &[Head]) -> Query {
 }
 
 /// The reference implementation of a query.
-fn answer(query: &Query, heads: &[Head]) -> Vec<Head> {
+fn answer(query: &SessionQuery, heads: &[Head]) -> Vec<Head> {
     let mut found: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
-        Order::Newest => found.sort_by_key(|h| Reverse(Cursor::of(h))),
-        Order::Oldest => found.sort_by_key(Cursor::of),
-        Order::Due => found.sort_by_key(|h| h.due_at),
+        SessionOrder::Newest => found.sort_by_key(|h| Reverse(SessionCursor::of(h))),
+        SessionOrder::Oldest => found.sort_by_key(SessionCursor::of),
+        SessionOrder::Due => found.sort_by_key(|h| h.due_at),
     }
-    let after = |h: &Head| query.cursor.as_ref().is_none_or(|c| Cursor::of(h) < *c);
+    let after = |h: &Head| query.cursor.as_ref().is_none_or(|c| SessionCursor::of(h) < *c);
     found.into_iter().filter(after).skip(query.offset).take(query.limit).collect()
 }
 
-/// Every query returns what [`Query::matches`] selects, in order.
+/// Every query returns what [`SessionQuery::matches`] selects, in order.
 pub async fn any_query_agrees_with_its_definition(Fixture { store, .. }: Fixture) {
     println!("seed {SEED}");
     let mut rng = Rng::new(SEED);
@@ -249,7 +249,7 @@ pub async fn any_shelf_agrees_with_its_model(Fixture { store, .. }: Fixture) {
 pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     for seed in SEED..SEED + 12 {
         println!("seed {seed}");
-        let (mut rng, mut logs, mut made) = (Rng::new(seed), Vec::<Log>::new(), 0);
+        let (mut rng, mut logs, mut made) = (Rng::new(seed), Vec::<RandomLog>::new(), 0);
         for step in 0..30 {
             let which = rng.below(logs.len().max(1));
             match rng.below(8) {
@@ -260,7 +260,7 @@ pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
                         Some(parent) if !rng.once_in(6) => {
                             parent.fork(&id, 1 + rng.below(parent.seq() as usize) as u64)
                         }
-                        _ => Log::new(&id),
+                        _ => RandomLog::new(&id),
                     };
                     for n in 0..rng.below(3) {
                         log.say(&format!("{id} {n}"));
@@ -282,7 +282,7 @@ pub async fn any_tree_survives_any_purge(Fixture { store, .. }: Fixture) {
     }
 }
 
-async fn assert_same(store: &dyn Store, log: &Log, place: &str) {
+async fn assert_same(store: &dyn Store, log: &RandomLog, place: &str) {
     let whole = log.whole();
     assert_eq!(whole_log(store, &log.key).await, whole, "{place}");
     let head = store.head(&log.key).await.unwrap().unwrap();

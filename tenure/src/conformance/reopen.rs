@@ -2,12 +2,12 @@
 //! not persistent skip these cases.
 
 use super::fixture::Fixture;
-use super::kit::{Log, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
+use super::kit::{RandomLog, Rng, assert_fails, blob, item, key, moment, session_shelf, shelf, state, whole_log};
 use super::log::rich;
 use crate::store::contract::Commit;
-use crate::store::item::{Item, Owner, Shelf};
-use crate::store::query::{Query, Whose};
-use crate::types::entry::Created;
+use crate::store::item::{Item, Namespace, Owner};
+use crate::store::query::{OwnerFilter, SessionQuery};
+use crate::types::entry::SessionCreated;
 use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
@@ -15,11 +15,15 @@ use crate::types::id::{SessionId, Tenant, User};
 pub async fn everything_is_there_again(fixture: Fixture) {
     let store = &*fixture.store;
     let blobs = [blob(Rng::new(3).bytes(100_000)), blob("gone")];
-    let mut logs = [rich("rich"), Log::new("plain"), Log::begin(key("other", "rich"), Created::default(), moment(5))];
+    let mut logs = [
+        rich("rich"),
+        RandomLog::new("plain"),
+        RandomLog::begin(key("other", "rich"), SessionCreated::default(), moment(5)),
+    ];
     for log in &mut logs {
         log.save_with(store, &blobs[0]).await;
     }
-    let mut purged = Log::new("purged");
+    let mut purged = RandomLog::new("purged");
     purged.save_with(store, &blobs[1]).await;
     store.purge(&purged.key).await.unwrap();
     let mut due = logs[1].head();
@@ -32,7 +36,7 @@ pub async fn everything_is_there_again(fixture: Fixture) {
         shelf(Owner::User(User::new("Ädä/..").unwrap()), "memory"),
         shelf(Owner::Group("g".to_owned()), "memory"),
         shelf(Owner::Tenant, "memory"),
-        Shelf { tenant: Tenant::new("other").unwrap(), ..shelf(Owner::Tenant, "memory") },
+        Namespace { tenant: Tenant::new("other").unwrap(), ..shelf(Owner::Tenant, "memory") },
     ];
     for (n, shelf) in shelves.iter().enumerate().filter(|(n, _)| *n != 1) {
         let (text, expires_at) = (Some("Äpfel und Birnen".to_owned()), Some(moment(500)));
@@ -46,7 +50,7 @@ pub async fn everything_is_there_again(fixture: Fixture) {
     assert_eq!(state(&*fixture.store, &shelves, &blobs).await, before);
     let hits = fixture.store.search(&shelves[2], "äpfel", 9).await.unwrap();
     assert_eq!(hits.into_iter().map(|h| h.item).collect::<Vec<_>>(), before.items[2][..1]);
-    let tagged = Query { tags: vec!["b\0c".to_owned()], ..Query::new(Whose::Everyone, 9) };
+    let tagged = SessionQuery { tags: vec!["b\0c".to_owned()], ..SessionQuery::new(OwnerFilter::Everyone, 9) };
     assert_eq!(fixture.store.heads(&tagged).await.unwrap(), [logs[0].head()]);
     // Reopen again, this time without any writes in between.
     let fixture = fixture.reopen().await.expect("it was reopened before");
@@ -57,7 +61,7 @@ pub async fn everything_is_there_again(fixture: Fixture) {
 pub async fn heirs_are_there_again(fixture: Fixture) {
     let store = &*fixture.store;
     let blobs = [blob("inherited")];
-    let mut p = Log::new("p");
+    let mut p = RandomLog::new("p");
     p.say("one").save_with(store, &blobs[0]).await;
     p.say("two").say("three").save(store).await;
     let (mut a, mut b) = (p.fork("a", 3), p.fork("b", 4));
@@ -85,7 +89,7 @@ pub async fn heirs_are_there_again(fixture: Fixture) {
 
 /// After a reopen, the same commits are accepted and rejected as before.
 pub async fn work_goes_on(fixture: Fixture) {
-    let (mut log, picture) = (Log::new("s"), blob("a picture"));
+    let (mut log, picture) = (RandomLog::new("s"), blob("a picture"));
     log.say("one").save_with(&*fixture.store, &picture).await;
     let cache = session_shelf(&log.key, "cache");
     for (name, seconds) in [("a", 30), ("b", 10), ("c", 20)] {
@@ -94,7 +98,7 @@ pub async fn work_goes_on(fixture: Fixture) {
     let Some(fixture) = fixture.reopen().await else { return };
     let store = &*fixture.store;
     let session_id = SessionId::new("s").unwrap();
-    assert_fails(store.commit(&Log::new("s").commit()).await, Error::Exists { session_id: session_id.clone() });
+    assert_fails(store.commit(&RandomLog::new("s").commit()).await, Error::Exists { session_id: session_id.clone() });
     let stale = log.clone().say("two").commit();
     log.say("two").save(store).await;
     assert_fails(store.commit(&stale).await, Error::Conflict { session_id, expected: 2 });

@@ -1,27 +1,27 @@
 //! Full-text search over the items of a namespace.
 
 use super::fixture::Fixture;
-use super::kit::{Log, item, moment, session_shelf, shelf};
+use super::kit::{RandomLog, item, moment, session_shelf, shelf};
 use crate::store::contract::Store;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::types::id::{Tenant, User};
 
-fn memory() -> Shelf {
+fn memory() -> Namespace {
     shelf(Owner::User(User::default()), "memory")
 }
 
-async fn put(store: &dyn Store, shelf: &Shelf, key: &str, text: &str) {
+async fn put(store: &dyn Store, shelf: &Namespace, key: &str, text: &str) {
     store.put(shelf, &Item { text: Some(text.to_owned()), ..item(key, 1) }, None).await.unwrap();
 }
 
 /// The keys of the hits, best match first.
-async fn find(store: &dyn Store, shelf: &Shelf, text: &str) -> Vec<String> {
+async fn find(store: &dyn Store, shelf: &Namespace, text: &str) -> Vec<String> {
     let hits = store.search(shelf, text, 100).await.unwrap_or_else(|e| panic!("{text:?}: {e}"));
     hits.into_iter().map(|h| h.item.key).collect()
 }
 
 /// The keys of the hits in key order, for items that rank equally.
-async fn found(store: &dyn Store, shelf: &Shelf, text: &str) -> Vec<String> {
+async fn found(store: &dyn Store, shelf: &Namespace, text: &str) -> Vec<String> {
     let mut keys = find(store, shelf, text).await;
     keys.sort();
     keys
@@ -87,12 +87,12 @@ pub async fn the_best_come_first(Fixture { store, .. }: Fixture) {
 
 /// A search is restricted to its namespace.
 pub async fn only_the_shelf_is_searched(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.save(&*store).await;
     let shelves = [
         memory(),
-        Shelf { name: "other".to_owned(), ..memory() },
-        Shelf { tenant: Tenant::new("other").unwrap(), ..memory() },
+        Namespace { name: "other".to_owned(), ..memory() },
+        Namespace { tenant: Tenant::new("other").unwrap(), ..memory() },
         shelf(Owner::User(User::new("bob").unwrap()), "memory"),
         shelf(Owner::Group("default".to_owned()), "memory"),
         shelf(Owner::Tenant, "memory"),
@@ -216,11 +216,11 @@ pub async fn what_is_gone_is_not_found(Fixture { store, .. }: Fixture) {
     assert_eq!(store.expire(moment(6), 9).await.unwrap(), 1);
     assert_eq!(found(&*store, &memory(), "time").await, [""; 0]);
 
-    let mut log = Log::new("s");
+    let mut log = RandomLog::new("s");
     log.save(&*store).await;
     let notes = session_shelf(&log.key, "memory");
     put(&*store, &notes, "f", "purge me").await;
     store.purge(&log.key).await.unwrap();
-    Log::new("s").save(&*store).await;
+    RandomLog::new("s").save(&*store).await;
     assert_eq!(found(&*store, &notes, "purge").await, [""; 0]);
 }

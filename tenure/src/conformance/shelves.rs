@@ -1,13 +1,13 @@
 //! Namespaces of key-value items: eviction, last use, expiry and ownership.
 
 use super::fixture::Fixture;
-use super::kit::{Log, assert_fails, item, key, moment, session_shelf, shelf, state};
+use super::kit::{RandomLog, assert_fails, item, key, moment, session_shelf, shelf, state};
 use crate::store::contract::Store;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::types::error::Error;
 use crate::types::id::{SessionId, Tenant, User};
 
-fn cache() -> Shelf {
+fn cache() -> Namespace {
     shelf(Owner::User(User::default()), "cache")
 }
 
@@ -15,13 +15,13 @@ fn user(name: &str) -> Owner {
     Owner::User(User::new(name).unwrap())
 }
 
-async fn put_all(store: &dyn Store, shelf: &Shelf, items: &[Item]) {
+async fn put_all(store: &dyn Store, shelf: &Namespace, items: &[Item]) {
     for item in items {
         store.put(shelf, item, None).await.unwrap();
     }
 }
 
-async fn keys(store: &dyn Store, shelf: &Shelf) -> Vec<String> {
+async fn keys(store: &dyn Store, shelf: &Namespace) -> Vec<String> {
     store.items(shelf, None, usize::MAX).await.unwrap().into_iter().map(|i| i.key).collect()
 }
 
@@ -177,7 +177,7 @@ pub async fn an_item_is_removed_once(Fixture { store, .. }: Fixture) {
 
 /// Expired items are removed in every namespace of every owner; others stay.
 pub async fn what_is_over_expires(Fixture { store, .. }: Fixture) {
-    let mut log = Log::begin(key("other", "s"), Default::default(), moment(0));
+    let mut log = RandomLog::begin(key("other", "s"), Default::default(), moment(0));
     log.save(&*store).await;
     let shelves =
         [cache(), session_shelf(&log.key, "cache"), shelf(Owner::Tenant, "x"), shelf(Owner::Group("g".into()), "x")];
@@ -212,7 +212,7 @@ pub async fn expiry_has_a_limit(Fixture { store, .. }: Fixture) {
 pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
     let ids = ["a", "tenant"].map(|id| SessionId::new(id).unwrap());
     for id in &ids {
-        Log::new(id.as_str()).save(&*store).await;
+        RandomLog::new(id.as_str()).save(&*store).await;
     }
     let group = |name: &str| Owner::Group(name.to_owned());
     let owners =
@@ -221,7 +221,7 @@ pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
     let mut shelves: Vec<_> =
         owners.flat_map(|o| ["cache", "memory", "b/cache"].map(|name| shelf(o.clone(), name))).collect();
     let others = shelves.iter().filter(|s| !matches!(s.owner, Owner::Session(_)));
-    let others: Vec<_> = others.map(|s| Shelf { tenant: Tenant::new("other").unwrap(), ..s.clone() }).collect();
+    let others: Vec<_> = others.map(|s| Namespace { tenant: Tenant::new("other").unwrap(), ..s.clone() }).collect();
     shelves.extend(others);
     for (n, shelf) in shelves.iter().enumerate() {
         store.put(shelf, &item("k", n as i64), Some(1)).await.unwrap();
@@ -238,21 +238,21 @@ pub async fn shelves_are_apart(Fixture { store, .. }: Fixture) {
 
 /// An item cannot be put into a namespace of a missing session.
 pub async fn a_shelf_needs_its_session(Fixture { store, .. }: Fixture) {
-    let mut log = Log::begin(key("other", "s"), Default::default(), moment(0));
+    let mut log = RandomLog::begin(key("other", "s"), Default::default(), moment(0));
     log.save(&*store).await;
     let nobody = session_shelf(&key("default", "s"), "cache");
     let refused = store.put(&nobody, &item("k", 1), Some(9)).await;
     assert_fails(refused, Error::NotFound { session_id: log.key.session.clone() });
     assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
     // Once the session exists, its namespace is empty.
-    Log::new("s").save(&*store).await;
+    RandomLog::new("s").save(&*store).await;
     assert_eq!(store.items(&nobody, None, 9).await.unwrap(), []);
     store.put(&nobody, &item("k", 1), Some(9)).await.unwrap();
 }
 
 /// Clearing deletes all namespaces of one owner, and nothing else.
 pub async fn an_owner_is_cleared_alone(Fixture { store, .. }: Fixture) {
-    let mut log = Log::new("ada");
+    let mut log = RandomLog::new("ada");
     log.say("one").save(&*store).await;
     let ada = [shelf(user("ada"), "cache"), shelf(user("ada"), "memory")];
     let others = [
@@ -260,7 +260,7 @@ pub async fn an_owner_is_cleared_alone(Fixture { store, .. }: Fixture) {
         shelf(Owner::Group("ada".to_owned()), "memory"),
         shelf(Owner::Tenant, "memory"),
         session_shelf(&log.key, "memory"),
-        Shelf { tenant: Tenant::new("other").unwrap(), ..ada[0].clone() },
+        Namespace { tenant: Tenant::new("other").unwrap(), ..ada[0].clone() },
     ];
     let remembered = Item { text: Some("hello".to_owned()), ..item("k", 1) };
     for shelf in ada.iter().chain(&others) {

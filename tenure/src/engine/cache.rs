@@ -8,7 +8,7 @@
 
 use crate::rules::session::Session;
 use crate::types::head::Head;
-use crate::types::id::Key;
+use crate::types::id::SessionKey;
 use crate::types::policy::Window;
 use quick_cache::{OptionsBuilder, Weighter, sync::Cache};
 use std::ops::Deref;
@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 
 /// The cached state of a session. It may be stale, but is always a consistent prefix of the log.
 #[derive(Debug, Default)]
-pub(crate) enum State {
+pub(crate) enum CacheState {
     /// Nothing is cached.
     #[default]
     Cold,
@@ -26,14 +26,14 @@ pub(crate) enum State {
     Head(Box<Head>),
     /// The newest part of the session, enough for a run whose model is shown this window
     /// ([`crate::rules::partial`], D-014).
-    Tail(Arc<Warm>, Window),
+    Tail(Arc<CachedSession>, Window),
     /// The whole session. It is shared with concurrent readers: a write during a read works on a copy.
-    Whole(Arc<Warm>),
+    Whole(Arc<CachedSession>),
 }
 
 /// A cached session with its memoized serialized forms. Every mutation clears them (D-013).
 #[derive(Debug)]
-pub(crate) struct Warm {
+pub(crate) struct CachedSession {
     /// The session, with blob references in place of media.
     pub session: Session,
     /// The cached rendering of the session ([`crate::Tenure::text`]).
@@ -42,7 +42,7 @@ pub(crate) struct Warm {
     pub card: OnceLock<String>,
 }
 
-impl Warm {
+impl CachedSession {
     /// A cached session without serialized forms.
     pub fn new(session: Session) -> Arc<Self> {
         Arc::new(Self { session, text: OnceLock::new(), card: OnceLock::new() })
@@ -71,26 +71,26 @@ impl Warm {
     }
 }
 
-impl Deref for Warm {
+impl Deref for CachedSession {
     type Target = Session;
     fn deref(&self) -> &Session {
         &self.session
     }
 }
 
-impl Clone for Warm {
+impl Clone for CachedSession {
     fn clone(&self) -> Self {
         Self { session: self.session.clone(), text: OnceLock::new(), card: OnceLock::new() }
     }
 }
 
-impl State {
+impl CacheState {
     /// The cached head, if there is one.
     pub fn head(&self) -> Option<&Head> {
         match self {
-            State::Cold => None,
-            State::Head(head) => Some(head),
-            State::Tail(session, _) | State::Whole(session) => Some(session.head()),
+            CacheState::Cold => None,
+            CacheState::Head(head) => Some(head),
+            CacheState::Tail(session, _) | CacheState::Whole(session) => Some(session.head()),
         }
     }
 
@@ -99,9 +99,9 @@ impl State {
     /// returns the head itself.
     pub fn card(&self) -> Option<&str> {
         match self {
-            State::Cold => None,
-            State::Head(_) => Some(""),
-            State::Tail(session, _) | State::Whole(session) => {
+            CacheState::Cold => None,
+            CacheState::Head(_) => Some(""),
+            CacheState::Tail(session, _) | CacheState::Whole(session) => {
                 Some(session.card.get_or_init(|| session.head().to_json()))
             }
         }
@@ -110,7 +110,7 @@ impl State {
     /// The size in bytes that the cache accounts for this state.
     pub fn weight(&self) -> usize {
         match self {
-            State::Tail(session, _) | State::Whole(session) => session.weight(),
+            CacheState::Tail(session, _) | CacheState::Whole(session) => session.weight(),
             _ => CARD_BYTES,
         }
     }
@@ -119,7 +119,7 @@ impl State {
     /// folded. Clears the serialized forms.
     pub fn folded(&mut self) -> Option<&mut Session> {
         match self {
-            State::Tail(session, _) | State::Whole(session) => Some(Arc::make_mut(session).change()),
+            CacheState::Tail(session, _) | CacheState::Whole(session) => Some(Arc::make_mut(session).change()),
             _ => None,
         }
     }
@@ -127,9 +127,9 @@ impl State {
 
 /// The cached state of a session, and the logical time as of which it is current.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct CachedState {
     /// The cached state.
-    pub state: State,
+    pub state: CacheState,
     /// The logical time ([`moment`]) of the last head check or commit: every write acknowledged
     /// before it is included in `state`.
     pub as_of: u64,
@@ -145,9 +145,9 @@ pub(crate) fn moment() -> u64 {
 /// One session in the cache. Its lock serializes the writers of this process, so that they do not
 /// conflict with each other.
 #[derive(Debug, Default)]
-pub(crate) struct Hot {
+pub(crate) struct CacheEntry {
     /// The cached state, locked during reads and writes.
-    pub known: Mutex<Known>,
+    pub known: Mutex<CachedState>,
     /// The weight in bytes that was last reported to the cache.
     pub weight: AtomicUsize,
 }
@@ -155,33 +155,33 @@ pub(crate) struct Hot {
 /// The cache value of a session, with the weight that the cache accounts for it. The weight must
 /// not change while the value is in the cache, so a new weight is a new value.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct WeighedEntry {
     /// The cached session.
-    pub hot: Arc<Hot>,
+    pub hot: Arc<CacheEntry>,
     /// The weight in bytes.
     pub weight: usize,
 }
 
 /// Weighs cached sessions by their size in bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct ByBytes;
+pub(crate) struct SessionWeighter;
 
-impl Weighter<Key, Slot> for ByBytes {
-    fn weight(&self, _: &Key, slot: &Slot) -> u64 {
+impl Weighter<SessionKey, WeighedEntry> for SessionWeighter {
+    fn weight(&self, _: &SessionKey, slot: &WeighedEntry) -> u64 {
         slot.weight as u64
     }
 }
 
 /// The session cache.
-pub(crate) type HotSessions = Cache<Key, Slot, ByBytes>;
+pub(crate) type SessionCache = Cache<SessionKey, WeighedEntry, SessionWeighter>;
 
 /// The weight in bytes of a session of which only the head is cached: the head and its cache entry.
-pub(crate) const CARD_BYTES: usize = size_of::<Head>() + size_of::<Hot>() + 1024;
+pub(crate) const CARD_BYTES: usize = size_of::<Head>() + size_of::<CacheEntry>() + 1024;
 
 /// Creates a session cache that holds at most `bytes` bytes.
-pub(crate) fn hot_sessions(bytes: usize) -> HotSessions {
+pub(crate) fn hot_sessions(bytes: usize) -> SessionCache {
     // One shard: a session may be as large as the whole budget, and the lock is held for nanoseconds.
     let options = OptionsBuilder::new().shards(1).estimated_items_capacity(4096).weight_capacity(bytes as u64).build();
     let options = options.expect("all options are given");
-    Cache::with_options(options, ByBytes, Default::default(), Default::default())
+    Cache::with_options(options, SessionWeighter, Default::default(), Default::default())
 }

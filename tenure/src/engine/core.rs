@@ -2,16 +2,16 @@
 //! read and write sessions.
 
 use crate::clock::Clock;
-use crate::engine::cache::{HotSessions, hot_sessions};
+use crate::engine::cache::{SessionCache, hot_sessions};
 use crate::engine::node::node_name;
 use crate::engine::observer::CommitObserver;
 use crate::engine::options::Options;
 use crate::engine::quota::UsageCache;
 use crate::engine::read_scheduler::{Bounds, Permit, Scheduler};
-use crate::engine::registry::Assistants;
-use crate::engine::scheduled_store::{Caller, ScheduledStore};
-use crate::engine::watch::Watchers;
-use crate::store::contract::{Concurrency, Store, Writes};
+use crate::engine::registry::Registry;
+use crate::engine::scheduled_store::{ReadPurpose, ScheduledStore};
+use crate::engine::watch::ChangeHub;
+use crate::store::contract::{Concurrency, Store, WriteCost};
 use crate::types::error::Result;
 use crate::types::id::{Principal, Seq};
 use crate::types::policy::{Limits, Policy};
@@ -37,11 +37,11 @@ pub(crate) struct EngineState {
     /// Schedules the reads that are not part of a turn (D-106).
     browsing: Arc<Scheduler>,
     options: Options,
-    assistants: Assistants,
-    cache: HotSessions,
+    assistants: Registry,
+    cache: SessionCache,
     node: String,
     /// The tasks that wait for sessions to change.
-    pub watchers: Arc<Watchers>,
+    pub watchers: Arc<ChangeHub>,
     usage: UsageCache,
     observers: Vec<Arc<dyn CommitObserver>>,
 }
@@ -53,20 +53,20 @@ impl Engine {
         let Concurrency { reads, writes } = store.concurrency();
         let browsing = Scheduler::new(Bounds::of_browsing(reads, options.limits.max_waiting_reads));
         let store = match writes {
-            Writes::Apart => store,
-            Writes::AsReads => {
+            WriteCost::Apart => store,
+            WriteCost::AsReads => {
                 let scheduler = Scheduler::new(Bounds::of_turns(reads));
-                Arc::new(ScheduledStore { inner: store, scheduler, caller: Caller::Turns })
+                Arc::new(ScheduledStore { inner: store, scheduler, caller: ReadPurpose::Turns })
             }
         };
-        let watchers = Arc::new(Watchers::default());
+        let watchers = Arc::new(ChangeHub::default());
         let shared = EngineState {
             observers: vec![watchers.clone()],
             watchers,
             store,
             browsing,
             cache: hot_sessions(options.cache_bytes),
-            assistants: Assistants::default(),
+            assistants: Registry::default(),
             node: node_name(),
             usage: UsageCache::default(),
             options,
@@ -82,7 +82,7 @@ impl Engine {
     /// A handle whose reads are scheduled fairly between principals and separately from turns.
     pub fn browsing(&self, who: &Principal) -> Self {
         let (inner, scheduler) = (self.shared.store.clone(), self.shared.browsing.clone());
-        let caller = Caller::Browsing(who.clone());
+        let caller = ReadPurpose::Browsing(who.clone());
         Self { scheduled: Some(Arc::new(ScheduledStore { inner, scheduler, caller })), ..self.clone() }
     }
 
@@ -128,12 +128,12 @@ impl Engine {
     }
 
     /// The cached assistants.
-    pub fn assistants_known(&self) -> &Assistants {
+    pub fn assistants_known(&self) -> &Registry {
         &self.shared.assistants
     }
 
     /// The session cache.
-    pub fn hot_sessions(&self) -> &HotSessions {
+    pub fn hot_sessions(&self) -> &SessionCache {
         &self.shared.cache
     }
 
@@ -143,7 +143,7 @@ impl Engine {
     }
 
     /// The tasks that wait for sessions to change.
-    pub fn watchers(&self) -> &Watchers {
+    pub fn watchers(&self) -> &ChangeHub {
         &self.shared.watchers
     }
 

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 /// How much of a session must be loaded for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum Depth {
     /// The head.
     Head,
     /// The part that a run needs: the messages that its model is shown, and the run in progress
@@ -20,7 +20,7 @@ pub(crate) enum Need {
 
 /// A pending commit of a step, and its reply to the caller once the commit is durable.
 #[derive(Debug)]
-pub(crate) struct Draft<R> {
+pub(crate) struct PendingCommit<R> {
     /// The entries to append, in order.
     pub entries: Vec<Entry>,
     /// Key-value items to store, each with the name of its namespace of the session.
@@ -36,7 +36,7 @@ pub(crate) struct Draft<R> {
     pub reply: R,
 }
 
-impl<R> Draft<R> {
+impl<R> PendingCommit<R> {
     /// A pending commit of entries only.
     pub fn new(entries: Vec<Entry>, reply: R) -> Self {
         Self { entries, items: Vec::new(), blobs: Vec::new(), cut: Vec::new(), lease: None, reply }

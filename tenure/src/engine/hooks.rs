@@ -11,22 +11,22 @@ use std::sync::Arc;
 
 /// The reason why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum EndReason {
     /// The session was idle for longer than its time to live.
     Expired,
     /// There were more than `max_sessions` live sessions, and this one was idle the longest (D-017).
     Evicted,
 }
 
-/// The function type of [`Hook`].
-pub(crate) type HookFn =
-    dyn Fn(Arc<Session>, Ending) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+/// The function type of [`SessionEndHook`].
+pub(crate) type SessionEndFn =
+    dyn Fn(Arc<Session>, EndReason) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
 
 /// A callback that is called with a session before it expires or is evicted.
 #[derive(Clone)]
-pub(crate) struct Hook(pub Arc<HookFn>);
+pub(crate) struct SessionEndHook(pub Arc<SessionEndFn>);
 
-impl fmt::Debug for Hook {
+impl fmt::Debug for SessionEndHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hook")
     }

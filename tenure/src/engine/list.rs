@@ -1,26 +1,26 @@
 //! Lists of sessions, restricted to the sessions that the principal may see.
 
 use crate::engine::core::Engine;
-use crate::store::query::{Cursor, HeadPage, Query, Whose};
+use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionQuery};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Principal, Reach};
+use crate::types::id::{AccessScope, Principal};
 use crate::types::status::Status;
 
 /// A page of a list of sessions.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Page {
+pub struct SessionPage {
     /// The heads of the sessions, most recently active first.
     pub heads: Vec<Head>,
     /// The cursor of the next page. `None` means that this page is the last one.
-    pub next: Option<Cursor>,
+    pub next: Option<SessionCursor>,
 }
 
 impl Engine {
     /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
     /// sessions are omitted unless the query asks for them. The work of one page is bounded by
     /// `max_scan`: a page may be short or empty and still have a next one.
-    pub async fn list(&self, who: &Principal, mut query: Query) -> Result<Page> {
+    pub async fn list(&self, who: &Principal, mut query: SessionQuery) -> Result<SessionPage> {
         self.know(&who.tenant).await?;
         self.narrow(who, &mut query)?;
         query.limit += 1;
@@ -31,19 +31,19 @@ impl Engine {
         }
         let more = heads.len() == query.limit;
         heads.truncate(query.limit - 1);
-        let next = heads.last().filter(|_| more).map(Cursor::of).or(stopped);
+        let next = heads.last().filter(|_| more).map(SessionCursor::of).or(stopped);
         // The stored status may be out of date: sessions may have expired since the last sweep.
         heads.retain(|h| query.status.contains(&self.status_of(h)));
-        Ok(Page { heads, next })
+        Ok(SessionPage { heads, next })
     }
 
     /// Restricts a query to the sessions that the principal may see, and to live sessions unless it
     /// asks for others. Checks `max_offset` and `max_page`.
-    pub fn narrow(&self, who: &Principal, query: &mut Query) -> Result<()> {
+    pub fn narrow(&self, who: &Principal, query: &mut SessionQuery) -> Result<()> {
         query.whose = match (who.reach, &query.whose) {
-            (Reach::Own, _) => Whose::User(who.tenant.clone(), who.user.clone()),
-            (Reach::Tenant, Whose::User(_, user)) => Whose::User(who.tenant.clone(), user.clone()),
-            (Reach::Tenant, _) => Whose::Tenant(who.tenant.clone()),
+            (AccessScope::Own, _) => OwnerFilter::User(who.tenant.clone(), who.user.clone()),
+            (AccessScope::Tenant, OwnerFilter::User(_, user)) => OwnerFilter::User(who.tenant.clone(), user.clone()),
+            (AccessScope::Tenant, _) => OwnerFilter::Tenant(who.tenant.clone()),
         };
         if query.status.is_empty() {
             query.status = vec![Status::Active, Status::Paused];

@@ -3,11 +3,11 @@
 
 use crate::engine::core::Engine;
 use crate::rules::session::Session;
-use crate::store::query::Range;
+use crate::store::query::RecordRange;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::Key;
+use crate::types::id::SessionKey;
 use crate::types::policy::Window;
 
 /// The number of records from which a log is read in two concurrent halves (D-011).
@@ -75,7 +75,7 @@ impl Engine {
         loop {
             parts.push(self.own_records(&current, current.first - 1, upto).await?);
             let Some(parent) = &current.parent else { break };
-            let key = Key { tenant: head.tenant.clone(), session: parent.session.clone() };
+            let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };
             upto = upto.min(parent.seq);
             let missing = || Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"));
             current = self.store().head(&key).await?.ok_or_else(missing)?;
@@ -100,7 +100,7 @@ impl Engine {
         let mut pages = Vec::new();
         let mut last = after;
         while last < upto {
-            let page = self.store().records(&key, &Range { upto, ..Range::after(last) }).await?;
+            let page = self.store().records(&key, &RecordRange { upto, ..RecordRange::after(last) }).await?;
             let Some(end) = page.last().map(|r| r.seq) else { return Err(self.missing_record(head, last + 1).await) };
             last = end;
             pages.push(page);

@@ -1,9 +1,9 @@
 //! Waiting for sessions to change: notifications where the store has them, polling otherwise.
 
 use crate::engine::core::Engine;
-use crate::engine::watch::{LOOK, LOOK_ANYWAY, NEWS, Watch};
+use crate::engine::watch::{LOOK, LOOK_ANYWAY, NEWS, Subscription};
 use crate::types::error::Result;
-use crate::types::id::{Key, Principal, Seq, SessionId};
+use crate::types::id::{Principal, Seq, SessionId, SessionKey};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -26,12 +26,12 @@ impl Engine {
     /// Subscribes to the keys of all sessions that this process creates or writes to from now on.
     /// Each key is sent after its commit. A slow receiver loses keys and gets an error that says
     /// so.
-    pub fn changes(&self) -> broadcast::Receiver<Key> {
+    pub fn changes(&self) -> broadcast::Receiver<SessionKey> {
         self.watchers().news.get_or_init(|| broadcast::channel(NEWS).0).subscribe()
     }
 
     /// Registers a waiter for changes of one session. Dropping it unregisters it.
-    pub(crate) fn watch(&self, key: &Key) -> Watch<'_> {
+    pub(crate) fn watch(&self, key: &SessionKey) -> Subscription<'_> {
         self.is_told();
         let watchers = self.watchers();
         let changes = {
@@ -40,7 +40,7 @@ impl Engine {
             *waiting += 1;
             changes.clone()
         };
-        Watch { watchers, key: key.clone(), changes }
+        Subscription { watchers, key: key.clone(), changes }
     }
 
     /// Returns true if the store delivers change notifications of other processes. The first call

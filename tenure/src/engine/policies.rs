@@ -1,7 +1,7 @@
 //! Policy lookup: a session has the policy of its assistant, or the default policy.
 
 use crate::engine::core::Engine;
-use crate::engine::registry::{Own, shelf};
+use crate::engine::registry::{TenantAssistants, shelf};
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, Tenant};
@@ -70,7 +70,7 @@ impl Engine {
             }
         }
         let mut own = self.assistants_known().own.write().unwrap_or_else(|e| e.into_inner());
-        own.insert(tenant.clone(), Own { read_at, by_name });
+        own.insert(tenant.clone(), TenantAssistants { read_at, by_name });
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ pub struct Usage {
 
 /// A sum of usage, and the time at which it was computed.
 #[derive(Debug)]
-pub(crate) struct Sum {
+pub(crate) struct CachedUsage {
     /// The sum, including reservations since it was computed.
     pub usage: Usage,
     /// The time at which the heads were read.
@@ -45,7 +45,7 @@ pub(crate) type ScopeKey = (Tenant, Option<User>);
 
 /// The cached sums of users and tenants that have quotas.
 #[derive(Debug)]
-pub(crate) struct UsageCache(pub Cache<ScopeKey, Arc<Mutex<Option<Sum>>>>);
+pub(crate) struct UsageCache(pub Cache<ScopeKey, Arc<Mutex<Option<CachedUsage>>>>);
 
 impl Default for UsageCache {
     fn default() -> Self {

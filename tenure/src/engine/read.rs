@@ -3,15 +3,15 @@
 #[cfg(test)]
 mod tests;
 
-use crate::engine::cache::{CARD_BYTES, Hot, Known, Slot, State, Warm, moment};
+use crate::engine::cache::{CARD_BYTES, CacheEntry, CacheState, CachedSession, CachedState, WeighedEntry, moment};
 use crate::engine::core::Engine;
-use crate::engine::draft::Need;
+use crate::engine::draft::Depth;
 use crate::rules::session::Session;
-use crate::store::contract::Glance;
+use crate::store::contract::HeadCheck;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Reach, SessionId};
+use crate::types::id::{AccessScope, Principal, SessionId, SessionKey};
 use crate::types::message::Message;
 use crate::types::policy::Window;
 
@@ -23,8 +23,8 @@ use tokio::sync::MutexGuard;
 
 impl Engine {
     /// The cache entry of a session, created if there is none.
-    pub fn hot(&self, key: &Key) -> Arc<Hot> {
-        let fresh = || Ok::<_, std::convert::Infallible>(Slot { hot: Arc::default(), weight: CARD_BYTES });
+    pub fn hot(&self, key: &SessionKey) -> Arc<CacheEntry> {
+        let fresh = || Ok::<_, std::convert::Infallible>(WeighedEntry { hot: Arc::default(), weight: CARD_BYTES });
         match self.hot_sessions().get_or_insert_with(key, fresh) {
             Ok(slot) => slot.hot,
             Err(never) => match never {},
@@ -32,12 +32,12 @@ impl Engine {
     }
 
     /// Updates the weight of a cached session after a rendering was cached with it.
-    pub(crate) fn weigh(&self, key: &Key, session: &Warm) {
+    pub(crate) fn weigh(&self, key: &SessionKey, session: &CachedSession) {
         self.reweigh(key, &self.hot(key), session.weight());
     }
 
     /// Evicts a session from the cache.
-    pub(crate) fn forget(&self, key: &Key) {
+    pub(crate) fn forget(&self, key: &SessionKey) {
         self.hot_sessions().remove(key);
     }
 
@@ -47,8 +47,8 @@ impl Engine {
         &self,
         who: &Principal,
         id: &SessionId,
-        need: Need,
-        f: impl FnOnce(&State) -> Result<R>,
+        need: Depth,
+        f: impl FnOnce(&CacheState) -> Result<R>,
     ) -> Result<R> {
         let (key, came) = (who.key(id), moment());
         let hot = self.hot(&key);
@@ -71,8 +71,8 @@ impl Engine {
         &self,
         who: &Principal,
         id: &SessionId,
-        need: Need,
-        f: impl FnOnce(&State) -> Result<R>,
+        need: Depth,
+        f: impl FnOnce(&CacheState) -> Result<R>,
     ) -> Result<R> {
         let hot = self.hot(&who.key(id));
         let known = hot.known.lock().await;
@@ -87,7 +87,13 @@ impl Engine {
 
     /// Locks the cached state of a session, refreshed if necessary so that it includes everything
     /// acknowledged before the logical time `came` (D-012).
-    pub async fn fresh<'a>(&self, key: &Key, hot: &'a Hot, need: Need, came: u64) -> Result<MutexGuard<'a, Known>> {
+    pub async fn fresh<'a>(
+        &self,
+        key: &SessionKey,
+        hot: &'a CacheEntry,
+        need: Depth,
+        came: u64,
+    ) -> Result<MutexGuard<'a, CachedState>> {
         let mut known = hot.known.lock().await;
         self.count_found(&known.state, need);
         if known.as_of <= came || known.state.head().is_none() {
@@ -97,19 +103,19 @@ impl Engine {
     }
 
     /// Refreshes the cached state from the store: the head, and the records that were appended since.
-    pub async fn catch_up(&self, key: &Key, known: &mut Known) -> Result<()> {
+    pub async fn catch_up(&self, key: &SessionKey, known: &mut CachedState) -> Result<()> {
         let began = moment();
         // A session in use is also cached in the store, so this check needs no other thread to wake up.
         let head = match known.state.card().and_then(|card| self.store().glance(key, card)).transpose()? {
-            Some(Glance::Same) => {
+            Some(HeadCheck::Same) => {
                 known.as_of = began;
                 return Ok(());
             }
-            Some(Glance::Now(head)) => head.map(|head| *head),
+            Some(HeadCheck::Now(head)) => head.map(|head| *head),
             None => self.store().head(key).await?,
         };
         let Some(head) = head else {
-            known.state = State::Cold;
+            known.state = CacheState::Cold;
             self.forget(key);
             return Err(Error::NotFound { session_id: key.session.clone() });
         };
@@ -120,11 +126,11 @@ impl Engine {
 
     /// Loads as much of a session as a step must see. If another node purged the session and
     /// created it again during the read, the read is retried (at most [`MAX_MOVES`] times).
-    pub async fn warm_current(&self, key: &Key, known: &mut Known, need: Need) -> Result<()> {
+    pub async fn warm_current(&self, key: &SessionKey, known: &mut CachedState, need: Depth) -> Result<()> {
         for _ in 0..MAX_MOVES {
             match self.warm(key, &mut known.state, need).await {
                 Err(Error::Conflict { .. }) => {
-                    known.state = State::Cold;
+                    known.state = CacheState::Cold;
                     self.catch_up(key, known).await?;
                 }
                 other => return other,
@@ -137,15 +143,17 @@ impl Engine {
     /// if the cached session is a different one or cannot be continued. The hash over the log
     /// detects whether the cached records are in the store at all: a database that lost its last
     /// commits may have grown to the same length, or beyond it, with other records (D-007).
-    pub async fn follow_up(&self, mut state: State, head: Head) -> Result<State> {
-        let (State::Tail(known, _) | State::Whole(known)) = &state else { return Ok(State::Head(Box::new(head))) };
+    pub async fn follow_up(&self, mut state: CacheState, head: Head) -> Result<CacheState> {
+        let (CacheState::Tail(known, _) | CacheState::Whole(known)) = &state else {
+            return Ok(CacheState::Head(Box::new(head)));
+        };
         // Only records of the session's own log may be missing, not records of an ancestor.
         let same = known.info.created_at == head.info.created_at
             && known.origin == head.origin
             && known.seq <= head.seq
             && known.seq >= head.first;
         if !same {
-            return Ok(State::Head(Box::new(head)));
+            return Ok(CacheState::Head(Box::new(head)));
         }
         if *known.head() == head {
             return Ok(state);
@@ -153,7 +161,7 @@ impl Engine {
         let pages = match known.seq < head.seq {
             true => match self.own_records(&head, known.seq, head.seq).await {
                 // The session was purged and created again.
-                Err(Error::Conflict { .. }) => return Ok(State::Head(Box::new(head))),
+                Err(Error::Conflict { .. }) => return Ok(CacheState::Head(Box::new(head))),
                 pages => pages?,
             },
             false => Vec::new(),
@@ -162,12 +170,12 @@ impl Engine {
         if hash != head.log {
             tracing::warn!(session_id = %head.info.session_id, known = known.seq, stored = head.seq,
                 "the store has another log than this node remembers; it was loaded again");
-            return Ok(State::Head(Box::new(head)));
+            return Ok(CacheState::Head(Box::new(head)));
         }
         // These entries refer to records that may not be in the partial session.
         let reaches_back = |r: &Record| matches!(r.entry, Entry::Rewound(_) | Entry::Compacted { .. });
-        if matches!(state, State::Tail(..)) && pages.iter().flatten().any(reaches_back) {
-            return Ok(State::Head(Box::new(head)));
+        if matches!(state, CacheState::Tail(..)) && pages.iter().flatten().any(reaches_back) {
+            return Ok(CacheState::Head(Box::new(head)));
         }
         if let Some(session) = state.folded() {
             pages.into_iter().flatten().for_each(|record| session.take_in(record));
@@ -177,11 +185,11 @@ impl Engine {
     }
 
     /// Returns true if the cached state covers `need`.
-    pub fn suffices(&self, state: &State, need: Need) -> bool {
+    pub fn suffices(&self, state: &CacheState, need: Depth) -> bool {
         match (need, state) {
-            (_, State::Cold) => false,
-            (Need::Head, _) | (_, State::Whole(_)) => true,
-            (Need::Run, State::Tail(session, window)) => *window == self.window(session.head()),
+            (_, CacheState::Cold) => false,
+            (Depth::Head, _) | (_, CacheState::Whole(_)) => true,
+            (Depth::Run, CacheState::Tail(session, window)) => *window == self.window(session.head()),
             _ => false,
         }
     }
@@ -192,57 +200,57 @@ impl Engine {
     }
 
     /// Loads as much of a session as `need` says, unless it is cached.
-    pub async fn warm(&self, key: &Key, state: &mut State, need: Need) -> Result<()> {
+    pub async fn warm(&self, key: &SessionKey, state: &mut CacheState, need: Depth) -> Result<()> {
         if self.suffices(state, need) {
             return Ok(());
         }
         let head = state.head().cloned().ok_or_else(|| Error::NotFound { session_id: key.session.clone() })?;
         let window = self.window(&head);
         // If the newest part cannot be read, neither can the whole log, whose error is reported.
-        let tail = if need == Need::Run { self.newest(&head, &window).await.ok().flatten() } else { None };
+        let tail = if need == Depth::Run { self.newest(&head, &window).await.ok().flatten() } else { None };
         *state = match tail {
-            Some(session) => State::Tail(Warm::new(session), window),
-            None => State::Whole(Warm::new(self.fold(head).await?)),
+            Some(session) => CacheState::Tail(CachedSession::new(session), window),
+            None => CacheState::Whole(CachedSession::new(self.fold(head).await?)),
         };
         Ok(())
     }
 
     /// Counts a cache hit or miss for `need`.
-    pub fn count_found(&self, state: &State, need: Need) {
+    pub fn count_found(&self, state: &CacheState, need: Depth) {
         let found = if self.suffices(state, need) { "hit" } else { "miss" };
         metrics::counter!("tenure_hot_sessions_total", "found" => found).increment(1);
     }
 
     /// Updates the weight of a session in the cache when it grew by more than an eighth or shrank
     /// to less than half.
-    pub fn reweigh(&self, key: &Key, hot: &Arc<Hot>, now: usize) {
+    pub fn reweigh(&self, key: &SessionKey, hot: &Arc<CacheEntry>, now: usize) {
         let known = hot.weight.load(Ordering::Relaxed);
         if now > known + known / 8 || now < known / 2 {
             hot.weight.store(now, Ordering::Relaxed);
-            self.hot_sessions().insert(key.clone(), Slot { hot: hot.clone(), weight: now });
+            self.hot_sessions().insert(key.clone(), WeighedEntry { hot: hot.clone(), weight: now });
         }
     }
 
     /// Clones the whole session from a state. It is an error if only a part is loaded.
-    pub fn whole(&self, state: &State) -> Result<Session> {
+    pub fn whole(&self, state: &CacheState) -> Result<Session> {
         match state {
-            State::Whole(session) => Ok(Session::clone(session)),
+            CacheState::Whole(session) => Ok(Session::clone(session)),
             _ => Err(Error::unavailable("the session was not loaded")),
         }
     }
 
     /// Borrows the whole session from a state. It is an error if only a part is loaded.
-    pub(crate) fn whole_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
+    pub(crate) fn whole_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
         match state {
-            State::Whole(session) => Ok(session),
+            CacheState::Whole(session) => Ok(session),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         }
     }
 
     /// Borrows a session that is loaded at least as far as a run needs it.
-    pub(crate) fn run_ref<'a>(&self, state: &'a State, id: &SessionId) -> Result<&'a Session> {
+    pub(crate) fn run_ref<'a>(&self, state: &'a CacheState, id: &SessionId) -> Result<&'a Session> {
         match state {
-            State::Tail(session, _) => Ok(session),
+            CacheState::Tail(session, _) => Ok(session),
             other => self.whole_ref(other, id),
         }
     }
@@ -252,7 +260,7 @@ impl Engine {
     pub async fn head(&self, who: &Principal, id: &SessionId) -> Result<Head> {
         let head = self.store().head(&who.key(id)).await?;
         match head {
-            Some(head) if who.reach == Reach::Tenant || head.user == who.user => Ok(head),
+            Some(head) if who.reach == AccessScope::Tenant || head.user == who.user => Ok(head),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         }
     }
@@ -288,9 +296,9 @@ impl Engine {
 
     /// Returns a shared reference to the current session, with blob references in place of media.
     /// Holding it does not block writers.
-    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<Warm>> {
-        self.read(who, id, Need::Session, |state| match state {
-            State::Whole(session) => self.check_live(session).map(|()| session.clone()),
+    pub(crate) async fn shared(&self, who: &Principal, id: &SessionId) -> Result<Arc<CachedSession>> {
+        self.read(who, id, Depth::Session, |state| match state {
+            CacheState::Whole(session) => self.check_live(session).map(|()| session.clone()),
             _ => Err(Error::NotFound { session_id: id.clone() }),
         })
         .await
@@ -302,9 +310,11 @@ pub(crate) const MAX_MOVES: usize = 3;
 
 /// Checks that a principal may access a session. Another user's session is reported as not found,
 /// so that its existence is not revealed.
-pub(crate) fn admit(who: &Principal, id: &SessionId, state: &State) -> Result<()> {
+pub(crate) fn admit(who: &Principal, id: &SessionId, state: &CacheState) -> Result<()> {
     match state.head() {
-        Some(head) if head.tenant == who.tenant && (who.reach == Reach::Tenant || head.user == who.user) => Ok(()),
+        Some(head) if head.tenant == who.tenant && (who.reach == AccessScope::Tenant || head.user == who.user) => {
+            Ok(())
+        }
         _ => Err(Error::NotFound { session_id: id.clone() }),
     }
 }

@@ -46,11 +46,11 @@ impl Bounds {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     bounds: Bounds,
-    state: Mutex<State>,
+    state: Mutex<SchedulerState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SchedulerState {
     running: usize,
     tenants: HashMap<Tenant, Lane>,
     /// Tenants with waiting calls, in the order in which they are served.
@@ -61,14 +61,14 @@ struct State {
 #[derive(Debug, Default)]
 struct Lane {
     running: usize,
-    users: HashMap<User, Queue>,
+    users: HashMap<User, WaitQueue>,
     /// Users with waiting calls, in the order in which they are served.
     ring: VecDeque<User>,
 }
 
 /// The calls of one user of a tenant.
 #[derive(Debug, Default)]
-struct Queue {
+struct WaitQueue {
     running: usize,
     waiting: VecDeque<oneshot::Sender<Permit>>,
 }
@@ -141,7 +141,7 @@ impl Scheduler {
     }
 
     /// Removes the calls that may run now from the queues, tenant by tenant and user by user.
-    fn grant(self: &Arc<Self>, state: &mut State) -> Vec<(oneshot::Sender<Permit>, Permit)> {
+    fn grant(self: &Arc<Self>, state: &mut SchedulerState) -> Vec<(oneshot::Sender<Permit>, Permit)> {
         let mut grants = Vec::new();
         // The ring is served until every tenant in it, in turn, had no call that may run.
         let mut refusals = 0;
@@ -169,7 +169,7 @@ impl Scheduler {
         grants
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SchedulerState> {
         // Poisoning is ignored: no code that holds the lock panics, so the counts stay consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

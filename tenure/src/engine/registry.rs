@@ -1,7 +1,7 @@
 //! The cached registry of assistants. Some are declared by the application and apply to every
 //! tenant; the others belong to one tenant and are stored as items in its namespace (D-056).
 
-use crate::store::item::{Owner, Shelf};
+use crate::store::item::{Namespace, Owner};
 use crate::types::assistant::Assistant;
 use crate::types::id::Tenant;
 use jiff::{SignedDuration, Timestamp};
@@ -16,11 +16,11 @@ pub(crate) const FRESH: SignedDuration = SignedDuration::from_secs(5);
 
 /// The cached assistants.
 #[derive(Debug, Default)]
-pub(crate) struct Assistants {
+pub(crate) struct Registry {
     /// The declared assistants by name.
     pub declared: RwLock<BTreeMap<String, Arc<Assistant>>>,
     /// The tenants' own assistants.
-    pub own: RwLock<HashMap<Tenant, Own>>,
+    pub own: RwLock<HashMap<Tenant, TenantAssistants>>,
     /// Held while an assistant is created or changed, to determine whether it is new (D-057). It is
     /// held across awaits, so it is not a `std` mutex.
     pub changing: tokio::sync::Mutex<()>,
@@ -28,14 +28,14 @@ pub(crate) struct Assistants {
 
 /// The cached assistants of one tenant.
 #[derive(Debug)]
-pub(crate) struct Own {
+pub(crate) struct TenantAssistants {
     /// The time at which they were read from the store.
     pub read_at: Timestamp,
     /// The assistants by name.
     pub by_name: BTreeMap<String, Arc<Assistant>>,
 }
 
-impl Assistants {
+impl Registry {
     /// Finds an assistant by name. Declared assistants take precedence.
     pub fn find(&self, tenant: &Tenant, name: &str) -> Option<Arc<Assistant>> {
         let declared = self.declared.read().unwrap_or_else(|e| e.into_inner());
@@ -54,6 +54,6 @@ impl Assistants {
 }
 
 /// The namespace of a tenant's own assistants.
-pub(crate) fn shelf(tenant: &Tenant) -> Shelf {
-    Shelf { tenant: tenant.clone(), owner: Owner::Tenant, name: ASSISTANTS.to_owned() }
+pub(crate) fn shelf(tenant: &Tenant) -> Namespace {
+    Namespace { tenant: tenant.clone(), owner: Owner::Tenant, name: ASSISTANTS.to_owned() }
 }

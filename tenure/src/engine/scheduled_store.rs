@@ -1,15 +1,15 @@
 //! A store decorator that schedules calls: each call waits until the scheduler admits it.
 
 use crate::engine::read_scheduler::{Permit, Scheduler};
-use crate::store::contract::{Commit, Concurrency, Glance, Store};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, Store};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::query::{HeadPage, Query, Range, Whose};
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::Result;
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Reach, Seq, Tenant, User};
+use crate::types::id::{AccessScope, Principal, Seq, SessionKey, Tenant, User};
 use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -18,7 +18,7 @@ use tokio::sync::broadcast;
 
 /// The party on whose behalf calls are scheduled.
 #[derive(Clone, Debug)]
-pub(crate) enum Caller {
+pub(crate) enum ReadPurpose {
     /// A principal that browses. Reads are scheduled, writes are not.
     Browsing(Principal),
     /// Turns and the server's own work. Each call is on behalf of the tenant that it concerns.
@@ -34,36 +34,36 @@ pub(crate) struct ScheduledStore {
     /// The scheduler that admits the calls.
     pub scheduler: Arc<Scheduler>,
     /// The party on whose behalf calls are made.
-    pub caller: Caller,
+    pub caller: ReadPurpose,
 }
 
 impl ScheduledStore {
     async fn read(&self, tenant: &Tenant) -> Result<Permit> {
         match &self.caller {
-            Caller::Browsing(who) => self.scheduler.acquire(who).await,
-            Caller::Turns => self.scheduler.acquire(&of(tenant)).await,
+            ReadPurpose::Browsing(who) => self.scheduler.acquire(who).await,
+            ReadPurpose::Turns => self.scheduler.acquire(&of(tenant)).await,
         }
     }
 
     async fn write(&self, tenant: &Tenant) -> Result<Option<Permit>> {
         match &self.caller {
-            Caller::Browsing(_) => Ok(None),
-            Caller::Turns => Ok(Some(self.scheduler.acquire(&of(tenant)).await?)),
+            ReadPurpose::Browsing(_) => Ok(None),
+            ReadPurpose::Turns => Ok(Some(self.scheduler.acquire(&of(tenant)).await?)),
         }
     }
 
     /// Admits a query over heads. `None` means that the query is not scheduled.
-    async fn read_of(&self, whose: &Whose) -> Result<Option<Permit>> {
+    async fn read_of(&self, whose: &OwnerFilter) -> Result<Option<Permit>> {
         match whose {
-            Whose::User(tenant, _) | Whose::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
+            OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => Ok(Some(self.read(tenant).await?)),
             // Only the sweep and the takeover of runs query all tenants. They are not scheduled.
-            Whose::Everyone => Ok(None),
+            OwnerFilter::Everyone => Ok(None),
         }
     }
 }
 
 fn of(tenant: &Tenant) -> Principal {
-    Principal { tenant: tenant.clone(), user: User::default(), reach: Reach::Own, quota: None }
+    Principal { tenant: tenant.clone(), user: User::default(), reach: AccessScope::Own, quota: None }
 }
 
 #[async_trait]
@@ -73,21 +73,21 @@ impl Store for ScheduledStore {
         self.inner.commit(commit).await
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         let _permit = self.read(&key.tenant).await?;
         self.inner.head(key).await
     }
 
     // Not scheduled: it never blocks.
-    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
+    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
         self.inner.glance(key, known)
     }
 
-    fn tell(&self, key: &Key) {
+    fn tell(&self, key: &SessionKey) {
         self.inner.tell(key);
     }
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         self.inner.hear()
     }
 
@@ -95,12 +95,12 @@ impl Store for ScheduledStore {
         self.inner.concurrency()
     }
 
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
         let _permit = self.read_of(&query.whose).await?;
         self.inner.heads(query).await
     }
 
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         let _permit = self.read_of(&query.whose).await?;
         self.inner.page(query, max_scan).await
     }
@@ -109,42 +109,42 @@ impl Store for ScheduledStore {
         self.inner.count().await
     }
 
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         let _permit = self.read(&key.tenant).await?;
         self.inner.records(key, range).await
     }
 
-    async fn purge(&self, key: &Key) -> Result<()> {
+    async fn purge(&self, key: &SessionKey) -> Result<()> {
         let _permit = self.write(&key.tenant).await?;
         self.inner.purge(key).await
     }
 
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         let _permit = self.write(&key.tenant).await?;
         self.inner.purge_at(key, created_at, seq).await
     }
 
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
         let _permit = self.write(&shelf.tenant).await?;
         self.inner.put(shelf, item, keep).await
     }
 
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
         let _permit = self.read(&shelf.tenant).await?;
         self.inner.get(shelf, key, used).await
     }
 
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         let _permit = self.read(&shelf.tenant).await?;
         self.inner.items(shelf, after, limit).await
     }
 
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
         let _permit = self.write(&shelf.tenant).await?;
         self.inner.remove(shelf, key).await
     }
 
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
         let _permit = self.read(&shelf.tenant).await?;
         self.inner.search(shelf, text, limit).await
     }

@@ -3,7 +3,7 @@
 use crate::engine::core::Engine;
 use crate::types::error::{Error, Result};
 
-use crate::types::entry::Created;
+use crate::types::entry::SessionCreated;
 use crate::types::head::{DECISIONS, Head};
 use crate::types::id::{SessionId, check_text};
 use crate::types::status::Status;
@@ -70,7 +70,7 @@ impl Engine {
     }
 
     /// Validates names, metadata and size of the info of a new session.
-    pub(crate) fn check_info(&self, info: &Created) -> Result<()> {
+    pub(crate) fn check_info(&self, info: &SessionCreated) -> Result<()> {
         for (param, name) in [("assistant", &info.assistant), ("thread", &info.thread), ("model", &info.model)] {
             if let Some(why) = name.as_deref().and_then(|n| check_text(n).err()) {
                 return Err(Error::invalid(param, format!("not a valid {param}: {why}")));

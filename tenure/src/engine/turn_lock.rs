@@ -5,7 +5,7 @@
 //! of the commits (D-041).
 
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, RunId};
+use crate::types::id::{RunId, SessionKey};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,13 +29,13 @@ pub enum OnBusy {
 
 /// The turn locks of all sessions with a turn in progress. Clones share the locks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Gates(Arc<Mutex<HashMap<Key, Gate>>>);
+pub(crate) struct TurnLocks(Arc<Mutex<HashMap<SessionKey, TurnLock>>>);
 
 /// The turn lock of one session.
 #[derive(Debug)]
-struct Gate {
+struct TurnLock {
     turn: Arc<Semaphore>,
-    stop: watch::Sender<Option<Stop>>,
+    stop: watch::Sender<Option<StopReason>>,
     /// The number of messages before the turn in progress. `None` means that the turn has not been
     /// recorded yet.
     before: Option<usize>,
@@ -47,7 +47,7 @@ struct Gate {
 
 /// The reason why a turn is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub(crate) enum StopReason {
     /// Another request interrupted the turn.
     Interrupted,
     /// The run was cancelled.
@@ -56,27 +56,27 @@ pub(crate) enum Stop {
 
 /// A turn guard: the permission to take a turn in a session. Dropping it admits the next request.
 #[derive(Debug)]
-pub(crate) struct Pass {
-    gates: Gates,
-    key: Key,
-    stop: watch::Receiver<Option<Stop>>,
+pub(crate) struct TurnGuard {
+    gates: TurnLocks,
+    key: SessionKey,
+    stop: watch::Receiver<Option<StopReason>>,
     has_waited: bool,
     _turn: OwnedSemaphorePermit,
 }
 
 /// The result of acquiring a turn lock.
 #[derive(Debug)]
-pub(crate) enum Entered {
+pub(crate) enum Admission {
     /// The lock is held.
-    Pass(Pass),
+    Pass(TurnGuard),
     /// The session is busy; the request shall run in a fork after this number of messages.
     Branch(usize),
 }
 
 /// A waiting request. Dropping it before it is admitted removes it from the queue.
-struct Waiting<'a>(Option<(&'a Gates, &'a Key)>);
+struct Waiter<'a>(Option<(&'a TurnLocks, &'a SessionKey)>);
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if let Some((gates, key)) = self.0 {
             gates.leave(key);
@@ -84,12 +84,12 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Gates {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Gate>> {
+impl TurnLocks {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, TurnLock>> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn leave(&self, key: &Key) {
+    fn leave(&self, key: &SessionKey) {
         let mut all = self.lock();
         if let Some(gate) = all.get_mut(key) {
             gate.interested -= 1;
@@ -100,26 +100,32 @@ impl Gates {
     }
 
     /// Stops the turn in progress if it belongs to this run. Returns true if it does.
-    pub fn cancel(&self, key: &Key, run: &RunId) -> bool {
+    pub fn cancel(&self, key: &SessionKey, run: &RunId) -> bool {
         let all = self.lock();
         let gate = all.get(key).filter(|gate| gate.run.as_ref() == Some(run));
         gate.is_some_and(|gate| {
-            gate.stop.send_replace(Some(Stop::Cancelled));
+            gate.stop.send_replace(Some(StopReason::Cancelled));
             true
         })
     }
 
     /// Acquires the turn lock of a session. At most `max` requests wait.
-    pub async fn enter(&self, key: &Key, busy: OnBusy, max: usize) -> Result<Entered> {
+    pub async fn enter(&self, key: &SessionKey, busy: OnBusy, max: usize) -> Result<Admission> {
         self.enter_telling(key, busy, max, || ()).await
     }
 
-    /// Like [`Gates::enter`], and calls `queued` if the caller has to wait. `queued` is called
+    /// Like [`TurnLocks::enter`], and calls `queued` if the caller has to wait. `queued` is called
     /// while the locks are held, so it must not block.
-    pub async fn enter_telling(&self, key: &Key, busy: OnBusy, max: usize, queued: impl FnOnce()) -> Result<Entered> {
+    pub async fn enter_telling(
+        &self,
+        key: &SessionKey,
+        busy: OnBusy,
+        max: usize,
+        queued: impl FnOnce(),
+    ) -> Result<Admission> {
         let (turn, stop, has_waited) = {
             let mut all = self.lock();
-            let gate = all.entry(key.clone()).or_insert_with(|| Gate {
+            let gate = all.entry(key.clone()).or_insert_with(|| TurnLock {
                 turn: Arc::new(Semaphore::new(1)),
                 stop: watch::channel(None).0,
                 before: None,
@@ -130,8 +136,8 @@ impl Gates {
             if has_waited {
                 match (busy, gate.before) {
                     (OnBusy::Reject, _) => return Err(Error::Busy { session_id: key.session.clone() }),
-                    (OnBusy::Branch, Some(before)) => return Ok(Entered::Branch(before)),
-                    (OnBusy::Interrupt, _) => drop(gate.stop.send_replace(Some(Stop::Interrupted))),
+                    (OnBusy::Branch, Some(before)) => return Ok(Admission::Branch(before)),
+                    (OnBusy::Interrupt, _) => drop(gate.stop.send_replace(Some(StopReason::Interrupted))),
                     _ => {}
                 }
                 if gate.interested > max {
@@ -145,18 +151,18 @@ impl Gates {
             }
             (gate.turn.clone(), gate.stop.subscribe(), has_waited)
         };
-        let mut waiting = Waiting(Some((self, key)));
+        let mut waiting = Waiter(Some((self, key)));
         let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the gate was closed"))?;
         waiting.0 = None;
         if let Some(gate) = self.lock().get_mut(key) {
             (gate.before, gate.run) = (None, None);
             gate.stop.send_replace(None);
         }
-        Ok(Entered::Pass(Pass { gates: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
+        Ok(Admission::Pass(TurnGuard { gates: self.clone(), key: key.clone(), stop, has_waited, _turn: permit }))
     }
 }
 
-impl Pass {
+impl TurnGuard {
     /// Records the number of messages before this turn, for requests that branch off, and the run
     /// of the turn.
     pub fn began(&self, before: usize, run: &RunId) {
@@ -178,7 +184,7 @@ impl Pass {
     }
 
     /// Waits until this turn is asked to stop. Returns the reason.
-    pub async fn stopped(&mut self) -> Stop {
+    pub async fn stopped(&mut self) -> StopReason {
         let reason = self.stop.wait_for(Option::is_some).await.ok().and_then(|stop| *stop);
         match reason {
             Some(reason) => reason,
@@ -187,7 +193,7 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for TurnGuard {
     fn drop(&mut self) {
         self.gates.leave(&self.key);
     }

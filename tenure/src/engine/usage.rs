@@ -1,8 +1,8 @@
 //! Computes the stored amount of a principal, and enforces its quota.
 
 use crate::engine::core::Engine;
-use crate::engine::quota::{FRESH, FRESH_REFUSAL, PAGE, Sum, Usage, stored_bytes};
-use crate::store::query::{Cursor, Query, Whose};
+use crate::engine::quota::{CachedUsage, FRESH, FRESH_REFUSAL, PAGE, Usage, stored_bytes};
+use crate::store::query::{OwnerFilter, SessionCursor, SessionQuery};
 use crate::types::entry::Record;
 use crate::types::error::Result;
 use crate::types::id::Principal;
@@ -14,18 +14,18 @@ impl Engine {
     /// Sums the stored amount of a user or of a whole tenant over the heads of its sessions.
     pub async fn usage(&self, who: &Principal, scope: QuotaScope) -> Result<Usage> {
         let whose = match scope {
-            QuotaScope::User => Whose::User(who.tenant.clone(), who.user.clone()),
-            QuotaScope::Tenant => Whose::Tenant(who.tenant.clone()),
+            QuotaScope::User => OwnerFilter::User(who.tenant.clone(), who.user.clone()),
+            QuotaScope::Tenant => OwnerFilter::Tenant(who.tenant.clone()),
         };
-        let (mut usage, mut cursor) = (Usage::default(), None::<Cursor>);
+        let (mut usage, mut cursor) = (Usage::default(), None::<SessionCursor>);
         loop {
-            let page = self.store().heads(&Query { cursor, ..Query::new(whose.clone(), PAGE) }).await?;
+            let page = self.store().heads(&SessionQuery { cursor, ..SessionQuery::new(whose.clone(), PAGE) }).await?;
             for head in &page {
                 usage.sessions += u64::from(self.status_of(head).is_live());
                 usage.bytes += head.stored_bytes.unwrap_or(0);
             }
             match page.last() {
-                Some(last) if page.len() == PAGE => cursor = Some(Cursor::of(last)),
+                Some(last) if page.len() == PAGE => cursor = Some(SessionCursor::of(last)),
                 _ => return Ok(usage),
             }
         }
@@ -50,7 +50,7 @@ impl Engine {
             let now = self.now();
             let current = match &mut *sum {
                 Some(current) if now.duration_since(current.at).abs() < max_age => current,
-                stale => stale.insert(Sum { usage: self.usage(who, quota.scope).await?, at: now }),
+                stale => stale.insert(CachedUsage { usage: self.usage(who, quota.scope).await?, at: now }),
             };
             let total = Usage {
                 sessions: current.usage.sessions + more.sessions,
@@ -78,7 +78,7 @@ impl Engine {
     }
 
     /// The cached sum of a principal's user or tenant.
-    pub fn cached_sum(&self, who: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<Sum>>> {
+    pub fn cached_sum(&self, who: &Principal, scope: QuotaScope) -> Arc<Mutex<Option<CachedUsage>>> {
         let user = (scope == QuotaScope::User).then(|| who.user.clone());
         let empty = || Ok::<_, std::convert::Infallible>(Arc::default());
         match self.usage_cache().0.get_or_insert_with(&(who.tenant.clone(), user), empty) {

@@ -1,8 +1,8 @@
 //! In-process vector indexes of memories: a bounded cache that is searched by cosine similarity.
 //! Large indexes are first narrowed to the candidates with the nearest sign bits (D-074).
 
-use crate::store::item::Shelf;
-use crate::types::memory::Kept;
+use crate::store::item::Namespace;
+use crate::types::memory::MemoryRecord;
 use crate::types::vector::{Vector, small};
 use jiff::Timestamp;
 use quick_cache::sync::Cache;
@@ -30,7 +30,7 @@ pub(crate) fn product(a: &[i8], b: &[i8]) -> i32 {
 
 /// The vector index of one namespace.
 #[derive(Debug, Default)]
-pub(crate) struct Codes {
+pub(crate) struct VectorIndex {
     /// The name of the embedding model.
     pub model: String,
     /// The dimension of the vectors.
@@ -51,14 +51,14 @@ pub(crate) struct Codes {
     pub looked: Option<Timestamp>,
 }
 
-impl Codes {
+impl VectorIndex {
     /// The number of sign words of one vector.
     pub fn words(&self) -> usize {
         self.length.div_ceil(64)
     }
 
     /// Inserts or replaces the vector of a memory. `None` removes it.
-    pub fn set(&mut self, key: &str, kept: Option<&Kept>) {
+    pub fn set(&mut self, key: &str, kept: Option<&MemoryRecord>) {
         self.take_out(key);
         let Some(kept) = kept else { return };
         let vector = kept.vector.as_ref().filter(|v| v.model == self.model).and_then(Vector::numbers);
@@ -128,42 +128,42 @@ impl Codes {
 
 /// The cache value of a namespace's vector index, with the weight that the cache accounts for it.
 #[derive(Clone, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct WeighedIndex {
     /// The vector index.
-    pub codes: Arc<Mutex<Codes>>,
+    pub codes: Arc<Mutex<VectorIndex>>,
     /// The weight in bytes.
     pub weight: usize,
 }
 
 /// Weighs vector indexes by their size in bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct ByBytes;
+pub(crate) struct IndexWeighter;
 
-impl Weighter<Shelf, Slot> for ByBytes {
-    fn weight(&self, _: &Shelf, slot: &Slot) -> u64 {
+impl Weighter<Namespace, WeighedIndex> for IndexWeighter {
+    fn weight(&self, _: &Namespace, slot: &WeighedIndex) -> u64 {
         slot.weight as u64
     }
 }
 
 /// In-process state of memories: a cache only, the store is authoritative.
 #[derive(Debug)]
-pub(crate) struct Memories {
+pub(crate) struct MemoryState {
     /// The vector indexes by namespace.
-    pub vectors: Cache<Shelf, Slot, ByBytes>,
+    pub vectors: Cache<Namespace, WeighedIndex, IndexWeighter>,
     /// Locks that are held while a memory is read, changed and written. The hash of the memory's id
     /// selects the lock.
     pub changing: Vec<Mutex<()>>,
     /// Namespaces that are already recorded in the store as having memories.
-    pub known: std::sync::Mutex<HashSet<Shelf>>,
+    pub known: std::sync::Mutex<HashSet<Namespace>>,
 }
 
-impl Memories {
+impl MemoryState {
     /// Creates the state with a cache of at most `bytes` bytes of vectors.
     pub fn new(bytes: usize) -> Self {
         let options =
             OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
         let options = options.expect("all options are given");
-        let vectors = Cache::with_options(options, ByBytes, Default::default(), Default::default());
+        let vectors = Cache::with_options(options, IndexWeighter, Default::default(), Default::default());
         Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
     }
 
@@ -174,12 +174,12 @@ impl Memories {
     }
 
     /// Returns true the first time that it is called for a namespace.
-    pub fn is_new(&self, shelf: &Shelf) -> bool {
+    pub fn is_new(&self, shelf: &Namespace) -> bool {
         self.known.lock().unwrap_or_else(|e| e.into_inner()).insert(shelf.clone())
     }
 
     /// Evicts the state of a namespace.
-    pub fn forget(&self, shelf: &Shelf) {
+    pub fn forget(&self, shelf: &Namespace) {
         self.known.lock().unwrap_or_else(|e| e.into_inner()).remove(shelf);
         self.vectors.remove(shelf);
     }

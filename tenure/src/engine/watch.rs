@@ -3,7 +3,7 @@
 use crate::engine::observer::CommitObserver;
 use crate::store::contract::{Commit, Store};
 use crate::types::entry::Entry;
-use crate::types::id::Key;
+use crate::types::id::SessionKey;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -23,18 +23,18 @@ pub(crate) const NEWS: usize = 4096;
 
 /// The subscriptions to changes, with the number of subscribers of each session.
 #[derive(Debug, Default)]
-pub(crate) struct Watchers {
+pub(crate) struct ChangeHub {
     /// The sessions with subscribers.
-    pub all: Mutex<HashMap<Key, (usize, Arc<Changes>)>>,
+    pub all: Mutex<HashMap<SessionKey, (usize, Arc<SessionSignal>)>>,
     /// Whether the store delivers change notifications of other processes. Set when it is first needed.
     pub told: OnceLock<bool>,
     /// The channel of all changes. Empty until the first subscription.
-    pub news: OnceLock<broadcast::Sender<Key>>,
+    pub news: OnceLock<broadcast::Sender<SessionKey>>,
 }
 
 /// The change signals of one session.
 #[derive(Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct SessionSignal {
     /// Signals changes by any process.
     pub any: Notify,
     /// Signals changes by other processes.
@@ -42,23 +42,23 @@ pub(crate) struct Changes {
 }
 
 /// A subscription to changes of one session. Dropping it unsubscribes.
-pub(crate) struct Watch<'a> {
+pub(crate) struct Subscription<'a> {
     /// The subscriptions that this one belongs to.
-    pub watchers: &'a Watchers,
+    pub watchers: &'a ChangeHub,
     /// The session.
-    pub key: Key,
+    pub key: SessionKey,
     /// The change signals of the session.
-    pub changes: Arc<Changes>,
+    pub changes: Arc<SessionSignal>,
 }
 
-impl Watchers {
+impl ChangeHub {
     /// Locks the subscriptions.
-    pub fn lock(&self) -> MutexGuard<'_, HashMap<Key, (usize, Arc<Changes>)>> {
+    pub fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, (usize, Arc<SessionSignal>)>> {
         self.all.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Notifies subscribers of a change by this process.
-    pub fn tell(&self, key: &Key) {
+    pub fn tell(&self, key: &SessionKey) {
         if let Some((_, changes)) = self.lock().get(key) {
             changes.any.notify_waiters();
         }
@@ -70,7 +70,7 @@ impl Watchers {
 
     /// Notifies subscribers of a change by another process. `None` means that notifications may
     /// have been lost, so all subscribers are notified.
-    pub fn tell_elsewhere(&self, key: Option<&Key>) {
+    pub fn tell_elsewhere(&self, key: Option<&SessionKey>) {
         let all = self.lock();
         for (_, (_, changes)) in all.iter().filter(|(k, _)| key.is_none_or(|key| key == *k)) {
             changes.any.notify_waiters();
@@ -79,14 +79,14 @@ impl Watchers {
     }
 }
 
-impl Watch<'_> {
+impl Subscription<'_> {
     /// Waits until another process has changed the session.
     pub fn elsewhere(&self) -> Notified<'_> {
         self.changes.elsewhere.notified()
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for Subscription<'_> {
     fn drop(&mut self) {
         let mut all = self.watchers.lock();
         if let Some((waiting, _)) = all.get_mut(&self.key) {
@@ -98,7 +98,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-impl CommitObserver for Watchers {
+impl CommitObserver for ChangeHub {
     fn committed(&self, store: &dyn Store, commit: &Commit) {
         if commit.records.is_empty() {
             return;

@@ -1,9 +1,9 @@
 //! The write path: load, decide, commit, and retry after a conflict. No step is committed on a
 //! session that another writer has changed since it was loaded.
 
-use crate::engine::cache::{Known, State, moment};
+use crate::engine::cache::{CacheState, CachedState, moment};
 use crate::engine::core::Engine;
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::quota::{self, Usage};
 use crate::engine::read::admit;
 use crate::store::contract::Commit;
@@ -11,7 +11,7 @@ use crate::types::blob::Blob;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Label, Principal, Seq, SessionId};
+use crate::types::id::{CheckpointLabel, Principal, Seq, SessionId, SessionKey};
 use crate::types::message::Message;
 use jiff::Timestamp;
 
@@ -23,8 +23,8 @@ impl Engine {
         &self,
         who: &Principal,
         id: &SessionId,
-        need: Need,
-        mut step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
+        need: Depth,
+        mut step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<(R, Option<Committed>)> {
         let key = who.key(id);
         self.know(&key.tenant).await?;
@@ -49,7 +49,7 @@ impl Engine {
             let draft = admitted.and_then(|()| step(state, now));
             // The cached state may be stale: refresh it before an error, or the absence of changes,
             // is reported.
-            let idle = draft.as_ref().map_or(true, Draft::is_idle);
+            let idle = draft.as_ref().map_or(true, PendingCommit::is_idle);
             if idle && !fresh {
                 self.catch_up(&key, &mut known).await?;
                 fresh = true;
@@ -73,7 +73,7 @@ impl Engine {
                 }
                 answer => {
                     if answer.is_err() {
-                        known.state = State::Cold;
+                        known.state = CacheState::Cold;
                     }
                     self.reweigh(&key, &hot, known.state.weight());
                     return answer;
@@ -101,8 +101,8 @@ impl Engine {
     /// Commits a draft on the cached state, and applies it to the cache.
     pub async fn commit<R>(
         &self,
-        known: &mut Known,
-        draft: Draft<R>,
+        known: &mut CachedState,
+        draft: PendingCommit<R>,
         now: Timestamp,
     ) -> Result<(R, Option<Committed>)> {
         let began = moment();
@@ -134,20 +134,20 @@ impl Engine {
                 commit.records.iter().for_each(|r| drop(session.take(r)));
                 session.set_head(commit.head);
             }
-            None => known.state = State::Head(Box::new(commit.head)),
+            None => known.state = CacheState::Head(Box::new(commit.head)),
         }
         Ok((draft.reply, event))
     }
 
     /// Commits the first records of a new session.
-    pub(crate) async fn begin(&self, key: &Key, first: &Record, more: Vec<Record>) -> Result<Head> {
+    pub(crate) async fn begin(&self, key: &SessionKey, first: &Record, more: Vec<Record>) -> Result<Head> {
         self.begin_with(key, first, more, Vec::new()).await
     }
 
     /// Commits the first records of a new session with their media.
     pub(crate) async fn begin_with(
         &self,
-        key: &Key,
+        key: &SessionKey,
         first: &Record,
         more: Vec<Record>,
         blobs: Vec<Blob>,
@@ -165,7 +165,7 @@ impl Engine {
     }
 
     /// Purges a session and evicts it from the cache.
-    pub(crate) async fn purge_key(&self, key: &Key) -> Result<()> {
+    pub(crate) async fn purge_key(&self, key: &SessionKey) -> Result<()> {
         self.store().purge(key).await?;
         self.forget(key);
         Ok(())
@@ -201,7 +201,7 @@ pub(crate) struct Committed {
     /// Whether the commit discarded messages (a rewind).
     pub rewound: bool,
     /// The last checkpoint that was set, with the sequence number of its record.
-    pub checkpoint: Option<(Label, Seq)>,
+    pub checkpoint: Option<(CheckpointLabel, Seq)>,
 }
 
 impl Committed {

@@ -6,13 +6,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-type Made = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>> + Send>>;
+type EmbeddingFuture = Pin<Box<dyn Future<Output = Result<Vec<Vec<f32>>, String>> + Send>>;
 
 /// Computes embedding vectors. Cheap to clone.
 #[derive(Clone)]
 pub struct Embedder {
     name: Arc<str>,
-    make: Arc<dyn Fn(Vec<String>) -> Made + Send + Sync>,
+    make: Arc<dyn Fn(Vec<String>) -> EmbeddingFuture + Send + Sync>,
 }
 
 impl Embedder {

@@ -1,8 +1,8 @@
 //! The interface to language models, and speculative requests that run concurrently with a commit.
 
 use crate::types::message::Message;
-use crate::types::model::{ModelError, Piece};
-use crate::types::raw_object::Fields;
+use crate::types::model::{ModelChunk, ModelError};
+use crate::types::raw_object::RawObject;
 use async_trait::async_trait;
 use futures_core::Stream;
 use std::pin::{Pin, pin};
@@ -15,55 +15,55 @@ pub struct Prompt {
     /// The conversation, valid for every OpenAI-compatible server.
     pub messages: Vec<Message>,
     /// All other fields of the client's request, passed through unchanged.
-    pub options: Fields,
+    pub options: RawObject,
     /// Whether to stream the answer.
     pub stream: bool,
 }
 
 /// A stream of answer chunks.
-pub type Pieces = Pin<Box<dyn Stream<Item = Result<Piece, ModelError>> + Send>>;
+pub type ModelStream = Pin<Box<dyn Stream<Item = Result<ModelChunk, ModelError>> + Send>>;
 
 /// A language model, local or remote.
 #[async_trait]
 pub trait Model: Send + Sync + 'static {
     /// Sends a request. An answer that is not streamed is a stream of one chunk.
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError>;
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError>;
 }
 
 /// The first model request of a turn without its messages, which are known only after the session
 /// is loaded. Lets the request start before the commit is acknowledged (D-044).
 #[derive(Clone)]
-pub struct First {
+pub struct EagerModelCall {
     /// The model to call.
     pub model: Arc<dyn Model>,
     /// All other fields of the client's request.
-    pub options: Fields,
+    pub options: RawObject,
     /// Whether to stream the answer.
     pub stream: bool,
 }
 
-impl First {
+impl EagerModelCall {
     /// Creates the request with its messages. It is sent when first polled.
-    pub(crate) fn ask(&self, messages: Vec<Message>) -> Asking {
+    pub(crate) fn ask(&self, messages: Vec<Message>) -> SpeculativeCall {
         let (model, options, stream) = (self.model.clone(), self.options.clone(), self.stream);
         let asked = async move { model.ask(Prompt { messages, options, stream }).await };
-        Asking { asked: Box::pin(asked), said: None }
+        SpeculativeCall { asked: Box::pin(asked), said: None }
     }
 }
 
-impl std::fmt::Debug for First {
+impl std::fmt::Debug for EagerModelCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("First")
     }
 }
 
 /// An in-flight model request. Dropping it cancels the request.
-pub(crate) struct Asking {
-    asked: Pin<Box<dyn Future<Output = Result<Pieces, ModelError>> + Send>>,
-    said: Option<Result<Pieces, ModelError>>,
+pub(crate) struct SpeculativeCall {
+    asked: Pin<Box<dyn Future<Output = Result<ModelStream, ModelError>> + Send>>,
+    said: Option<Result<ModelStream, ModelError>>,
 }
 
-impl Asking {
+impl SpeculativeCall {
     fn poll(&mut self, context: &mut Context<'_>) {
         if self.said.is_none()
             && let Poll::Ready(said) = self.asked.as_mut().poll(context)
@@ -73,7 +73,7 @@ impl Asking {
     }
 
     /// Waits for the response.
-    pub async fn said(self) -> Result<Pieces, ModelError> {
+    pub async fn said(self) -> Result<ModelStream, ModelError> {
         match self.said {
             Some(said) => said,
             None => self.asked.await,
@@ -81,7 +81,7 @@ impl Asking {
     }
 }
 
-impl std::fmt::Debug for Asking {
+impl std::fmt::Debug for SpeculativeCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Asking")
     }
@@ -90,11 +90,11 @@ impl std::fmt::Debug for Asking {
 /// A slot for a speculative model request: the request is polled while the commit future runs, so
 /// both make progress concurrently (D-044).
 #[derive(Debug, Default)]
-pub(crate) struct Beside(Mutex<Option<Asking>>);
+pub(crate) struct SpeculativeSlot(Mutex<Option<SpeculativeCall>>);
 
-impl Beside {
+impl SpeculativeSlot {
     /// Sets the request to poll. A previous one is cancelled.
-    pub fn set(&self, asking: Asking) {
+    pub fn set(&self, asking: SpeculativeCall) {
         *self.lock() = Some(asking);
     }
 
@@ -112,11 +112,11 @@ impl Beside {
     }
 
     /// Removes the request from the slot.
-    pub fn take(&self) -> Option<Asking> {
+    pub fn take(&self) -> Option<SpeculativeCall> {
         self.lock().take()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Asking>> {
+    fn lock(&self) -> MutexGuard<'_, Option<SpeculativeCall>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

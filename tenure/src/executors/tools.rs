@@ -1,16 +1,16 @@
 //! The interface to tools that runs execute.
 
 use crate::types::assistant::Assistant;
-use crate::types::id::{Key, RunId};
-use crate::types::tool::{Output, Tool, ToolError};
+use crate::types::id::{RunId, SessionKey};
+use crate::types::tool::{Tool, ToolError, ToolOutput};
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 /// A tool call to execute.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
+pub struct ToolInvocation {
     /// The session of the run.
-    pub session: Key,
+    pub session: SessionKey,
     /// The run that requested the call.
     pub run: RunId,
     /// The id of the call, assigned by the model.
@@ -29,8 +29,8 @@ pub trait Tools: Send + Sync + 'static {
 
     /// Executes a call. The future is dropped if the call times out or its run is stopped; the
     /// implementation should then cancel the call.
-    async fn call(&self, assistant: &Assistant, call: &Call) -> Result<Output, ToolError>;
+    async fn call(&self, assistant: &Assistant, call: &ToolInvocation) -> Result<ToolOutput, ToolError>;
 
     /// Notifies that a session has ended or was deleted: resources held for it can be released.
-    async fn end(&self, session: &Key);
+    async fn end(&self, session: &SessionKey);
 }

@@ -7,36 +7,36 @@ use std::collections::BTreeSet;
 
 /// A part of a message's content.
 #[derive(Clone, Debug)]
-pub(super) enum Part {
+pub(super) enum ImportedPart {
     Text(String),
     /// Any other part, as JSON.
     Json(String),
 }
 
-impl Part {
+impl ImportedPart {
     /// An image part with a URL.
     pub fn image(url: &str) -> Self {
-        Part::Json(format!(r#"{{"type":"image_url","image_url":{{"url":{}}}}}"#, quoted(url)))
+        ImportedPart::Json(format!(r#"{{"type":"image_url","image_url":{{"url":{}}}}}"#, quoted(url)))
     }
 
     fn json(&self) -> String {
         match self {
-            Part::Text(text) => format!(r#"{{"type":"text","text":{}}}"#, quoted(text)),
-            Part::Json(json) => json.clone(),
+            ImportedPart::Text(text) => format!(r#"{{"type":"text","text":{}}}"#, quoted(text)),
+            ImportedPart::Json(json) => json.clone(),
         }
     }
 }
 
 /// A tool call of a message.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub(super) struct ImportedCall {
     /// The id of the call.
     pub id: String,
     /// The call as JSON.
     pub json: String,
 }
 
-impl Call {
+impl ImportedCall {
     /// A function call. `arguments` is the JSON that the tool gets.
     pub fn function(id: String, name: &str, arguments: &str) -> Self {
         let function = format!(r#"{{"name":{},"arguments":{}}}"#, quoted(name), quoted(arguments));
@@ -54,22 +54,22 @@ impl Call {
 
 /// A message that is being built.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Draft {
+pub(super) struct MessageBuilder {
     /// The location in the input.
     pub place: String,
     /// The role.
     pub role: String,
     /// The content.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ImportedPart>,
     /// The tool calls.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ImportedCall>,
     /// The id of the call that a tool message answers.
     pub answers: Option<String>,
     /// The text with which the model refused to answer.
     pub refusal: Option<String>,
 }
 
-impl Draft {
+impl MessageBuilder {
     /// An empty message with a role.
     pub fn new(place: impl Into<String>, role: &str) -> Self {
         Self { place: place.into(), role: role.to_owned(), ..Self::default() }
@@ -85,8 +85,8 @@ impl Draft {
         let content = match &self.parts[..] {
             [] if self.calls.is_empty() && self.refusal.is_none() => quoted(""),
             [] => "null".to_owned(),
-            [Part::Text(text)] => quoted(text),
-            parts => format!("[{}]", parts.iter().map(Part::json).collect::<Vec<_>>().join(",")),
+            [ImportedPart::Text(text)] => quoted(text),
+            parts => format!("[{}]", parts.iter().map(ImportedPart::json).collect::<Vec<_>>().join(",")),
         };
         let mut json = format!(r#"{{"role":{}"#, quoted(&self.role));
         if let Some(id) = &self.answers {
@@ -105,16 +105,17 @@ impl Draft {
 }
 
 /// Converts to messages. Tool results that follow their calls are sorted by the order of the calls.
-pub(super) fn messages(mut drafts: Vec<Draft>) -> Result<Vec<Message>> {
+pub(super) fn messages(mut drafts: Vec<MessageBuilder>) -> Result<Vec<Message>> {
     let mut start = 0;
     while start < drafts.len() {
         let order: Vec<String> = drafts[start].calls.iter().map(|c| c.id.clone()).collect();
         let results = drafts[start + 1..].iter().take_while(|d| d.answers.is_some()).count();
-        let place = |d: &Draft| order.iter().position(|id| Some(id) == d.answers.as_ref()).unwrap_or(order.len());
+        let place =
+            |d: &MessageBuilder| order.iter().position(|id| Some(id) == d.answers.as_ref()).unwrap_or(order.len());
         drafts[start + 1..start + 1 + results].sort_by_key(place);
         start += 1 + results;
     }
-    drafts.iter().map(Draft::message).collect()
+    drafts.iter().map(MessageBuilder::message).collect()
 }
 
 /// The names of fields that cannot be represented in a session, deduplicated, so that they are
@@ -130,9 +131,9 @@ impl Bookkeeping {
     }
 
     /// The list of fields as one entry. `None` means that there are none.
-    pub fn left_out(self, place: &str) -> Option<crate::import::imported::LeftOut> {
+    pub fn left_out(self, place: &str) -> Option<crate::import::imported::SkippedPart> {
         let names: Vec<String> = self.0.into_iter().collect();
         let why = || format!("fields that a session has no place for: {}", names.join(", "));
-        (!names.is_empty()).then(|| crate::import::imported::LeftOut::new(place, why()))
+        (!names.is_empty()).then(|| crate::import::imported::SkippedPart::new(place, why()))
     }
 }

@@ -5,10 +5,10 @@
 //! it in the order of the calls. Where a question was asked again from the same parent, only the
 //! last one counts (D-097). Lines for the program's own use are left out and listed.
 
-use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
-use crate::import::detect::Doc;
-use crate::import::imported::{Foreign, Format, LeftOut};
-use crate::import::raw_object::{Fields, items, quoted, string};
+use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
+use crate::import::detect::Document;
+use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart};
+use crate::import::raw_object::{ForeignObject, items, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
@@ -25,19 +25,19 @@ const MESSAGE: [&str; 5] = ["id", "role", "content", "model", "type"];
 const THOUGHTS: [&str; 2] = ["thinking", "redacted_thinking"];
 
 /// A line of a transcript.
-struct Line<'a> {
+struct ClaudeLine<'a> {
     number: String,
-    fields: Fields<'a>,
+    fields: ForeignObject<'a>,
     kind: String,
     uuid: Option<String>,
     parent: Option<String>,
 }
 
-impl Line<'_> {
+impl ClaudeLine<'_> {
     /// Returns true if this is a question of the user: not a tool result, and not a note of the program.
     fn is_question(&self) -> bool {
         let content = self.fields.object("message").and_then(|m| m.get("content")).unwrap_or_default();
-        let result = |b: &str| Fields::of(b).and_then(|f| f.text("type")).as_deref() == Some("tool_result");
+        let result = |b: &str| ForeignObject::of(b).and_then(|f| f.text("type")).as_deref() == Some("tool_result");
         self.kind == "user"
             && !self.fields.is_true("isMeta")
             && !self.fields.is_true("isSidechain")
@@ -47,8 +47,8 @@ impl Line<'_> {
 
 /// Reads the sessions of a transcript, in the order in which they begin, and returns an error for
 /// each line that is not a JSON object.
-pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
-    let (mut sessions, mut errors) = (Vec::<(String, Vec<Line<'_>>)>::new(), Vec::new());
+pub(super) fn read(docs: &[Document<'_>]) -> Vec<Result<ImportedSession>> {
+    let (mut sessions, mut errors) = (Vec::<(String, Vec<ClaudeLine<'_>>)>::new(), Vec::new());
     let (mut homes, mut titles) = (HashMap::new(), Vec::new());
     for doc in docs {
         let number = doc.place("line");
@@ -58,7 +58,7 @@ pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
         };
         let (kind, uuid) = (fields.text("type").unwrap_or_default(), fields.text("uuid"));
         let (session, parent) = (fields.text("sessionId"), fields.text("parentUuid"));
-        let line = Line { number, fields, kind, uuid, parent };
+        let line = ClaudeLine { number, fields, kind, uuid, parent };
         let Some(session) = session else {
             titles.push(line);
             continue;
@@ -86,8 +86,8 @@ pub(super) fn read(docs: &[Doc<'_>]) -> Vec<Result<Foreign>> {
 }
 
 /// Converts the lines of one session.
-fn session(id: &str, lines: &[Line<'_>]) -> Result<Foreign> {
-    let mut reader = Reader { abandoned: abandoned(lines), ..Reader::default() };
+fn session(id: &str, lines: &[ClaudeLine<'_>]) -> Result<ImportedSession> {
+    let mut reader = ClaudeReader { abandoned: abandoned(lines), ..ClaudeReader::default() };
     for line in lines {
         reader.line(line)?;
     }
@@ -95,15 +95,15 @@ fn session(id: &str, lines: &[Line<'_>]) -> Result<Foreign> {
     match SessionId::new(id) {
         Ok(id) => export.session_id = Some(id),
         Err(_) if id.is_empty() => {}
-        Err(e) => left_out.push(LeftOut::new("sessionId", format!("{e}; the session gets an id of its own"))),
+        Err(e) => left_out.push(SkippedPart::new("sessionId", format!("{e}; the session gets an id of its own"))),
     }
     export.messages = messages(reader.drafts)?;
     left_out.extend(reader.fields.left_out("every line"));
-    Ok(Foreign { format: Format::ClaudeCode, export, left_out })
+    Ok(ImportedSession { format: ImportFormat::ClaudeCode, export, left_out })
 }
 
 /// The ids of questions that were asked again from the same parent, and of all lines that follow from them.
-fn abandoned(lines: &[Line<'_>]) -> HashSet<String> {
+fn abandoned(lines: &[ClaudeLine<'_>]) -> HashSet<String> {
     let questions = lines.iter().filter(|l| l.is_question());
     let last: HashMap<&str, &str> =
         questions.clone().filter_map(|l| Some((l.parent.as_deref()?, l.uuid.as_deref()?))).collect();
@@ -119,24 +119,24 @@ fn abandoned(lines: &[Line<'_>]) -> HashSet<String> {
 
 /// Converts the lines of one session, in order.
 #[derive(Default)]
-struct Reader {
+struct ClaudeReader {
     abandoned: HashSet<String>,
     seen: HashSet<String>,
     export: Export,
-    drafts: Vec<Draft>,
+    drafts: Vec<MessageBuilder>,
     /// The answer that is being built: its id, and its index in `drafts`.
     answer: Option<(String, usize)>,
     fields: Bookkeeping,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedPart>,
 }
 
-impl Reader {
+impl ClaudeReader {
     /// Lists a part of the input as left out.
     fn leave(&mut self, place: &str, why: impl Into<String>) {
-        self.left_out.push(LeftOut::new(place, why));
+        self.left_out.push(SkippedPart::new(place, why));
     }
 
-    fn line(&mut self, line: &Line<'_>) -> Result<()> {
+    fn line(&mut self, line: &ClaudeLine<'_>) -> Result<()> {
         let (place, fields) = (&*line.number, &line.fields);
         if line.uuid.as_ref().is_some_and(|u| self.abandoned.contains(u)) {
             self.leave(place, "the question was asked again from the same place; the last one counts");
@@ -164,7 +164,7 @@ impl Reader {
         Ok(())
     }
 
-    fn message(&mut self, line: &Line<'_>, message: &Fields<'_>) -> Result<()> {
+    fn message(&mut self, line: &ClaudeLine<'_>, message: &ForeignObject<'_>) -> Result<()> {
         self.fields.note("", line.fields.0.iter().map(|(n, _)| &**n), &LINE);
         self.fields.note("message.", message.0.iter().map(|(n, _)| &**n), &MESSAGE);
         if let Some(at) = line.fields.text("timestamp").and_then(|t| t.parse().ok()) {
@@ -176,10 +176,10 @@ impl Reader {
         }
         let place = &*line.number;
         let content = message.get("content").unwrap_or_default();
-        let mut said = Draft::new(format!("{place}: message"), &line.kind);
+        let mut said = MessageBuilder::new(format!("{place}: message"), &line.kind);
         let mut results = Vec::new();
         match (string(content), items(content)) {
-            (Some(text), _) => said.parts.push(Part::Text(text)),
+            (Some(text), _) => said.parts.push(ImportedPart::Text(text)),
             (_, Some(blocks)) => {
                 for (i, block) in blocks.into_iter().enumerate() {
                     self.block(block, &format!("{place}: message.content[{i}]"), &mut said, &mut results)?;
@@ -195,7 +195,7 @@ impl Reader {
     }
 
     /// Adds the content of a line as a message, or to the answer that is being built.
-    fn add(&mut self, line: &Line<'_>, id: Option<String>, said: Draft, results: Vec<Draft>) {
+    fn add(&mut self, line: &ClaudeLine<'_>, id: Option<String>, said: MessageBuilder, results: Vec<MessageBuilder>) {
         if line.kind != "assistant" {
             self.drafts.extend(results);
             if !said.is_empty() {
@@ -218,27 +218,33 @@ impl Reader {
         }
     }
 
-    fn block(&mut self, raw: &str, place: &str, said: &mut Draft, results: &mut Vec<Draft>) -> Result<()> {
+    fn block(
+        &mut self,
+        raw: &str,
+        place: &str,
+        said: &mut MessageBuilder,
+        results: &mut Vec<MessageBuilder>,
+    ) -> Result<()> {
         let wrong = |field: &str, why: &str| Error::invalid(format!("{place}.{field}"), why);
         let block =
-            Fields::of(raw).ok_or_else(|| Error::invalid(place, "a block must be a JSON object with a type"))?;
+            ForeignObject::of(raw).ok_or_else(|| Error::invalid(place, "a block must be a JSON object with a type"))?;
         match &*block.text("type").unwrap_or_default() {
             "tool_use" if said.role == "assistant" => {
                 let id = block.text("id").ok_or_else(|| wrong("id", "a tool call needs an id"))?;
                 let name = block.text("name").ok_or_else(|| wrong("name", "a tool call needs the tool's name"))?;
-                said.calls.push(Call::function(id, &name, block.get("input").unwrap_or("{}")));
+                said.calls.push(ImportedCall::function(id, &name, block.get("input").unwrap_or("{}")));
             }
             "tool_result" if said.role == "user" => {
                 let id = block.text("tool_use_id");
                 let id = id.ok_or_else(|| wrong("tool_use_id", "a result must name the call it answers"))?;
-                let mut result = Draft { answers: Some(id), ..Draft::new(place, "tool") };
+                let mut result = MessageBuilder { answers: Some(id), ..MessageBuilder::new(place, "tool") };
                 let content = block.get("content").unwrap_or("[]");
                 match (string(content), items(content)) {
-                    (Some(text), _) => result.parts.push(Part::Text(text)),
+                    (Some(text), _) => result.parts.push(ImportedPart::Text(text)),
                     (_, Some(blocks)) => {
                         for (i, b) in blocks.into_iter().enumerate() {
                             let place = format!("{place}.content[{i}]");
-                            let fields = Fields::of(b).unwrap_or_default();
+                            let fields = ForeignObject::of(b).unwrap_or_default();
                             let part = self.part(&fields, &place);
                             result.parts.extend(part);
                         }
@@ -256,18 +262,18 @@ impl Reader {
     }
 
     /// Converts a content block to a message part. `None` means that it was listed as left out.
-    fn part(&mut self, block: &Fields<'_>, place: &str) -> Option<Part> {
+    fn part(&mut self, block: &ForeignObject<'_>, place: &str) -> Option<ImportedPart> {
         let kind = block.text("type").unwrap_or_default();
         let source = block.object("source").unwrap_or_default();
         let data = || Some(format!("data:{};base64,{}", source.text("media_type")?, source.text("data")?));
         let url = source.text("url").or_else(data);
         let part = match (&*kind, url) {
-            ("text", _) => block.text("text").map(Part::Text),
-            ("image", Some(url)) => Some(Part::image(&url)),
+            ("text", _) => block.text("text").map(ImportedPart::Text),
+            ("image", Some(url)) => Some(ImportedPart::image(&url)),
             ("document", Some(url)) if url.starts_with("data:") => {
                 let name = block.text("title").unwrap_or_else(|| "document".to_owned());
                 let file = format!(r#"{{"filename":{},"file_data":{}}}"#, quoted(&name), quoted(&url));
-                Some(Part::Json(format!(r#"{{"type":"file","file":{file}}}"#)))
+                Some(ImportedPart::Json(format!(r#"{{"type":"file","file":{file}}}"#)))
             }
             _ => None,
         };

@@ -1,22 +1,22 @@
 //! Splits a text into JSON documents, and detects their format.
 
-use crate::import::imported::Format;
-use crate::import::raw_object::{Fields, items, string};
+use crate::import::imported::ImportFormat;
+use crate::import::raw_object::{ForeignObject, items, string};
 use crate::types::error::{Error, Result};
 use serde_json::value::RawValue;
 
 /// One JSON document: an element of a list, a line, or the whole text.
 #[derive(Clone, Debug)]
-pub(super) struct Doc<'a> {
+pub(super) struct Document<'a> {
     /// The location in the text.
-    pub at: At,
+    pub at: DocumentPath,
     /// The original text of the document.
     pub raw: &'a str,
 }
 
 /// The location of a document in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum DocumentPath {
     /// The document is the whole text.
     Whole,
     /// A line number, from 1.
@@ -25,10 +25,10 @@ pub(super) enum At {
     Item(usize),
 }
 
-impl<'a> Doc<'a> {
+impl<'a> Document<'a> {
     /// The fields of the document. `None` means that it is not a JSON object.
-    pub fn fields(&self) -> Option<Fields<'a>> {
-        Fields::of(self.raw)
+    pub fn fields(&self) -> Option<ForeignObject<'a>> {
+        ForeignObject::of(self.raw)
     }
 
     /// Returns true if the document is an object with this field.
@@ -39,16 +39,16 @@ impl<'a> Doc<'a> {
     /// The location as text. `list` is the name of the list that the document is in, if it is in one.
     pub fn place(&self, list: &str) -> String {
         match self.at {
-            At::Whole => String::new(),
-            At::Line(n) => format!("line {n}"),
-            At::Item(i) => format!("{list}[{i}]"),
+            DocumentPath::Whole => String::new(),
+            DocumentPath::Line(n) => format!("line {n}"),
+            DocumentPath::Item(i) => format!("{list}[{i}]"),
         }
     }
 }
 
 /// Splits a text into documents: a list into its elements, JSONL into its lines. It is an error if
 /// it is neither JSON nor JSONL.
-pub(super) fn split(text: &str) -> Result<Vec<Doc<'_>>> {
+pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
     let text = text.trim_start_matches('\u{feff}').trim();
     if text.is_empty() {
         return Err(Error::invalid("", "there is nothing in it; give a session as JSON or JSONL"));
@@ -56,13 +56,17 @@ pub(super) fn split(text: &str) -> Result<Vec<Doc<'_>>> {
     let wrong = match serde_json::from_str::<&RawValue>(text) {
         Ok(_) => match items(text) {
             Some(items) => {
-                return Ok(items.into_iter().enumerate().map(|(i, raw)| Doc { at: At::Item(i), raw }).collect());
+                return Ok(items
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, raw)| Document { at: DocumentPath::Item(i), raw })
+                    .collect());
             }
-            None => return Ok(vec![Doc { at: At::Whole, raw: text }]),
+            None => return Ok(vec![Document { at: DocumentPath::Whole, raw: text }]),
         },
         Err(e) => e,
     };
-    let lines = text.lines().enumerate().map(|(i, line)| Doc { at: At::Line(i + 1), raw: line.trim() });
+    let lines = text.lines().enumerate().map(|(i, line)| Document { at: DocumentPath::Line(i + 1), raw: line.trim() });
     let lines: Vec<_> = lines.filter(|d| !d.raw.is_empty()).collect();
     match lines.iter().any(|d| d.fields().is_some_and(|f| !f.0.is_empty())) {
         true => Ok(lines),
@@ -71,49 +75,49 @@ pub(super) fn split(text: &str) -> Result<Vec<Doc<'_>>> {
 }
 
 /// Detects the format of a text. `None` means that it is unknown.
-pub(super) fn recognise(docs: &[Doc<'_>]) -> Option<Format> {
+pub(super) fn recognise(docs: &[Document<'_>]) -> Option<ImportFormat> {
     let mut kinds = docs.iter().filter_map(kind);
     match kinds.next() {
         // Plain messages and items of the Responses API look alike until one of them is a call.
-        Some(Format::OpenAi) if kinds.any(|k| k == Format::Responses) => Some(Format::Responses),
-        None if docs.is_empty() => Some(Format::OpenAi),
+        Some(ImportFormat::OpenAi) if kinds.any(|k| k == ImportFormat::Responses) => Some(ImportFormat::Responses),
+        None if docs.is_empty() => Some(ImportFormat::OpenAi),
         first => first,
     }
 }
 
 /// Detects the format of one document. `None` means that it is unknown.
-pub(super) fn kind(doc: &Doc<'_>) -> Option<Format> {
+pub(super) fn kind(doc: &Document<'_>) -> Option<ImportFormat> {
     let fields = doc.fields()?;
     let has = |name: &str| fields.get(name).is_some();
     if let Some(messages) = fields.get("messages") {
         let lists =
             ["images", "videos", "files"].into_iter().any(|l| fields.get(l).is_some_and(|v| items(v).is_some()));
         return Some(match has("tenure") {
-            true => Format::Tenure,
-            false if lists || items(messages)?.into_iter().any(is_tagged) => Format::MistralRs,
-            false => Format::OpenAi,
+            true => ImportFormat::Tenure,
+            false if lists || items(messages)?.into_iter().any(is_tagged) => ImportFormat::MistralRs,
+            false => ImportFormat::OpenAi,
         });
     }
     if has("type") && ["uuid", "sessionId", "leafUuid", "snapshot"].into_iter().any(has) {
-        return Some(Format::ClaudeCode);
+        return Some(ImportFormat::ClaudeCode);
     }
     let kind = fields.text("type").unwrap_or_default();
     let parts = fields.get("content").and_then(items).unwrap_or_default();
-    let part = |p: &str| Fields::of(p).and_then(|f| f.text("type")).unwrap_or_default();
+    let part = |p: &str| ForeignObject::of(p).and_then(|f| f.text("type")).unwrap_or_default();
     let theirs = |k: &str| ["input_text", "output_text", "input_image", "input_file"].contains(&k);
     if kind == "message"
         || kind == "reasoning"
         || ["_call", "_call_output"].iter().any(|end| kind.ends_with(end))
         || parts.into_iter().any(|p| theirs(&part(p)))
     {
-        return Some(Format::Responses);
+        return Some(ImportFormat::Responses);
     }
-    has("role").then(|| if is_tagged(doc.raw) { Format::MistralRs } else { Format::OpenAi })
+    has("role").then(|| if is_tagged(doc.raw) { ImportFormat::MistralRs } else { ImportFormat::OpenAi })
 }
 
 /// Returns true if a message has a value of the form `{"Left": …}` or `{"Right": …}`.
 fn is_tagged(message: &str) -> bool {
-    Fields::of(message).is_some_and(|f| f.0.iter().any(|(_, v)| untagged(v).is_some()))
+    ForeignObject::of(message).is_some_and(|f| f.0.iter().any(|(_, v)| untagged(v).is_some()))
 }
 
 /// The value inside a `Left` or `Right` tag. `None` means that the value is not tagged.
@@ -121,7 +125,7 @@ pub(super) fn untagged(raw: &str) -> Option<&str> {
     if !raw.starts_with('{') {
         return None;
     }
-    match &Fields::of(raw)?.0[..] {
+    match &ForeignObject::of(raw)?.0[..] {
         [(tag, value)] if tag == "Left" && string(value).is_some() => Some(value),
         [(tag, value)] if tag == "Right" && value.starts_with('[') => Some(value),
         _ => None,

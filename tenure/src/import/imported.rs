@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 /// A file format of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Format {
+pub enum ImportFormat {
     /// Tenure's own export.
     #[serde(rename = "tenure")]
     Tenure,
@@ -29,32 +29,37 @@ pub enum Format {
     Responses,
 }
 
-pub(crate) const FORMATS: [Format; 5] =
-    [Format::Tenure, Format::OpenAi, Format::MistralRs, Format::ClaudeCode, Format::Responses];
+pub(crate) const FORMATS: [ImportFormat; 5] = [
+    ImportFormat::Tenure,
+    ImportFormat::OpenAi,
+    ImportFormat::MistralRs,
+    ImportFormat::ClaudeCode,
+    ImportFormat::Responses,
+];
 
-impl Format {
+impl ImportFormat {
     /// The name of the format, as in options and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
-            Format::Tenure => "tenure",
-            Format::OpenAi => "openai",
-            Format::MistralRs => "mistralrs",
-            Format::ClaudeCode => "claude-code",
-            Format::Responses => "responses",
+            ImportFormat::Tenure => "tenure",
+            ImportFormat::OpenAi => "openai",
+            ImportFormat::MistralRs => "mistralrs",
+            ImportFormat::ClaudeCode => "claude-code",
+            ImportFormat::Responses => "responses",
         }
     }
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for ImportFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Format {
+impl FromStr for ImportFormat {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        let known = FORMATS.map(Format::as_str).join(", ");
+        let known = FORMATS.map(ImportFormat::as_str).join(", ");
         let found = FORMATS.into_iter().find(|f| f.as_str() == s);
         found.ok_or_else(|| {
             Error::invalid("format", format!("unknown format {s}; it must be one of {known}", s = excerpt(s)))
@@ -64,25 +69,25 @@ impl FromStr for Format {
 
 /// A session of another program, converted to an export.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Foreign {
+pub struct ImportedSession {
     /// The detected or given format.
-    pub format: Format,
+    pub format: ImportFormat,
     /// The converted session.
     pub export: Export,
     /// The data that could not be converted.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<SkippedPart>,
 }
 
 /// A part of the input that cannot be represented in a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LeftOut {
+pub struct SkippedPart {
     /// The location: a path such as `messages[3].content[1]`, a line such as `line 7`, or both.
     pub place: String,
     /// A description of the data, and the reason why it is not in the session.
     pub why: String,
 }
 
-impl Foreign {
+impl ImportedSession {
     /// Removes a model that is not configured where the session is imported, and lists it as left out.
     pub fn keep_model(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(model) = self.export.model.take_if(|model| !is_known(model)) {
@@ -90,12 +95,12 @@ impl Foreign {
                 "the model {model} is not configured here; the session will use the default model",
                 model = excerpt(model)
             );
-            self.left_out.push(LeftOut::new("model", why));
+            self.left_out.push(SkippedPart::new("model", why));
         }
     }
 }
 
-impl LeftOut {
+impl SkippedPart {
     pub(crate) fn new(place: impl Into<String>, why: impl Into<String>) -> Self {
         Self { place: place.into(), why: why.into() }
     }

@@ -5,10 +5,10 @@
 //! `{"type": "video"}`, in the order of the lists (D-095). The arguments of a call are JSON, not
 //! text, and a result names its tool, not its call.
 
-use crate::import::builder::Part;
+use crate::import::builder::ImportedPart;
 use crate::import::detect::untagged;
-use crate::import::imported::LeftOut;
-use crate::import::raw_object::{Fields, items, object, quoted, string};
+use crate::import::imported::SkippedPart;
+use crate::import::raw_object::{ForeignObject, items, object, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::blob::{BlobId, payload};
 use crate::types::error::{Error, Result};
@@ -32,17 +32,17 @@ struct Medium {
 
 /// The media of an export that are not assigned to a message yet, and the calls that have no result yet.
 #[derive(Default)]
-pub(super) struct Listed {
+pub(super) struct ListedMessages {
     images: VecDeque<Medium>,
     videos: VecDeque<Medium>,
     files: VecDeque<Medium>,
     open: Vec<(String, String)>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedPart>,
 }
 
-impl Listed {
+impl ListedMessages {
     /// Reads the media lists of an export.
-    pub fn read(fields: &Fields<'_>) -> Result<Self> {
+    pub fn read(fields: &ForeignObject<'_>) -> Result<Self> {
         let mut listed = Self::default();
         for (i, raw) in list(fields, "images")?.into_iter().enumerate() {
             let place = format!("images[{i}]");
@@ -54,7 +54,7 @@ impl Listed {
             listed.videos.push_back(video);
         }
         for (i, raw) in list(fields, "files")?.into_iter().enumerate() {
-            let data = Fields::of(raw).and_then(|f| f.text("data_base64")).unwrap_or_default();
+            let data = ForeignObject::of(raw).and_then(|f| f.text("data_base64")).unwrap_or_default();
             listed.files.push_back(Medium { place: format!("files[{i}]"), data, parts: Vec::new() });
         }
         Ok(listed)
@@ -67,19 +67,19 @@ impl Listed {
             let part = format!(r#"{{"type":"video_url","video_url":{{"url":{}}}}}"#, quoted(&url));
             return Ok(Medium { place, data: payload(&data).to_owned(), parts: vec![part] });
         }
-        let frames = Fields::of(raw).and_then(|f| f.get("frames").and_then(items));
+        let frames = ForeignObject::of(raw).and_then(|f| f.get("frames").and_then(items));
         let frames =
             frames.ok_or_else(|| Error::invalid(&*place, "a video is base64 text, or an object with `frames`"))?;
         let frame = |(i, f): (usize, &str)| Ok(picture(f, &format!("{place}.frames[{i}]"))?.1);
         let parts = frames.into_iter().enumerate().map(frame).collect::<Result<Vec<_>>>()?;
         let why = format!("its rate and the places of its frames; the {} frames are kept as pictures", parts.len());
-        self.left_out.push(LeftOut::new(&*place, why));
+        self.left_out.push(SkippedPart::new(&*place, why));
         Ok(Medium { place, data: String::new(), parts })
     }
 
     /// Converts the messages, with each medium in place of its placeholder. Media that remain are
     /// listed as left out.
-    pub fn messages(mut self, list: &[&str], left_out: &mut Vec<LeftOut>) -> Result<Vec<Message>> {
+    pub fn messages(mut self, list: &[&str], left_out: &mut Vec<SkippedPart>) -> Result<Vec<Message>> {
         let mut messages = Vec::with_capacity(list.len());
         for (i, raw) in list.iter().enumerate() {
             let place = format!("messages[{i}]");
@@ -87,17 +87,18 @@ impl Listed {
         }
         for medium in self.images.into_iter().chain(self.videos) {
             // A fork in mistral.rs keeps the media of turns that it does not have.
-            self.left_out.push(LeftOut::new(medium.place, "no message has a place for it"));
+            self.left_out.push(SkippedPart::new(medium.place, "no message has a place for it"));
         }
         for file in self.files {
-            self.left_out.push(LeftOut::new(file.place, "no message has it; a session keeps files only in messages"));
+            self.left_out
+                .push(SkippedPart::new(file.place, "no message has it; a session keeps files only in messages"));
         }
         left_out.append(&mut self.left_out);
         Ok(messages)
     }
 
     fn message(&mut self, raw: &str, place: &str) -> Result<Message> {
-        let Some(fields) = Fields::of(raw) else { return Message::parse(raw) };
+        let Some(fields) = ForeignObject::of(raw) else { return Message::parse(raw) };
         let mut changed = false;
         let mut parts: Vec<(&str, Cow<'_, str>)> = Vec::new();
         for (name, value) in &fields.0 {
@@ -136,7 +137,7 @@ impl Listed {
     fn content(&mut self, raw: &str, place: &str) -> Option<String> {
         let (mut parts, mut changed) = (Vec::new(), false);
         for (i, part) in items(raw)?.into_iter().enumerate() {
-            let fields = Fields::of(part).unwrap_or_default();
+            let fields = ForeignObject::of(part).unwrap_or_default();
             let kind = fields.text("type").unwrap_or_default();
             let queue = match &*kind {
                 "image" | "image_url" => Some(&mut self.images),
@@ -151,7 +152,7 @@ impl Listed {
                     Some(medium) => parts.extend(medium.parts),
                     None => {
                         let why = format!("the {kind} is not in the export");
-                        self.left_out.push(LeftOut::new(format!("{place}[{i}]"), why));
+                        self.left_out.push(SkippedPart::new(format!("{place}[{i}]"), why));
                     }
                 }
                 continue;
@@ -168,7 +169,7 @@ impl Listed {
     }
 }
 
-fn list<'a>(fields: &Fields<'a>, name: &str) -> Result<Vec<&'a str>> {
+fn list<'a>(fields: &ForeignObject<'a>, name: &str) -> Result<Vec<&'a str>> {
     match fields.get(name) {
         None => Ok(Vec::new()),
         Some(raw) => items(raw).ok_or_else(|| Error::invalid(name, format!("`{name}` must be a list"))),
@@ -189,9 +190,9 @@ fn picture(raw: &str, place: &str) -> Result<(String, String)> {
         true => data.clone(),
         false => format!("data:image/{kind};base64,{data}"),
     };
-    match Part::image(&url) {
-        Part::Json(part) => Ok((payload(&data).to_owned(), part)),
-        Part::Text(_) => Err(Error::invalid(place, "not a picture")),
+    match ImportedPart::image(&url) {
+        ImportedPart::Json(part) => Ok((payload(&data).to_owned(), part)),
+        ImportedPart::Text(_) => Err(Error::invalid(place, "not a picture")),
     }
 }
 
@@ -199,7 +200,7 @@ fn picture(raw: &str, place: &str) -> Result<(String, String)> {
 fn calls(raw: &str) -> Option<String> {
     let (mut calls, mut changed) = (Vec::new(), false);
     for call in items(raw)? {
-        let fields = Fields::of(call)?;
+        let fields = ForeignObject::of(call)?;
         let Some(function) = fields.object("function") else {
             calls.push(call.to_owned());
             continue;
@@ -221,7 +222,7 @@ fn calls(raw: &str) -> Option<String> {
 }
 
 /// The kind and the data of the medium in a message part.
-fn inside(part: &Fields<'_>) -> Option<(&'static str, String)> {
+fn inside(part: &ForeignObject<'_>) -> Option<(&'static str, String)> {
     let url = |name: &str| part.text(name).or_else(|| part.object(name)?.text("url"));
     match &*part.text("type")? {
         "image_url" => Some(("image", url("image_url")?)),
@@ -233,26 +234,26 @@ fn inside(part: &Fields<'_>) -> Option<(&'static str, String)> {
 
 /// An export in the format of mistral.rs.
 #[derive(Serialize)]
-struct Serialized<'a> {
+struct SerializedMessage<'a> {
     #[serde(flatten)]
     export: &'a Export,
     images: Vec<String>,
     videos: Vec<String>,
-    files: Vec<File>,
+    files: Vec<MistralFile>,
 }
 
 #[derive(Serialize)]
-struct File {
+struct MistralFile {
     id: String,
     name: String,
     bytes: usize,
     purpose: &'static str,
-    source: Source,
+    source: MistralSource,
     data_base64: String,
 }
 
 #[derive(Serialize)]
-struct Source {
+struct MistralSource {
     tool: &'static str,
     round: usize,
     turn: usize,
@@ -264,26 +265,26 @@ struct Source {
 pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
     let (mut images, mut videos, mut files, mut turn) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for message in &export.messages {
-        let content = Fields::of(message.as_str()).and_then(|f| f.get("content"));
-        for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(Fields::of) {
+        let content = ForeignObject::of(message.as_str()).and_then(|f| f.get("content"));
+        for part in content.and_then(items).unwrap_or_default().into_iter().filter_map(ForeignObject::of) {
             let Some((kind, data)) = inside(&part) else { continue };
             let Ok(bytes) = STANDARD.decode(payload(&data)) else { continue };
             match kind {
                 _ if bytes.is_empty() => {}
                 "image" => images.push(payload(&data).to_owned()),
                 "video" => videos.push(payload(&data).to_owned()),
-                _ => files.push(File {
+                _ => files.push(MistralFile {
                     id: format!("file-{}", &BlobId::of(&bytes).to_string()[..32]),
                     name: part.object("file").and_then(|f| f.text("filename")).unwrap_or_else(|| "file".to_owned()),
                     bytes: bytes.len(),
                     purpose: "user_data",
-                    source: Source { tool: "user", round: 0, turn },
+                    source: MistralSource { tool: "user", round: 0, turn },
                     data_base64: payload(&data).to_owned(),
                 }),
             }
         }
         turn += usize::from(message.role() == Role::User);
     }
-    serde_json::value::to_raw_value(&Serialized { export, images, videos, files })
+    serde_json::value::to_raw_value(&SerializedMessage { export, images, videos, files })
         .map_err(|e| Error::invalid("messages", format!("the session can not be written as JSON: {e}")))
 }

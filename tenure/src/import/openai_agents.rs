@@ -1,8 +1,8 @@
 //! Reads the SQLite database of OpenAI's Agents SDK: sessions from `agent_sessions`, and their
 //! items from `agent_messages`, ordered by id.
 
-use crate::import::imported::{Foreign, LeftOut};
-use crate::import::openai_responses::Reader;
+use crate::import::imported::{ImportedSession, SkippedPart};
+use crate::import::openai_responses::ResponsesReader;
 use crate::types::error::{Error, Result};
 use crate::types::id::SessionId;
 use jiff::Timestamp;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Reads the sessions of a database that the Agents SDK wrote (`SQLiteSession`), oldest first. The
 /// file is opened read-only; the call blocks during the read. As with [`read`](super::read), an
 /// invalid session does not affect the others.
-pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<Foreign>>> {
+pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<ImportedSession>>> {
     let path = path.as_ref();
     let wrong = |e: rusqlite::Error| match e.sqlite_error_code() {
         None | Some(rusqlite::ErrorCode::NotADatabase | rusqlite::ErrorCode::Unknown) => Error::invalid(
@@ -31,14 +31,14 @@ pub fn read_agents_db(path: impl AsRef<Path>) -> Result<Vec<Result<Foreign>>> {
 }
 
 /// A row of `agent_sessions`.
-struct Row {
+struct AgentsRow {
     id: String,
     created_at: Option<Timestamp>,
     updated_at: Option<Timestamp>,
 }
 
 /// The id of an item, its text, and whether it is on the main branch.
-type Item = (i64, Option<String>, bool);
+type AgentsItem = (i64, Option<String>, bool);
 
 /// Opens the database read-only. Without a write-ahead log the file is complete, and is opened as
 /// immutable, which also works in a read-only directory.
@@ -51,7 +51,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(uri, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
 }
 
-fn sessions(db: &Connection) -> rusqlite::Result<Vec<Row>> {
+fn sessions(db: &Connection) -> rusqlite::Result<Vec<AgentsRow>> {
     // Items whose session has no row in `agent_sessions` form sessions too.
     let mut rows = db.prepare(
         "SELECT session_id, created_at, updated_at FROM agent_sessions
@@ -62,12 +62,12 @@ fn sessions(db: &Connection) -> rusqlite::Result<Vec<Row>> {
     )?;
     let time = |t: Option<String>| t.and_then(|t| format!("{}Z", t.replace(' ', "T")).parse().ok());
     let rows = rows.query_map([], |r| {
-        Ok(Row { id: r.get(0)?, created_at: time(r.get(1).ok()), updated_at: time(r.get(2).ok()) })
+        Ok(AgentsRow { id: r.get(0)?, created_at: time(r.get(1).ok()), updated_at: time(r.get(2).ok()) })
     })?;
     rows.collect()
 }
 
-fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec<Item>> {
+fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec<AgentsItem>> {
     let main = match branched {
         true => "NOT EXISTS (SELECT 1 FROM message_structure s WHERE s.message_id = m.id AND s.branch_id <> 'main')",
         false => "1",
@@ -78,8 +78,8 @@ fn items(db: &Connection, session: &str, branched: bool) -> rusqlite::Result<Vec
     rows.collect()
 }
 
-fn session(row: &Row, items: Vec<Item>) -> Result<Foreign> {
-    let (mut reader, mut others) = (Reader::default(), 0);
+fn session(row: &AgentsRow, items: Vec<AgentsItem>) -> Result<ImportedSession> {
+    let (mut reader, mut others) = (ResponsesReader::default(), 0);
     for (id, data, main) in items {
         let place = format!("session {:.40}, item {id}", row.id);
         let not_text = || Error::invalid(&*place, "the item is not text");
@@ -92,12 +92,14 @@ fn session(row: &Row, items: Vec<Item>) -> Result<Foreign> {
     (foreign.export.created_at, foreign.export.updated_at) = (row.created_at, row.updated_at);
     match SessionId::new(&row.id) {
         Ok(id) => foreign.export.session_id = Some(id),
-        Err(e) => foreign.left_out.push(LeftOut::new("session_id", format!("{e}; the session gets an id of its own"))),
+        Err(e) => {
+            foreign.left_out.push(SkippedPart::new("session_id", format!("{e}; the session gets an id of its own")))
+        }
     }
     if others > 0 {
         foreign
             .left_out
-            .push(LeftOut::new("message_structure", format!("{others} items of branches other than `main`")));
+            .push(SkippedPart::new("message_structure", format!("{others} items of branches other than `main`")));
     }
     Ok(foreign)
 }

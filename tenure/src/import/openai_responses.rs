@@ -1,9 +1,9 @@
 //! Reads items of OpenAI's Responses API, where messages, calls and results are separate items.
 
-use crate::import::builder::{Bookkeeping, Call, Draft, Part, messages};
-use crate::import::detect::Doc;
-use crate::import::imported::{Foreign, Format, LeftOut, at};
-use crate::import::raw_object::{Fields, items, quoted, string};
+use crate::import::builder::{Bookkeeping, ImportedCall, ImportedPart, MessageBuilder, messages};
+use crate::import::detect::Document;
+use crate::import::imported::{ImportFormat, ImportedSession, SkippedPart, at};
+use crate::import::raw_object::{ForeignObject, items, quoted, string};
 use crate::session::transfer::export::Export;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
@@ -12,8 +12,8 @@ use crate::types::excerpt::excerpt;
 const ITEM: [&str; 8] = ["type", "role", "content", "call_id", "name", "arguments", "input", "output"];
 
 /// Reads one session from its items.
-pub(super) fn read(docs: &[Doc<'_>]) -> Result<Foreign> {
-    let mut reader = Reader::default();
+pub(super) fn read(docs: &[Document<'_>]) -> Result<ImportedSession> {
+    let mut reader = ResponsesReader::default();
     for doc in docs {
         reader.item(doc.raw, &doc.place("items"))?;
     }
@@ -22,18 +22,18 @@ pub(super) fn read(docs: &[Doc<'_>]) -> Result<Foreign> {
 
 /// Converts the items of one session, in order.
 #[derive(Default)]
-pub(super) struct Reader {
-    drafts: Vec<Draft>,
+pub(super) struct ResponsesReader {
+    drafts: Vec<MessageBuilder>,
     fields: Bookkeeping,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedPart>,
 }
 
-impl Reader {
+impl ResponsesReader {
     /// The converted session.
-    pub fn finish(self) -> Result<Foreign> {
+    pub fn finish(self) -> Result<ImportedSession> {
         let export = Export { messages: messages(self.drafts)?, ..Export::default() };
         let left_out = self.left_out.into_iter().chain(self.fields.left_out("every item")).collect();
-        Ok(Foreign { format: Format::Responses, export, left_out })
+        Ok(ImportedSession { format: ImportFormat::Responses, export, left_out })
     }
 
     /// Converts the next item.
@@ -42,39 +42,40 @@ impl Reader {
     }
 
     fn take(&mut self, raw: &str, place: &str) -> Result<()> {
-        let item = Fields::of(raw).ok_or_else(|| Error::invalid("", "an item must be a JSON object"))?;
+        let item = ForeignObject::of(raw).ok_or_else(|| Error::invalid("", "an item must be a JSON object"))?;
         let need =
             |name: &str| item.text(name).ok_or_else(|| Error::invalid(name, format!("the item needs a `{name}`")));
         let kind = item.text("type").unwrap_or_else(|| "message".to_owned());
         match &*kind {
             "message" => {
                 let role = need("role")?;
-                let mut said = Draft::new(place, &role);
+                let mut said = MessageBuilder::new(place, &role);
                 self.content(item.get("content"), &format!("{place}.content"), &mut said)?;
                 if !said.is_empty() {
                     self.drafts.push(said);
                 }
             }
             "function_call" => {
-                let call = Call::function(need("call_id")?, &need("name")?, &need("arguments")?);
+                let call = ImportedCall::function(need("call_id")?, &need("name")?, &need("arguments")?);
                 self.call(place, call);
             }
             "custom_tool_call" => {
-                let call = Call::custom(need("call_id")?, &need("name")?, &need("input")?);
+                let call = ImportedCall::custom(need("call_id")?, &need("name")?, &need("input")?);
                 self.call(place, call);
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let mut result = Draft { answers: Some(need("call_id")?), ..Draft::new(place, "tool") };
+                let mut result =
+                    MessageBuilder { answers: Some(need("call_id")?), ..MessageBuilder::new(place, "tool") };
                 self.content(item.get("output"), &format!("{place}.output"), &mut result)?;
                 self.drafts.push(result);
             }
             "reasoning" => {
                 self.left_out
-                    .push(LeftOut::new(place, "the model's thoughts; only the model that had them can read them"));
+                    .push(SkippedPart::new(place, "the model's thoughts; only the model that had them can read them"));
                 return Ok(());
             }
             other => {
-                self.left_out.push(LeftOut::new(
+                self.left_out.push(SkippedPart::new(
                     place,
                     format!("an item that is no message, type {other}", other = excerpt(other)),
                 ));
@@ -86,35 +87,35 @@ impl Reader {
     }
 
     /// Adds a call to the assistant message right before it, or to a new one.
-    fn call(&mut self, place: &str, call: Call) {
+    fn call(&mut self, place: &str, call: ImportedCall) {
         match self.drafts.last_mut() {
             Some(said) if said.role == "assistant" => said.calls.push(call),
-            _ => self.drafts.push(Draft { calls: vec![call], ..Draft::new(place, "assistant") }),
+            _ => self.drafts.push(MessageBuilder { calls: vec![call], ..MessageBuilder::new(place, "assistant") }),
         }
     }
 
     /// Adds the content of an item to a message.
-    fn content(&mut self, raw: Option<&str>, place: &str, said: &mut Draft) -> Result<()> {
+    fn content(&mut self, raw: Option<&str>, place: &str, said: &mut MessageBuilder) -> Result<()> {
         let raw = raw.unwrap_or(r#""""#);
         if let Some(text) = string(raw) {
-            said.parts.push(Part::Text(text));
+            said.parts.push(ImportedPart::Text(text));
             return Ok(());
         }
         let name = place.rsplit('.').next().unwrap_or_default();
         let parts = items(raw).ok_or_else(|| Error::invalid(name, "this must be a string or a list of parts"))?;
         for (i, raw) in parts.into_iter().enumerate() {
-            let fields = Fields::of(raw).unwrap_or_default();
+            let fields = ForeignObject::of(raw).unwrap_or_default();
             let part = match &*fields.text("type").unwrap_or_default() {
-                "input_text" | "output_text" | "text" => fields.text("text").map(Part::Text),
+                "input_text" | "output_text" | "text" => fields.text("text").map(ImportedPart::Text),
                 "input_image" => fields.text("image_url").map(|url| match fields.get("detail") {
                     Some(detail) => {
                         let image = format!(r#"{{"url":{},"detail":{detail}}}"#, quoted(&url));
-                        Part::Json(format!(r#"{{"type":"image_url","image_url":{image}}}"#))
+                        ImportedPart::Json(format!(r#"{{"type":"image_url","image_url":{image}}}"#))
                     }
-                    None => Part::image(&url),
+                    None => ImportedPart::image(&url),
                 }),
                 "input_file" => file(&fields),
-                "input_audio" => Some(Part::Json(raw.to_owned())),
+                "input_audio" => Some(ImportedPart::Json(raw.to_owned())),
                 "refusal" => {
                     said.refusal = fields.text("refusal");
                     continue;
@@ -128,7 +129,7 @@ impl Reader {
                 None => {
                     let kind = fields.text("type").unwrap_or_default();
                     let why = format!("a part that a message has no place for, type {kind}", kind = excerpt(kind));
-                    self.left_out.push(LeftOut::new(format!("{place}[{i}]"), why));
+                    self.left_out.push(SkippedPart::new(format!("{place}[{i}]"), why));
                 }
             }
         }
@@ -137,9 +138,11 @@ impl Reader {
 }
 
 /// Converts a file part with data or an id. A file given by URL cannot be represented in a message.
-fn file(part: &Fields<'_>) -> Option<Part> {
+fn file(part: &ForeignObject<'_>) -> Option<ImportedPart> {
     let known = ["filename", "file_data", "file_id"];
     let fields: Vec<_> = known.iter().filter_map(|n| Some((*n, part.get(n)?.into()))).collect();
     let there = part.get("file_data").or(part.get("file_id")).is_some();
-    there.then(|| Part::Json(format!(r#"{{"type":"file","file":{}}}"#, crate::import::raw_object::object(fields))))
+    there.then(|| {
+        ImportedPart::Json(format!(r#"{{"type":"file","file":{}}}"#, crate::import::raw_object::object(fields)))
+    })
 }

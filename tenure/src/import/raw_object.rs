@@ -10,9 +10,9 @@ use std::fmt;
 
 /// The fields of a JSON object, with the original text of their values.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fields<'a>(pub Vec<(String, &'a str)>);
+pub(super) struct ForeignObject<'a>(pub Vec<(String, &'a str)>);
 
-impl<'a> Fields<'a> {
+impl<'a> ForeignObject<'a> {
     /// Parses an object. `None` means that it is not a JSON object.
     pub fn of(raw: &'a str) -> Option<Self> {
         serde_json::from_str(raw).ok()
@@ -29,8 +29,8 @@ impl<'a> Fields<'a> {
     }
 
     /// The value of a field that is an object.
-    pub fn object(&self, name: &str) -> Option<Fields<'a>> {
-        self.get(name).and_then(Fields::of)
+    pub fn object(&self, name: &str) -> Option<ForeignObject<'a>> {
+        self.get(name).and_then(ForeignObject::of)
     }
 
     /// Returns true if a field is `true`.
@@ -61,23 +61,23 @@ pub(super) fn object<'t>(fields: impl IntoIterator<Item = (&'t str, Cow<'t, str>
     format!("{{{}}}", fields.join(","))
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for ForeignObject<'a> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct InOrder;
 
         impl<'de> Visitor<'de> for InOrder {
-            type Value = Fields<'de>;
+            type Value = ForeignObject<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ForeignObject<'de>, A::Error> {
                 let mut fields = Vec::new();
                 while let Some((key, value)) = map.next_entry::<String, &'de RawValue>()? {
                     fields.push((key, value.get()));
                 }
-                Ok(Fields(fields))
+                Ok(ForeignObject(fields))
             }
         }
 

@@ -4,14 +4,14 @@
 use crate::rules::decision_chain::ChainCheck;
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
-use crate::store::finding::{Cure, Finding, Orphan};
-use crate::store::query::{Query, Whose};
+use crate::store::finding::{Finding, Orphan, Remedy};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Tenant};
+use crate::types::id::{SessionKey, Tenant};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
@@ -28,7 +28,7 @@ const RESTORE: &str = "restore the session from a backup, or purge it";
 
 /// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Repaired {
+pub struct RepairReport {
     /// The findings that were repaired.
     pub mended: Vec<Finding>,
     /// The remaining findings, which need manual intervention.
@@ -42,10 +42,11 @@ impl Tenure {
     /// far. The store may be in use meanwhile.
     pub async fn examine(&self, mut progress: impl FnMut(usize)) -> Result<Vec<Finding>> {
         let mut exam =
-            Exam { tenure: self, found: Vec::new(), media: HashMap::new(), unread: HashSet::new(), lost: false };
+            Examination { tenure: self, found: Vec::new(), media: HashMap::new(), unread: HashSet::new(), lost: false };
         let (mut offset, mut limit, mut last) = (0, PAGE, None);
         loop {
-            let page = self.store().heads(&Query { offset, ..Query::new(Whose::Everyone, limit) }).await;
+            let page =
+                self.store().heads(&SessionQuery { offset, ..SessionQuery::new(OwnerFilter::Everyone, limit) }).await;
             match page {
                 Ok(heads) if heads.is_empty() => break,
                 Ok(heads) => {
@@ -90,16 +91,16 @@ impl Tenure {
     /// nothing for findings that need manual intervention.
     pub async fn repair(&self, finding: &Finding) -> Result<bool> {
         match &finding.cure {
-            Cure::Advice(_) => return Ok(false),
-            Cure::Remove(orphan) => drop(self.store().check(std::slice::from_ref(orphan)).await?),
-            Cure::Card(key) => self.rebuild_card(key).await?,
+            Remedy::Advice(_) => return Ok(false),
+            Remedy::Remove(orphan) => drop(self.store().check(std::slice::from_ref(orphan)).await?),
+            Remedy::Card(key) => self.rebuild_card(key).await?,
         }
         Ok(true)
     }
 
     /// Checks everything, repairs what is safe to repair, and checks again.
-    pub async fn repair_all(&self, mut progress: impl FnMut(usize)) -> Result<Repaired> {
-        let mut done = Repaired::default();
+    pub async fn repair_all(&self, mut progress: impl FnMut(usize)) -> Result<RepairReport> {
+        let mut done = RepairReport::default();
         for _ in 0..ROUNDS {
             done.left = self.examine(&mut progress).await?;
             let before = done.mended.len();
@@ -119,7 +120,7 @@ impl Tenure {
     }
 
     /// Rebuilds the head of a session from its log.
-    async fn rebuild_card(&self, key: &Key) -> Result<()> {
+    async fn rebuild_card(&self, key: &SessionKey) -> Result<()> {
         let missing = || Error::NotFound { session_id: key.session.clone() };
         let stored = self.store().head(key).await?.ok_or_else(missing)?;
         let log = self.engine.log(&stored).await?.into_iter().flatten();
@@ -159,7 +160,7 @@ fn card(stored: &Head, replayed: &Head) -> Head {
 }
 
 /// The state of an examination.
-struct Exam<'a> {
+struct Examination<'a> {
     tenure: &'a Tenure,
     found: Vec<Finding>,
     /// The media that messages reference, with what is wrong with each. `None` means that it is intact.
@@ -170,7 +171,7 @@ struct Exam<'a> {
     lost: bool,
 }
 
-impl Exam<'_> {
+impl Examination<'_> {
     /// Checks one session. Findings are only reported if the session did not change meanwhile.
     async fn session(&mut self, mut head: Head) -> Result<()> {
         for look in 1.. {
@@ -206,7 +207,7 @@ impl Exam<'_> {
         let place = format!("session {key}");
         if let Some(parent) = &head.parent {
             let session = parent.session.clone();
-            let above = self.tenure.store().head(&Key { tenant: key.tenant.clone(), session }).await?;
+            let above = self.tenure.store().head(&SessionKey { tenant: key.tenant.clone(), session }).await?;
             let at = parent.seq;
             let wrong = match above {
                 None => Some(format!("it was forked from {} at record {at}, which does not exist", parent.session)),
@@ -251,7 +252,7 @@ impl Exam<'_> {
             None => found.push(Finding::new(place, "its log does not begin with `created`", RESTORE)),
             Some(session) if card(head, session.head()) != *head => {
                 let what = format!("its card is not what its log says: {}", differences(head, session.head()));
-                found.push(Finding { place, what, cure: Cure::Card(key) });
+                found.push(Finding { place, what, cure: Remedy::Card(key) });
             }
             Some(_) => {}
         }
@@ -280,7 +281,7 @@ impl Exam<'_> {
     /// Changes a store's finding of an unused blob to advice if a message references the blob, or
     /// if a session that may reference it could not be read.
     fn judge(&self, finding: Finding) -> Finding {
-        let Cure::Remove(Orphan::Blob(tenant, id)) = &finding.cure else { return finding };
+        let Remedy::Remove(Orphan::Blob(tenant, id)) = &finding.cure else { return finding };
         let advice = if self.media.contains_key(&(tenant.clone(), *id)) {
             "a message needs it, and a purge may take it away: export its session and import it again, which counts it anew"
         } else if self.lost || self.unread.contains(tenant) {

@@ -1,15 +1,15 @@
 //! Erases a user: all sessions, memories and index entries of the user are destroyed.
 
 use crate::store::item::Owner;
-use crate::store::query::{Query, Whose};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Principal, Reach, User};
+use crate::types::id::{AccessScope, Principal, User};
 use jiff::Timestamp;
 
 /// The receipt of an erasure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Receipt {
+pub struct ErasureReceipt {
     /// The user who was erased.
     pub user: User,
     /// The number of sessions that were purged.
@@ -21,13 +21,16 @@ pub struct Receipt {
 impl Tenure {
     /// Erases a user: every session, memory and index entry. Forks that belong to other users keep
     /// the records that they share. Only the user or an administrator of the tenant may do it.
-    pub async fn erase(&self, who: &Principal, user: &User) -> Result<Receipt> {
-        if who.reach != Reach::Tenant && who.user != *user {
+    pub async fn erase(&self, who: &Principal, user: &User) -> Result<ErasureReceipt> {
+        if who.reach != AccessScope::Tenant && who.user != *user {
             return Err(Error::invalid("user", "only the user or an administrator of the tenant can erase a user"));
         }
         let mut sessions = 0;
         loop {
-            let page = self.store().heads(&Query::new(Whose::User(who.tenant.clone(), user.clone()), 256)).await?;
+            let page = self
+                .store()
+                .heads(&SessionQuery::new(OwnerFilter::User(who.tenant.clone(), user.clone()), 256))
+                .await?;
             if page.is_empty() {
                 break;
             }
@@ -39,6 +42,6 @@ impl Tenure {
         }
         self.retract_user(&who.tenant, user).await?;
         self.store().clear(&who.tenant, &Owner::User(user.clone())).await?;
-        Ok(Receipt { user: user.clone(), sessions, at: self.now() })
+        Ok(ErasureReceipt { user: user.clone(), sessions, at: self.now() })
     }
 }

@@ -4,12 +4,12 @@
 //! and a failure with one session does not stop it. Destroying data needs a trustworthy clock:
 //! while the wall clock has jumped, nothing is expired or purged (D-016).
 
-use crate::engine::hooks::Ending;
-use crate::store::query::{Order, Query, Whose};
+use crate::engine::hooks::EndReason;
+use crate::store::query::{OwnerFilter, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::Key;
+use crate::types::id::SessionKey;
 use crate::types::status::Status;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -25,19 +25,19 @@ const SIDE_BY_SIDE: usize = 16;
 
 /// The result of one pass of the sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct SweepReport {
     /// Sessions that expired.
-    pub expired: Vec<Key>,
+    pub expired: Vec<SessionKey>,
     /// Sessions that were evicted because there were more than `max_sessions`.
-    pub evicted: Vec<Key>,
+    pub evicted: Vec<SessionKey>,
     /// Sessions that were purged after their retention.
-    pub purged: Vec<Key>,
+    pub purged: Vec<SessionKey>,
     /// Sessions with reviews that timed out and were decided automatically.
-    pub decided: Vec<Key>,
+    pub decided: Vec<SessionKey>,
     /// The number of expired items that were removed, such as cached tool results.
     pub items: usize,
     /// Sessions that failed, and why. The next pass tries them again.
-    pub failed: Vec<(Key, String)>,
+    pub failed: Vec<(SessionKey, String)>,
     /// The reason why the whole pass was skipped. `None` means that it was not.
     pub suspended: Option<String>,
     /// Whether a bound was reached, so that another pass is needed immediately.
@@ -45,21 +45,21 @@ pub struct Report {
 }
 
 /// The way in which a session was processed.
-enum End {
+enum SweepOutcome {
     Expired,
     Evicted,
     Purged,
     Decided,
 }
 
-impl Report {
-    fn note(&mut self, key: Key, done: Result<Option<End>>) {
+impl SweepReport {
+    fn note(&mut self, key: SessionKey, done: Result<Option<SweepOutcome>>) {
         match done {
             Ok(None) => {}
-            Ok(Some(End::Expired)) => self.expired.push(key),
-            Ok(Some(End::Evicted)) => self.evicted.push(key),
-            Ok(Some(End::Purged)) => self.purged.push(key),
-            Ok(Some(End::Decided)) => self.decided.push(key),
+            Ok(Some(SweepOutcome::Expired)) => self.expired.push(key),
+            Ok(Some(SweepOutcome::Evicted)) => self.evicted.push(key),
+            Ok(Some(SweepOutcome::Purged)) => self.purged.push(key),
+            Ok(Some(SweepOutcome::Decided)) => self.decided.push(key),
             Err(e) => self.failed.push((key, e.to_string())),
         }
     }
@@ -68,8 +68,8 @@ impl Report {
 /// Runs steps concurrently in this task, at most [`SIDE_BY_SIDE`] at a time. They start and are
 /// reported in the given order.
 async fn side_by_side<T, F: Future<Output = Result<T>>>(
-    steps: impl Iterator<Item = (Key, F)>,
-    mut done: impl FnMut(Key, Result<T>),
+    steps: impl Iterator<Item = (SessionKey, F)>,
+    mut done: impl FnMut(SessionKey, Result<T>),
 ) {
     let mut steps = steps.enumerate();
     let mut running = FuturesUnordered::new();
@@ -91,8 +91,8 @@ impl Tenure {
     /// Runs one bounded pass: expires idle sessions, evicts sessions over `max_sessions`, purges
     /// sessions after their retention, and removes expired items. At most `max_sweep` of each are
     /// processed.
-    pub async fn sweep(&self) -> Result<Report> {
-        let mut report = Report::default();
+    pub async fn sweep(&self) -> Result<SweepReport> {
+        let mut report = SweepReport::default();
         let drift = self.engine.clock().drift();
         if drift.abs() > MAX_CLOCK_JUMP {
             let why = format!("the clock has jumped by {drift:#}; restart the process once it is right");
@@ -101,8 +101,8 @@ impl Tenure {
             return Ok(report);
         }
         let (now, max) = (self.now(), self.limits().max_sweep);
-        let mut due = Query::new(Whose::Everyone, max);
-        (due.due_before, due.order) = (Some(now), Order::Due);
+        let mut due = SessionQuery::new(OwnerFilter::Everyone, max);
+        (due.due_before, due.order) = (Some(now), SessionOrder::Due);
         let heads = self.store().heads(&due).await?;
         report.more = heads.len() == max;
         let due = heads.into_iter().map(|head| (head.key(), self.end_due(head, now)));
@@ -111,8 +111,9 @@ impl Tenure {
             let heads = self.over_the_cap(max).await?;
             report.more |= heads.len() == max;
             let tried = heads.len();
-            let over = heads.into_iter().map(|head| (head.key(), self.end(head, Ending::Evicted, now)));
-            side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(End::Evicted)))).await;
+            let over = heads.into_iter().map(|head| (head.key(), self.end(head, EndReason::Evicted, now)));
+            side_by_side(over, |key, done| report.note(key, done.map(|ended| ended.then_some(SweepOutcome::Evicted))))
+                .await;
             match report.evicted.is_empty() {
                 true => self.shared.stuck.fetch_add(tried, Ordering::Relaxed),
                 false => self.shared.stuck.swap(0, Ordering::Relaxed),
@@ -136,14 +137,14 @@ impl Tenure {
         if over == 0 {
             return Ok(Vec::new());
         }
-        let mut oldest = Query::new(Whose::Everyone, (over - from).min(max));
+        let mut oldest = SessionQuery::new(OwnerFilter::Everyone, (over - from).min(max));
         oldest.offset = from;
-        (oldest.status, oldest.order) = (vec![Status::Active, Status::Paused], Order::Oldest);
+        (oldest.status, oldest.order) = (vec![Status::Active, Status::Paused], SessionOrder::Oldest);
         self.store().heads(&oldest).await
     }
 
     /// Processes a session that is due. `None` means that nothing was done.
-    async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<End>> {
+    async fn end_due(&self, head: Head, now: Timestamp) -> Result<Option<SweepOutcome>> {
         let key = head.key();
         self.engine.know(&key.tenant).await?;
         match self.engine.due_at(&head) {
@@ -151,14 +152,16 @@ impl Tenure {
             due if due.is_none_or(|t| t > now) => self.look_again(&head, due).await.map(|()| None),
             _ if head.status == Status::Paused => match self.decide_for(&head).await? {
                 0 => self.look_again(&head, None).await.map(|()| None),
-                _ => Ok(Some(End::Decided)),
+                _ => Ok(Some(SweepOutcome::Decided)),
             },
-            _ if head.status.is_live() => Ok(self.end(head, Ending::Expired, now).await?.then_some(End::Expired)),
+            _ if head.status.is_live() => {
+                Ok(self.end(head, EndReason::Expired, now).await?.then_some(SweepOutcome::Expired))
+            }
             _ => {
                 let purged = self.store().purge_at(&key, head.info.created_at, head.seq).await;
                 self.engine.forget(&key);
                 match purged {
-                    Ok(()) => Ok(Some(End::Purged)),
+                    Ok(()) => Ok(Some(SweepOutcome::Purged)),
                     // The session was restored meanwhile.
                     Err(Error::Conflict { .. }) => Ok(None),
                     Err(e) => Err(e),

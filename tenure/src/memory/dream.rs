@@ -1,16 +1,16 @@
 //! Dreams (memory consolidation): a session's memory that was recalled often, for different
 //! questions and on different days, is promoted to its user. Nothing is promoted in any other way.
 
-use crate::memory::memories::{MEMORY, Place, bound, is_fresh, kept, shelf, written};
-use crate::memory::recall::{Event, RECALLS};
-use crate::store::item::{Item, Owner, Shelf};
-use crate::store::query::{Query, Whose};
+use crate::memory::memories::{MEMORY, MemoryLocation, bound, is_fresh, kept, shelf, written};
+use crate::memory::recall::{RECALLS, RecallEvent};
+use crate::store::item::{Item, Namespace, Owner};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Principal, Reach, SessionId, Tenant, User};
-use crate::types::memory::Kept;
-use crate::types::policy::{MemoryPolicy, Scope};
+use crate::types::id::{AccessScope, Principal, SessionId, Tenant, User};
+use crate::types::memory::MemoryRecord;
+use crate::types::policy::{MemoryPolicy, MemoryScope};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -49,12 +49,12 @@ pub struct Dream {
     /// The number of sessions that were examined.
     pub sessions: usize,
     /// The promoted memories, with the statistics that justify each.
-    pub promoted: Vec<Promoted>,
+    pub promoted: Vec<PromotedMemory>,
 }
 
 /// A memory that was promoted from a session to its user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Promoted {
+pub struct PromotedMemory {
     /// The id of the memory.
     pub memory: String,
     /// The session that it was promoted from.
@@ -73,14 +73,14 @@ pub struct Promoted {
 
 /// Recall statistics of one memory.
 #[derive(Default)]
-struct Tally {
+struct RecallStats {
     recalls: usize,
     questions: BTreeSet<String>,
     days: BTreeSet<String>,
     score: f64,
 }
 
-impl Tally {
+impl RecallStats {
     fn passes(&self, rules: &DreamRules) -> bool {
         self.recalls >= rules.recalls && self.questions.len() >= rules.questions && self.days.len() >= rules.days
     }
@@ -101,10 +101,10 @@ impl Tenure {
         let mut dream = Dream { id, at, dry_run, sessions: 0, promoted: Vec::new() };
         for assistant in self.engine.assistants(who).await? {
             let policy = self.policy(&who.tenant, Some(&assistant.name)).memory;
-            if policy.scope != Scope::Session {
+            if policy.scope != MemoryScope::Session {
                 continue;
             }
-            let mut query = Query::new(Whose::Everyone, self.limits().max_page);
+            let mut query = SessionQuery::new(OwnerFilter::Everyone, self.limits().max_page);
             query.assistant = Some(assistant.name.clone());
             query.status = vec![Status::Active, Status::Paused, Status::Expired];
             loop {
@@ -145,11 +145,15 @@ impl Tenure {
                 continue;
             }
             if !dream.dry_run {
-                let place =
-                    Place { shelf: theirs, policy: policy.clone(), assistant: None, session: Some(head.clone()) };
+                let place = MemoryLocation {
+                    shelf: theirs,
+                    policy: policy.clone(),
+                    assistant: None,
+                    session: Some(head.clone()),
+                };
                 self.promote(&place, item, &dream.id).await?;
             }
-            dream.promoted.push(Promoted {
+            dream.promoted.push(PromotedMemory {
                 memory: id,
                 session_id: head.info.session_id.clone(),
                 user: head.user.clone(),
@@ -162,15 +166,15 @@ impl Tenure {
         Ok(())
     }
 
-    async fn tallies(&self, recalls: &Shelf) -> Result<HashMap<String, Tally>> {
-        let (mut all, mut after) = (HashMap::<String, Tally>::new(), None::<String>);
+    async fn tallies(&self, recalls: &Namespace) -> Result<HashMap<String, RecallStats>> {
+        let (mut all, mut after) = (HashMap::<String, RecallStats>::new(), None::<String>);
         loop {
             let page = self.store().items(recalls, after.as_deref(), 256).await?;
             let Some(last) = page.last() else { return Ok(all) };
             after = Some(last.key.clone());
             for item in &page {
                 let place = || format!("recall {} of {}", item.key, recalls.owner);
-                let event: Event = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(place(), e))?;
+                let event: RecallEvent = serde_json::from_str(&item.value).map_err(|e| Error::corrupt(place(), e))?;
                 for told in event.found {
                     let tally = all.entry(told.id).or_default();
                     tally.recalls += 1;
@@ -184,7 +188,7 @@ impl Tenure {
 
     /// Copies a session's memory to its user, with back references from its sources so that it can
     /// be retracted.
-    async fn promote(&self, place: &Place, item: Item, dream: &str) -> Result<()> {
+    async fn promote(&self, place: &MemoryLocation, item: Item, dream: &str) -> Result<()> {
         let mut all = kept(&item)?;
         all.dream = Some(dream.to_owned());
         for source in all.sources.keys() {
@@ -237,7 +241,7 @@ impl Tenure {
             match all.sources.is_empty() {
                 true => drop(self.store().remove(&theirs, &one.memory).await?),
                 false => {
-                    let value = written(&Kept { dream: None, ..all });
+                    let value = written(&MemoryRecord { dream: None, ..all });
                     self.store().put(&theirs, &Item { value, ..item }, None).await?;
                 }
             }
@@ -263,12 +267,12 @@ impl Tenure {
 
 fn administers(who: &Principal) -> Result<()> {
     match who.reach {
-        Reach::Tenant => Ok(()),
-        Reach::Own => Err(Error::invalid("dream", "dreams are for an administrator of the tenant")),
+        AccessScope::Tenant => Ok(()),
+        AccessScope::Own => Err(Error::invalid("dream", "dreams are for an administrator of the tenant")),
     }
 }
 
-fn dreams(tenant: &Tenant) -> Shelf {
+fn dreams(tenant: &Tenant) -> Namespace {
     shelf(tenant, Owner::Tenant, DREAMS)
 }
 

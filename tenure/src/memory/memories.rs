@@ -6,16 +6,16 @@
 //! it came from store a back reference: when they are rewound or purged explicitly, a memory whose
 //! only source is there is retracted (D-072, D-073).
 
-use crate::engine::draft::Need;
-use crate::rules::session::Said;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::engine::draft::Depth;
+use crate::rules::session::StoredMessage;
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId, Tenant, User};
-use crate::types::memory::{Kept, Memory, Source};
-use crate::types::policy::{MemoryPolicy, Scope};
+use crate::types::memory::{Memory, MemoryRecord, MemorySource};
+use crate::types::policy::{MemoryPolicy, MemoryScope};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -31,7 +31,7 @@ pub(crate) const SYSTEM: &str = "tenure:system";
 
 /// The target of a memory operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mind {
+pub enum MemoryTarget {
     /// The memories available to a session: its own, its user's or its group's, depending on its
     /// assistant's policy.
     Session(SessionId),
@@ -43,7 +43,7 @@ pub enum Mind {
 
 /// A new memory.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Remember {
+pub struct NewMemory {
     /// The text.
     pub text: String,
     /// Positions of the session's messages that it was derived from.
@@ -72,7 +72,7 @@ pub(crate) fn findable(text: &str) -> String {
 
 /// A back reference from a source to a memory, used to retract the memory with its source.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Trace {
+pub(crate) struct BackReference {
     /// The id of the memory.
     pub id: String,
     /// The owner of the namespace that contains the memory, in textual form.
@@ -83,8 +83,8 @@ pub(crate) struct Trace {
 
 /// A resolved memory target: the namespace and the policy that applies to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub shelf: Shelf,
+pub(crate) struct MemoryLocation {
+    pub shelf: Namespace,
     pub policy: MemoryPolicy,
     pub assistant: Option<String>,
     /// The head of the session, if the target is one.
@@ -96,8 +96,8 @@ pub(crate) fn memory_id(text: &str) -> String {
     format!("mem_{}", &blake3::hash(text.as_bytes()).to_hex()[..32])
 }
 
-pub(crate) fn shelf(tenant: &Tenant, owner: Owner, name: &str) -> Shelf {
-    Shelf { tenant: tenant.clone(), owner, name: name.to_owned() }
+pub(crate) fn shelf(tenant: &Tenant, owner: Owner, name: &str) -> Namespace {
+    Namespace { tenant: tenant.clone(), owner, name: name.to_owned() }
 }
 
 /// Parses an owner from its textual form in a namespace.
@@ -116,28 +116,28 @@ pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
 }
 
 /// Deserializes the stored form of a memory.
-pub(crate) fn kept(item: &Item) -> Result<Kept> {
+pub(crate) fn kept(item: &Item) -> Result<MemoryRecord> {
     serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("memory {}", item.key), e))
 }
 
 /// Serializes a memory for storage.
-pub(crate) fn written(kept: &Kept) -> String {
+pub(crate) fn written(kept: &MemoryRecord) -> String {
     serde_json::to_string(kept).expect("plain data")
 }
 
 /// Converts an item of a namespace into a [`Memory`].
-pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
+pub(crate) fn memory(shelf: &Namespace, item: Item) -> Result<Memory> {
     let kept = kept(&item)?;
     let (mut session_id, mut user, mut group) = (None, None, None);
     let scope = match &shelf.owner {
-        Owner::Session(id) => (session_id = Some(id.clone()), Scope::Session).1,
-        Owner::User(name) => (user = Some(name.clone()), Scope::User).1,
-        Owner::Group(name) => (group = Some(name.clone()), Scope::Group).1,
-        Owner::Tenant => Scope::None,
+        Owner::Session(id) => (session_id = Some(id.clone()), MemoryScope::Session).1,
+        Owner::User(name) => (user = Some(name.clone()), MemoryScope::User).1,
+        Owner::Group(name) => (group = Some(name.clone()), MemoryScope::Group).1,
+        Owner::Tenant => MemoryScope::None,
     };
     let source = |(name, messages): (String, Vec<Seq>)| match name.strip_prefix('@') {
-        Some(user) => Source { session_id: None, messages, user: User::new(user).ok() },
-        None => Source { session_id: SessionId::new(&name).ok(), messages, user: None },
+        Some(user) => MemorySource { session_id: None, messages, user: User::new(user).ok() },
+        None => MemorySource { session_id: SessionId::new(&name).ok(), messages, user: None },
     };
     Ok(Memory {
         id: item.key,
@@ -159,7 +159,7 @@ pub(crate) fn memory(shelf: &Shelf, item: Item) -> Result<Memory> {
 
 /// Returns true if the message with this position is among `messages`, which are ordered by
 /// position.
-pub(crate) fn is_there(messages: &[Said], seq: Seq) -> bool {
+pub(crate) fn is_there(messages: &[StoredMessage], seq: Seq) -> bool {
     messages.binary_search_by_key(&seq, |m| m.seq).is_ok()
 }
 
@@ -172,27 +172,29 @@ pub(crate) fn bound(max: usize, id: &str) -> Option<usize> {
 }
 
 /// The namespace that lists all namespaces with memories.
-pub(crate) fn registry() -> Shelf {
+pub(crate) fn registry() -> Namespace {
     shelf(&Tenant::new(SYSTEM).unwrap_or_default(), Owner::Tenant, SHELVES)
 }
 
 /// The key of a namespace in the registry.
-pub(crate) fn entry(at: &Shelf) -> String {
+pub(crate) fn entry(at: &Namespace) -> String {
     format!("{} {}", at.tenant, at.owner)
 }
 
 impl Tenure {
     /// Resolves a memory target to its namespace and policy. The error explains why the target has
     /// no memories.
-    pub(crate) async fn mind(&self, who: &Principal, mind: &Mind) -> Result<Place> {
+    pub(crate) async fn mind(&self, who: &Principal, mind: &MemoryTarget) -> Result<MemoryLocation> {
         self.engine.know(&who.tenant).await?;
         let none = |param: &str, whose: String| {
             let why = format!("{whose} remembers nothing: its `memory.scope` is none; set one on the assistant");
             Error::invalid(param, why)
         };
         let (owner, policy, assistant, session) = match mind {
-            Mind::Own => (Owner::User(who.user.clone()), self.engine.default_policy().memory.clone(), None, None),
-            Mind::Assistant(name) => {
+            MemoryTarget::Own => {
+                (Owner::User(who.user.clone()), self.engine.default_policy().memory.clone(), None, None)
+            }
+            MemoryTarget::Assistant(name) => {
                 let Some(assistant) = self.engine.assistant(who, name).await? else {
                     return Err(Error::invalid(
                         "assistant_id",
@@ -201,34 +203,36 @@ impl Tenure {
                 };
                 let policy = self.policy(&who.tenant, Some(name)).memory;
                 let owner = match policy.scope {
-                    Scope::None => return Err(none("assistant_id", format!("assistant {name:?}"))),
-                    Scope::Session => {
+                    MemoryScope::None => return Err(none("assistant_id", format!("assistant {name:?}"))),
+                    MemoryScope::Session => {
                         let why = "the memories of this assistant belong to its sessions; name one with `session_id`";
                         return Err(Error::invalid("session_id", why));
                     }
-                    Scope::User => Owner::User(who.user.clone()),
-                    Scope::Group => Owner::Group(policy.group.clone().unwrap_or_else(|| name.clone())),
+                    MemoryScope::User => Owner::User(who.user.clone()),
+                    MemoryScope::Group => Owner::Group(policy.group.clone().unwrap_or_else(|| name.clone())),
                 };
                 (owner, policy, Some(assistant.name.clone()), None)
             }
-            Mind::Session(id) => {
+            MemoryTarget::Session(id) => {
                 let head = self.live(who, id).await?;
                 let policy = self.policy(&who.tenant, head.assistant.as_deref()).memory;
                 let owner = match policy.scope {
-                    Scope::None => return Err(none("session_id", format!("session {id}"))),
-                    Scope::Session => Owner::Session(id.clone()),
-                    Scope::User => Owner::User(head.user.clone()),
-                    Scope::Group => Owner::Group(policy.group.clone().or(head.assistant.clone()).unwrap_or_default()),
+                    MemoryScope::None => return Err(none("session_id", format!("session {id}"))),
+                    MemoryScope::Session => Owner::Session(id.clone()),
+                    MemoryScope::User => Owner::User(head.user.clone()),
+                    MemoryScope::Group => {
+                        Owner::Group(policy.group.clone().or(head.assistant.clone()).unwrap_or_default())
+                    }
                 };
                 (owner, policy, head.assistant.clone(), Some(head))
             }
         };
-        Ok(Place { shelf: shelf(&who.tenant, owner, MEMORY), policy, assistant, session })
+        Ok(MemoryLocation { shelf: shelf(&who.tenant, owner, MEMORY), policy, assistant, session })
     }
 
     /// Stores a memory. Idempotent by text: an equal text updates the existing memory, with a new
     /// timestamp and an additional source.
-    pub async fn remember(&self, who: &Principal, mind: &Mind, what: Remember) -> Result<Memory> {
+    pub async fn remember(&self, who: &Principal, mind: &MemoryTarget, what: NewMemory) -> Result<Memory> {
         let place = self.mind(who, mind).await?;
         let text = self.memory_text(&what.text)?;
         let source = match &place.session {
@@ -247,7 +251,7 @@ impl Tenure {
         let _changing = self.shared.memories.changing(&id).await;
         let (now, shelf) = (self.now(), &place.shelf);
         let before = self.store().get(shelf, &id, None).await?.filter(|i| is_fresh(i, now));
-        let mut all = before.as_ref().map_or_else(|| Ok(Kept::default()), kept)?;
+        let mut all = before.as_ref().map_or_else(|| Ok(MemoryRecord::default()), kept)?;
         let mut messages = all.sources.remove(&source).unwrap_or_default();
         messages.extend(what.messages);
         messages.sort_unstable();
@@ -293,7 +297,7 @@ impl Tenure {
     }
 
     /// Verifies that the messages that a memory was derived from exist.
-    async fn check_messages(&self, who: &Principal, place: &Place, messages: &[Seq]) -> Result<()> {
+    async fn check_messages(&self, who: &Principal, place: &MemoryLocation, messages: &[Seq]) -> Result<()> {
         let Some(head) = place.session.as_ref().filter(|_| !messages.is_empty()) else {
             return match messages.is_empty() {
                 true => Ok(()),
@@ -302,7 +306,7 @@ impl Tenure {
         };
         let id = &head.info.session_id;
         self.engine
-            .read(who, id, Need::Session, |state| {
+            .read(who, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 match messages.iter().find(|seq| !is_there(&session.messages, **seq)) {
                     None => Ok(()),
@@ -316,11 +320,11 @@ impl Tenure {
 
     /// Stores the back references of a memory: with its source session, and for a group memory also
     /// with the contributing user. Registers the namespace.
-    pub(crate) async fn leave_traces(&self, place: &Place, id: &str, source: &str, user: &User) -> Result<()> {
+    pub(crate) async fn leave_traces(&self, place: &MemoryLocation, id: &str, source: &str, user: &User) -> Result<()> {
         let (tenant, owner) = (&place.shelf.tenant, place.shelf.owner.to_string());
         let key = format!("{id} {source} {owner}");
         let key = blake3::hash(key.as_bytes()).to_hex().to_string();
-        let trace = Trace { id: id.to_owned(), owner, source: source.to_owned() };
+        let trace = BackReference { id: id.to_owned(), owner, source: source.to_owned() };
         let item = self.lasting(key, serde_json::to_string(&trace).expect("plain data"));
         if let Some(head) = &place.session {
             let at = shelf(tenant, Owner::Session(head.info.session_id.clone()), TRACES);
@@ -342,7 +346,7 @@ impl Tenure {
 
     /// Registers a namespace as containing memories. Session namespaces are not registered; they
     /// are deleted with their session.
-    pub async fn register(&self, at: &Shelf) -> Result<()> {
+    pub async fn register(&self, at: &Namespace) -> Result<()> {
         if matches!(at.owner, Owner::Session(_)) || !self.shared.memories.is_new(at) {
             return Ok(());
         }
@@ -350,7 +354,7 @@ impl Tenure {
     }
 
     /// Lists the registered namespaces. Some may be empty by now.
-    pub(crate) async fn memory_shelves(&self) -> Result<Vec<Shelf>> {
+    pub(crate) async fn memory_shelves(&self) -> Result<Vec<Namespace>> {
         let mut all = Vec::new();
         let mut after = None::<String>;
         loop {
@@ -365,7 +369,7 @@ impl Tenure {
     }
 
     /// Returns a memory by its id. `None` if it does not exist or has expired.
-    pub async fn memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<Option<Memory>> {
+    pub async fn memory(&self, who: &Principal, mind: &MemoryTarget, id: &str) -> Result<Option<Memory>> {
         let place = self.mind(who, mind).await?;
         let item = self.store().get(&place.shelf, id, None).await?;
         item.filter(|i| is_fresh(i, self.now())).map(|item| memory(&place.shelf, item)).transpose()
@@ -375,7 +379,7 @@ impl Tenure {
     pub async fn memory_list(
         &self,
         who: &Principal,
-        mind: &Mind,
+        mind: &MemoryTarget,
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<Memory>> {
@@ -393,7 +397,7 @@ impl Tenure {
     }
 
     /// Deletes a memory and scrubs its text from the store. Returns whether it existed.
-    pub async fn forget_memory(&self, who: &Principal, mind: &Mind, id: &str) -> Result<bool> {
+    pub async fn forget_memory(&self, who: &Principal, mind: &MemoryTarget, id: &str) -> Result<bool> {
         let place = self.mind(who, mind).await?;
         let _changing = self.shared.memories.changing(id).await;
         let gone = self.store().remove(&place.shelf, id).await?;

@@ -1,8 +1,8 @@
 //! Recall: finds memories relevant to a question by word search and by embedding similarity, and
 //! builds the prompt block that injects them.
 
-use crate::memory::memories::{Mind, Place, findable, is_fresh, memory, shelf};
-use crate::memory::vectors::Near;
+use crate::memory::memories::{MemoryLocation, MemoryTarget, findable, is_fresh, memory, shelf};
+use crate::memory::vectors::NearestResult;
 use crate::rules::prompt::tokens;
 use crate::rules::text::words;
 use crate::store::item::{Item, Owner};
@@ -11,7 +11,7 @@ use crate::types::error::Result;
 use crate::types::id::{Principal, SessionId, Tenant};
 use crate::types::memory::Memory;
 use crate::types::message::{Message, Role};
-use crate::types::policy::{MemoryPolicy, Scope};
+use crate::types::policy::{MemoryPolicy, MemoryScope};
 use futures_util::future::try_join_all;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -40,9 +40,9 @@ const MAX_QUESTION: usize = 4096;
 
 /// The result of a recall.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Recalled {
+pub struct RecallResult {
     /// The memories, best match first.
-    pub memories: Vec<Recall>,
+    pub memories: Vec<RecallHit>,
     /// Whether embedding similarity was used in addition to word search.
     pub by_meaning: bool,
     /// The reason why similarity was not used. `None` if it was.
@@ -52,7 +52,7 @@ pub struct Recalled {
 
 /// A recalled memory with its score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Recall {
+pub struct RecallHit {
     /// The relevance score, comparable only within one result.
     pub score: f64,
     /// Cosine similarity to the question, from -1 to 1. `None` if it was found by words only.
@@ -65,7 +65,7 @@ pub struct Recall {
 
 /// A memory that was injected into a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct InjectedMemory {
     /// The id of the memory.
     pub id: String,
     /// The relevance score of its recall.
@@ -74,19 +74,19 @@ pub struct Told {
 
 /// A stored recall event. Dreams promote memories on the basis of these events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Event {
+pub(crate) struct RecallEvent {
     pub question: String,
     pub at: Timestamp,
-    pub found: Vec<Told>,
+    pub found: Vec<InjectedMemory>,
 }
 
 /// The memory injection of a turn.
 #[derive(Clone, Debug)]
-pub(crate) struct Recollection {
+pub(crate) struct MemoryInjection {
     /// The system message for the prompt.
     pub block: Message,
     /// The memories that it contains.
-    pub told: Vec<Told>,
+    pub told: Vec<InjectedMemory>,
     /// The recall event, to be committed with the run's next step.
     pub event: Item,
 }
@@ -128,7 +128,13 @@ fn share(weights: &HashMap<String, f64>, text: &str) -> f64 {
 impl Tenure {
     /// Finds the memories most relevant to a question, best match first. Updates their last-use
     /// times and stores a recall event.
-    pub async fn recall(&self, who: &Principal, mind: &Mind, question: &str, limit: usize) -> Result<Recalled> {
+    pub async fn recall(
+        &self,
+        who: &Principal,
+        mind: &MemoryTarget,
+        question: &str,
+        limit: usize,
+    ) -> Result<RecallResult> {
         let place = self.mind(who, mind).await?;
         let recalled = self.recall_at(&place, question, limit).await?;
         if let Some(event) = self.event(question, &recalled.memories) {
@@ -141,11 +147,11 @@ impl Tenure {
         Ok(recalled)
     }
 
-    async fn recall_at(&self, place: &Place, question: &str, limit: usize) -> Result<Recalled> {
+    async fn recall_at(&self, place: &MemoryLocation, question: &str, limit: usize) -> Result<RecallResult> {
         let (question, _) = self.redact(clipped(question));
         let question = &*question;
         if question.trim().is_empty() || limit == 0 {
-            return Ok(Recalled::default());
+            return Ok(RecallResult::default());
         }
         let at = &place.shelf;
         let many = CANDIDATES.max(limit);
@@ -153,8 +159,8 @@ impl Tenure {
         let (words, near) = tokio::join!(self.store().search(at, &sought, many), self.nearest(at, question, many));
         let now = self.now();
         let (near, by_meaning, note) = match near? {
-            Near::Found(near) => (near, true, None),
-            Near::Not(why) => (Vec::new(), false, Some(format!("by words only: {why}"))),
+            NearestResult::Found(near) => (near, true, None),
+            NearestResult::Not(why) => (Vec::new(), false, Some(format!("by words only: {why}"))),
         };
         let weights = weights(question);
         let counts = |item: &Item| {
@@ -176,19 +182,19 @@ impl Tenure {
                 let Some(item) = item.filter(|item| is_fresh(item, now)) else { continue };
                 let score = *score;
                 let similarity = near.iter().find(|(k, _)| k == key).map(|(_, cosine)| *cosine);
-                memories.push(Recall { score, similarity, memory: memory(at, item)? });
+                memories.push(RecallHit { score, similarity, memory: memory(at, item)? });
             }
         }
-        Ok(Recalled { memories, by_meaning, note })
+        Ok(RecallResult { memories, by_meaning, note })
     }
 
-    fn event(&self, question: &str, found: &[Recall]) -> Option<Item> {
+    fn event(&self, question: &str, found: &[RecallHit]) -> Option<Item> {
         if found.is_empty() {
             return None;
         }
-        let found = found.iter().map(|h| Told { id: h.memory.id.clone(), score: h.score }).collect();
+        let found = found.iter().map(|h| InjectedMemory { id: h.memory.id.clone(), score: h.score }).collect();
         let (question, _) = self.redact(clipped(question));
-        let event = Event { question: question.replace('\0', " "), at: self.now(), found };
+        let event = RecallEvent { question: question.replace('\0', " "), at: self.now(), found };
         let value = serde_json::to_string(&event).expect("plain data");
         Some(self.lasting(uuid::Uuid::now_v7().to_string(), value))
     }
@@ -196,7 +202,7 @@ impl Tenure {
     /// Returns true if the policy injects memories into prompts.
     pub(crate) fn tells(&self, tenant: &Tenant, assistant: Option<&str>) -> bool {
         let policy = self.policy(tenant, assistant).memory;
-        policy.scope != Scope::None && policy.inject
+        policy.scope != MemoryScope::None && policy.inject
     }
 
     /// Recalls memories for injection into a prompt, if the policy requests it. Failures are logged
@@ -207,20 +213,20 @@ impl Tenure {
         id: &SessionId,
         assistant: Option<&str>,
         said: &[Message],
-    ) -> Option<Recollection> {
+    ) -> Option<MemoryInjection> {
         if !self.tells(&who.tenant, assistant) {
             return None;
         }
         let policy = self.policy(&who.tenant, assistant).memory;
         let question = said.iter().rev().find(|m| m.role() == Role::User)?.text();
         let recalled = async {
-            let place = self.mind(who, &Mind::Session(id.clone())).await?;
+            let place = self.mind(who, &MemoryTarget::Session(id.clone())).await?;
             self.recall_at(&place, &question, policy.limit).await
         };
         match recalled.await {
             Ok(recalled) => {
                 let (block, told) = block(recalled.memories.clone(), &policy)?;
-                Some(Recollection { block, told, event: self.event(&question, &recalled.memories)? })
+                Some(MemoryInjection { block, told, event: self.event(&question, &recalled.memories)? })
             }
             Err(e) => {
                 tracing::warn!(session_id = %id, error = %e, "nothing was recalled");
@@ -232,7 +238,7 @@ impl Tenure {
 
 /// Formats memories as one system message, newest first. A memory that would exceed `max_tokens` is
 /// skipped. `None` if none fits.
-fn block(mut found: Vec<Recall>, policy: &MemoryPolicy) -> Option<(Message, Vec<Told>)> {
+fn block(mut found: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Message, Vec<InjectedMemory>)> {
     found.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
     let mut lines = vec![
         "[memories] What was remembered before and may matter now, the newest first. Where two differ, the newer one holds."
@@ -247,7 +253,7 @@ fn block(mut found: Vec<Recall>, policy: &MemoryPolicy) -> Option<(Message, Vec<
             lines.pop();
             continue;
         }
-        told.push(Told { id: hit.memory.id, score: hit.score });
+        told.push(InjectedMemory { id: hit.memory.id, score: hit.score });
     }
     (!told.is_empty()).then(|| (message(&lines), told))
 }

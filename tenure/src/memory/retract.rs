@@ -2,12 +2,14 @@
 //! that have no other source are removed (D-073).
 
 use crate::engine::write::Committed;
-use crate::memory::memories::{MEMORY, TRACES, Trace, entry, is_there, kept, owner_of, registry, shelf, written};
-use crate::rules::session::Said;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::memory::memories::{
+    BackReference, MEMORY, TRACES, entry, is_there, kept, owner_of, registry, shelf, written,
+};
+use crate::rules::session::StoredMessage;
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::{SessionObserver, Tenure};
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Principal, Seq, SessionId, Tenant, User};
+use crate::types::id::{Principal, Seq, SessionId, SessionKey, Tenant, User};
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 
@@ -33,7 +35,7 @@ impl SessionObserver for RetractMemories {
 impl Tenure {
     /// Retracts the memories whose only source is a session's discarded messages. `left` is the
     /// messages that remain. `None` means that the whole session is purged.
-    pub(crate) async fn retract(&self, key: &Key, left: Option<&[Said]>) -> Result<()> {
+    pub(crate) async fn retract(&self, key: &SessionKey, left: Option<&[StoredMessage]>) -> Result<()> {
         let at = shelf(&key.tenant, Owner::Session(key.session.clone()), TRACES);
         self.retract_from(&at, |messages| match left {
             None => false,
@@ -55,14 +57,14 @@ impl Tenure {
 
     /// Follows the back references in a namespace and removes the sources that no longer stand.
     /// Then scrubs the affected owners from the store.
-    async fn retract_from(&self, at: &Shelf, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
+    async fn retract_from(&self, at: &Namespace, stands: impl Fn(&[Seq]) -> bool) -> Result<()> {
         let (mut after, mut emptied) = (None::<String>, BTreeSet::new());
         loop {
             let page = self.store().items(at, after.as_deref(), 256).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in page {
-                let trace: Trace = serde_json::from_str(&item.value)
+                let trace: BackReference = serde_json::from_str(&item.value)
                     .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
                 if self.take_back(&at.tenant, &trace, &stands).await? {
                     self.store().remove(at, &item.key).await?;
@@ -78,7 +80,7 @@ impl Tenure {
 
     /// Removes a source from a memory, and the memory itself with its last source. Returns true if
     /// the back reference is no longer needed.
-    async fn take_back(&self, tenant: &Tenant, trace: &Trace, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
+    async fn take_back(&self, tenant: &Tenant, trace: &BackReference, stands: impl Fn(&[Seq]) -> bool) -> Result<bool> {
         let Some(owner) = owner_of(&trace.owner) else { return Ok(true) };
         let place = shelf(tenant, owner, MEMORY);
         let _changing = self.shared.memories.changing(&trace.id).await;

@@ -1,14 +1,14 @@
 //! The built-in tool `memory`: lets a model store, recall and delete the memories of its assistant.
 
-use crate::executors::tools::Call;
-use crate::memory::memories::{Mind, Remember};
-use crate::rules::session::Said;
+use crate::executors::tools::ToolInvocation;
+use crate::memory::memories::{MemoryTarget, NewMemory};
+use crate::rules::session::StoredMessage;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, SessionId};
-use crate::types::policy::Scope;
-use crate::types::tool::{Output, Tool};
+use crate::types::policy::MemoryScope;
+use crate::types::tool::{Tool, ToolOutput};
 use crate::types::tool_source::ToolSource;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -57,33 +57,38 @@ fn tool() -> Tool {
 impl Tenure {
     /// Returns the tool if the assistant lists it and its memory scope is not `none`.
     pub(crate) fn memory_tool(&self, who: &Principal, assistant: &Assistant) -> Option<Tool> {
-        let remembers = || self.policy(&who.tenant, Some(&assistant.name)).memory.scope != Scope::None;
+        let remembers = || self.policy(&who.tenant, Some(&assistant.name)).memory.scope != MemoryScope::None;
         (assistant.tools.contains(&ToolSource::Memory) && remembers()).then(tool)
     }
 
     /// Executes a call. Invalid arguments are returned to the model as a failed output, not as an
     /// error of the run.
-    pub(crate) async fn call_memory(&self, who: &Principal, id: &SessionId, call: &Call) -> Result<Output> {
+    pub(crate) async fn call_memory(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        call: &ToolInvocation,
+    ) -> Result<ToolOutput> {
         let action = match serde_json::from_value(Value::Object(call.arguments.clone())) {
             Ok(action) => action,
             Err(e) => return Ok(failed(format!("{e}; the actions are remember, recall and forget"))),
         };
         match self.act(who, id, call, action).await {
-            Ok(content) => Ok(Output { content: content.to_string(), failed: false }),
+            Ok(content) => Ok(ToolOutput { content: content.to_string(), failed: false }),
             Err(e @ (Error::Invalid { .. } | Error::TooLarge { .. })) => Ok(failed(e.to_string())),
             Err(e) => Err(e),
         }
     }
 
-    async fn act(&self, who: &Principal, id: &SessionId, call: &Call, action: Action) -> Result<Value> {
-        let mind = Mind::Session(id.clone());
+    async fn act(&self, who: &Principal, id: &SessionId, call: &ToolInvocation, action: Action) -> Result<Value> {
+        let mind = MemoryTarget::Session(id.clone());
         match action {
             Action::Remember { text } => {
                 // The source is the message that contains the call.
                 let session = self.engine.shared(who, id).await?;
-                let calls = |m: &&Said| m.message.tool_calls().iter().any(|c| c.id == call.id);
+                let calls = |m: &&StoredMessage| m.message.tool_calls().iter().any(|c| c.id == call.id);
                 let messages = session.messages.iter().rev().find(calls).map(|m| m.seq).into_iter().collect();
-                let memory = self.remember(who, &mind, Remember { text, messages, ..Remember::default() }).await?;
+                let memory = self.remember(who, &mind, NewMemory { text, messages, ..NewMemory::default() }).await?;
                 Ok(json!({"remembered": memory.id}))
             }
             Action::Recall { query, limit } => {
@@ -99,6 +104,6 @@ impl Tenure {
     }
 }
 
-fn failed(content: String) -> Output {
-    Output { content: format!("[{content}]"), failed: true }
+fn failed(content: String) -> ToolOutput {
+    ToolOutput { content: format!("[{content}]"), failed: true }
 }

@@ -6,13 +6,13 @@
 //! companion namespace for a limited time; each search reads the notes first, so the index reflects
 //! the writes of other processes.
 
-use crate::engine::vector_index::{Codes, Slot};
+use crate::engine::vector_index::{VectorIndex, WeighedIndex};
 use crate::executors::embedder::Embedder;
 use crate::memory::memories::{MEMORY, kept};
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
-use crate::types::memory::Kept;
+use crate::types::memory::MemoryRecord;
 use crate::types::vector::Vector;
 use jiff::{SignedDuration, Timestamp};
 
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const BATCH: usize = 32;
 
 /// The outcome of a similarity search.
-pub(crate) enum Near {
+pub(crate) enum NearestResult {
     /// Ids and similarities of the nearest memories.
     Found(Vec<(String, f32)>),
     /// The reason why the search was skipped.
@@ -55,7 +55,7 @@ impl Tenure {
 
     /// Stores a change note for a memory, which invalidates its vector in the index of this process
     /// and of others.
-    pub(crate) async fn memory_changed(&self, shelf: &Shelf, id: &str) -> Result<()> {
+    pub(crate) async fn memory_changed(&self, shelf: &Namespace, id: &str) -> Result<()> {
         if self.engine.options().embedder.as_ref().is_none() {
             return Ok(());
         }
@@ -66,13 +66,13 @@ impl Tenure {
     }
 
     /// Finds the memories of a namespace whose vectors are nearest to that of a question.
-    pub(crate) async fn nearest(&self, shelf: &Shelf, question: &str, limit: usize) -> Result<Near> {
+    pub(crate) async fn nearest(&self, shelf: &Namespace, question: &str, limit: usize) -> Result<NearestResult> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
-            return Ok(Near::Not("there is no embedder".to_owned()));
+            return Ok(NearestResult::Not("there is no embedder".to_owned()));
         };
         let vectors = match ask(embedder, vec![question.to_owned()]).await {
             Ok(vectors) => vectors,
-            Err(why) => return Ok(Near::Not(why)),
+            Err(why) => return Ok(NearestResult::Not(why)),
         };
         let slot = self.codes(shelf, embedder);
         let mut codes = slot.codes.lock().await;
@@ -88,15 +88,18 @@ impl Tenure {
         let weight = codes.weight();
         drop(codes);
         if weight > slot.weight + slot.weight / 8 {
-            self.shared.memories.vectors.insert(shelf.clone(), Slot { weight, ..slot });
+            self.shared.memories.vectors.insert(shelf.clone(), WeighedIndex { weight, ..slot });
         }
-        Ok(Near::Found(found))
+        Ok(NearestResult::Found(found))
     }
 
-    fn codes(&self, shelf: &Shelf, embedder: &Embedder) -> Slot {
+    fn codes(&self, shelf: &Namespace, embedder: &Embedder) -> WeighedIndex {
         let fresh = || {
-            let codes = Codes { model: embedder.name().to_owned(), ..Codes::default() };
-            Ok::<_, std::convert::Infallible>(Slot { weight: codes.weight(), codes: Arc::new(Mutex::new(codes)) })
+            let codes = VectorIndex { model: embedder.name().to_owned(), ..VectorIndex::default() };
+            Ok::<_, std::convert::Infallible>(WeighedIndex {
+                weight: codes.weight(),
+                codes: Arc::new(Mutex::new(codes)),
+            })
         };
         match self.shared.memories.vectors.get_or_insert_with(shelf, fresh) {
             Ok(slot) => slot,
@@ -106,7 +109,7 @@ impl Tenure {
 
     /// Refreshes the index from the change notes, or rebuilds it if it is older than the notes are
     /// stored.
-    async fn look(&self, shelf: &Shelf, codes: &mut Codes) -> Result<()> {
+    async fn look(&self, shelf: &Namespace, codes: &mut VectorIndex) -> Result<()> {
         let now = self.now();
         let since = codes.looked.filter(|t| now.duration_since(*t).abs() < CHANGES_FOR - SKEW - SKEW);
         let Some(since) = since else { return self.read_all(shelf, codes, now).await };
@@ -123,7 +126,7 @@ impl Tenure {
     }
 
     /// Reads the change notes since a time, minus the allowed clock skew.
-    async fn notes(&self, shelf: &Shelf, since: Timestamp) -> Result<Vec<Item>> {
+    async fn notes(&self, shelf: &Namespace, since: Timestamp) -> Result<Vec<Item>> {
         let at = changes(shelf);
         let mut after = stamp(since.checked_sub(SKEW).unwrap_or(since));
         let mut all = Vec::new();
@@ -135,8 +138,8 @@ impl Tenure {
         }
     }
 
-    async fn read_all(&self, shelf: &Shelf, codes: &mut Codes, now: Timestamp) -> Result<()> {
-        *codes = Codes { model: std::mem::take(&mut codes.model), ..Codes::default() };
+    async fn read_all(&self, shelf: &Namespace, codes: &mut VectorIndex, now: Timestamp) -> Result<()> {
+        *codes = VectorIndex { model: std::mem::take(&mut codes.model), ..VectorIndex::default() };
         let mut after = None::<String>;
         loop {
             let page = self.store().items(shelf, after.as_deref(), 1000).await?;
@@ -152,7 +155,7 @@ impl Tenure {
 
     /// Computes missing vectors (of the current model) for the memories of a namespace, and returns
     /// how many were computed. `told` is called after each batch.
-    async fn embed_shelf(&self, shelf: &Shelf, embedder: &Embedder, told: &mut impl FnMut(usize)) -> Result<usize> {
+    async fn embed_shelf(&self, shelf: &Namespace, embedder: &Embedder, told: &mut impl FnMut(usize)) -> Result<usize> {
         let (mut after, mut done) = (None::<String>, 0);
         loop {
             let page = self.store().items(shelf, after.as_deref(), BATCH * 4).await?;
@@ -176,11 +179,11 @@ impl Tenure {
         }
     }
 
-    async fn give_vector(&self, shelf: &Shelf, id: &str, vector: Vector) -> Result<()> {
+    async fn give_vector(&self, shelf: &Namespace, id: &str, vector: Vector) -> Result<()> {
         let _changing = self.shared.memories.changing(id).await;
         // The memory may have been removed in the meantime.
         let Some(item) = self.store().get(shelf, id, None).await? else { return Ok(()) };
-        let all = Kept { vector: Some(vector), ..kept(&item)? };
+        let all = MemoryRecord { vector: Some(vector), ..kept(&item)? };
         let item = Item { value: crate::memory::memories::written(&all), ..item };
         self.store().put(shelf, &item, None).await?;
         self.memory_changed(shelf, id).await
@@ -204,9 +207,9 @@ async fn ask(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, S
     tokio::time::timeout(PATIENCE, embedder.embed(texts)).await.map_err(late)?
 }
 
-fn changes(shelf: &Shelf) -> Shelf {
+fn changes(shelf: &Namespace) -> Namespace {
     debug_assert_eq!(shelf.name, MEMORY);
-    Shelf { name: CHANGES.to_owned(), ..shelf.clone() }
+    Namespace { name: CHANGES.to_owned(), ..shelf.clone() }
 }
 
 /// A unique key that sorts by time (UUIDv7).
@@ -219,12 +222,12 @@ fn stamp(now: Timestamp) -> String {
 mod tests {
     use super::*;
 
-    fn with(numbers: &[f32]) -> Kept {
-        Kept { vector: Some(Vector::new("m", numbers)), ..Kept::default() }
+    fn with(numbers: &[f32]) -> MemoryRecord {
+        MemoryRecord { vector: Some(Vector::new("m", numbers)), ..MemoryRecord::default() }
     }
 
-    fn codes() -> Codes {
-        Codes { model: "m".to_owned(), ..Codes::default() }
+    fn codes() -> VectorIndex {
+        VectorIndex { model: "m".to_owned(), ..VectorIndex::default() }
     }
 
     #[test]
@@ -234,7 +237,10 @@ mod tests {
         codes.set("north", Some(&with(&[0.0, 1.0])));
         codes.set("north-east", Some(&with(&[1.0, 1.0])));
         codes.set("west", Some(&with(&[-1.0, 0.0])));
-        codes.set("of another model", Some(&Kept { vector: Some(Vector::new("n", &[1.0, 0.0])), ..Kept::default() }));
+        codes.set(
+            "of another model",
+            Some(&MemoryRecord { vector: Some(Vector::new("n", &[1.0, 0.0])), ..MemoryRecord::default() }),
+        );
         codes.set("longer", Some(&with(&[1.0, 0.0, 0.0])));
         let found: Vec<_> = codes.nearest(&[2.0, 0.5], 10).into_iter().map(|(key, _)| key).collect();
         assert_eq!(found, ["east", "north-east", "north"]);

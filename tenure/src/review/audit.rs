@@ -5,12 +5,12 @@
 
 use crate::rules::decision_chain::{AuditedDecision, ChainCheck};
 use crate::rules::session::Session;
-use crate::store::query::{Cursor, Query, Range, Whose};
+use crate::store::query::{OwnerFilter, RecordRange, SessionCursor, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::entry::Record;
 use crate::types::error::Result;
-use crate::types::head::{DECISIONS, Head, Reviewing};
-use crate::types::id::{Principal, Reach, Seq, SessionId};
+use crate::types::head::{DECISIONS, Head, ReviewIndexLabel};
+use crate::types::id::{AccessScope, Principal, Seq, SessionId};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -90,14 +90,14 @@ const HEADS: usize = 100;
 #[derive(Debug)]
 pub struct AuditExport {
     tenure: Tenure,
-    whose: Whose,
+    whose: OwnerFilter,
     range: AuditRange,
     began: Timestamp,
     /// Digests of the sessions that were already exported. A session that becomes active during the
     /// export moves to the front of the list and is found again.
     seen: HashSet<[u8; 16]>,
     heads: VecDeque<Head>,
-    cursor: Option<Cursor>,
+    cursor: Option<SessionCursor>,
     /// True in passes after the first. They cover only sessions that were active since the export
     /// began.
     again: bool,
@@ -120,8 +120,8 @@ impl Tenure {
     /// session whose log contains it.
     pub fn audit_export(&self, who: &Principal, range: AuditRange) -> AuditExport {
         let whose = match who.reach {
-            Reach::Own => Whose::User(who.tenant.clone(), who.user.clone()),
-            Reach::Tenant => Whose::Tenant(who.tenant.clone()),
+            AccessScope::Own => OwnerFilter::User(who.tenant.clone(), who.user.clone()),
+            AccessScope::Tenant => OwnerFilter::Tenant(who.tenant.clone()),
         };
         AuditExport {
             tenure: self.clone(),
@@ -144,8 +144,11 @@ impl AuditExport {
     pub async fn next(&mut self) -> Result<Option<Vec<AuditedDecision>>> {
         loop {
             if let Some((head, last, mut check)) = self.current.take() {
-                let page =
-                    self.tenure.store().records(&head.key(), &Range { upto: head.seq, ..Range::after(last) }).await?;
+                let page = self
+                    .tenure
+                    .store()
+                    .records(&head.key(), &RecordRange { upto: head.seq, ..RecordRange::after(last) })
+                    .await?;
                 // A session purged during the export has no records left.
                 let Some(end) = page.last().map(|r| r.seq) else { continue };
                 let id = &head.info.session_id;
@@ -186,13 +189,13 @@ impl AuditExport {
     }
 
     async fn more(&mut self) -> Result<()> {
-        let mut query = Query::new(self.whose.clone(), HEADS);
+        let mut query = SessionQuery::new(self.whose.clone(), HEADS);
         query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
-        query.reviewing = Some(Reviewing::Decided);
+        query.reviewing = Some(ReviewIndexLabel::Decided);
         query.cursor = self.cursor.take();
         let heads = self.tenure.store().heads(&query).await?;
         let more = heads.len() == HEADS && (!self.again || heads.last().is_some_and(|h| h.active_at >= self.began));
-        self.cursor = heads.last().filter(|_| more).map(Cursor::of);
+        self.cursor = heads.last().filter(|_| more).map(SessionCursor::of);
         self.heads = heads.into();
         if !more {
             // Sessions that became active during a pass may have moved past its cursor. Passes are

@@ -3,14 +3,14 @@
 //! Open reviews are indexed in the sessions' heads and stored in their logs; there is no separate
 //! list that could diverge (D-061).
 
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::rules::session::{Review, Session};
-use crate::store::query::{Cursor, Order, Query, Whose};
+use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::decision_chain::DecisionChain;
-use crate::types::entry::{Claim, Decision, Entry, ReviewDecided};
+use crate::types::entry::{Decision, Entry, LeaseClaim, ReviewDecided};
 use crate::types::error::{Error, Result};
-use crate::types::head::{Head, Reviewing};
+use crate::types::head::{Head, ReviewIndexLabel};
 use crate::types::id::{Principal, ReviewId, RunId, SessionId};
 use crate::types::status::Status;
 use jiff::{SignedDuration, Timestamp};
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 /// A filter for listing reviews.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reviews {
+pub enum ReviewFilter {
     /// Undecided reviews, in one queue, or in all queues if `None`.
     Open(Option<String>),
     /// Decided reviews.
@@ -31,12 +31,12 @@ pub struct ReviewPage {
     /// The reviews, each with the head of its session; most recently active sessions first.
     pub reviews: Vec<(Head, Review)>,
     /// The cursor of the next page. `None` means that this is the last one.
-    pub next: Option<Cursor>,
+    pub next: Option<SessionCursor>,
 }
 
 /// A reviewer's decision on a review.
 #[derive(Clone, Debug)]
-pub struct Verdict {
+pub struct ReviewInput {
     /// The decision.
     pub decision: Decision,
     /// The name of the reviewer.
@@ -53,27 +53,27 @@ impl Tenure {
     pub async fn reviews(
         &self,
         who: &Principal,
-        which: &Reviews,
-        cursor: Option<Cursor>,
+        which: &ReviewFilter,
+        cursor: Option<SessionCursor>,
         sessions: usize,
     ) -> Result<ReviewPage> {
-        let mut query = Query::new(Whose::Everyone, sessions);
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, sessions);
         query.cursor = cursor;
         query.reviewing = Some(match which {
-            Reviews::Open(None) => Reviewing::Open,
-            Reviews::Open(Some(queue)) => Reviewing::Queue(queue.clone()),
-            Reviews::Decided => Reviewing::Decided,
+            ReviewFilter::Open(None) => ReviewIndexLabel::Open,
+            ReviewFilter::Open(Some(queue)) => ReviewIndexLabel::Queue(queue.clone()),
+            ReviewFilter::Decided => ReviewIndexLabel::Decided,
         });
         let page = self.list(who, query).await?;
         let mut reviews = Vec::new();
         for head in page.heads {
-            let found = self.engine.read(who, &head.info.session_id, Need::Session, |state| {
+            let found = self.engine.read(who, &head.info.session_id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, &head.info.session_id)?;
                 let wanted = session.reviews.iter().filter(|r| match which {
-                    Reviews::Open(queue) => {
+                    ReviewFilter::Open(queue) => {
                         r.decided.is_none() && !r.void && (queue.is_none() || r.opened.queue == *queue)
                     }
-                    Reviews::Decided => r.decided.is_some(),
+                    ReviewFilter::Decided => r.decided.is_some(),
                 });
                 Ok(wanted.cloned().map(|r| (session.head().clone(), r)).collect::<Vec<_>>())
             });
@@ -90,7 +90,7 @@ impl Tenure {
     /// Returns a review with the head of its session.
     pub async fn review(&self, who: &Principal, id: &ReviewId) -> Result<(Head, Review)> {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
-        let found = self.engine.read(who, &session_id, Need::Session, |state| {
+        let found = self.engine.read(who, &session_id, Depth::Session, |state| {
             let session = self.engine.whole_ref(state, &session_id)?;
             Ok((session.head().clone(), find(session, id)?.clone()))
         });
@@ -122,7 +122,7 @@ impl Tenure {
 
     /// Decides a review. The last open review of a session reactivates the session and releases its
     /// run, which can then be taken over at once.
-    pub async fn decide(&self, who: &Principal, id: &ReviewId, verdict: &Verdict) -> Result<Review> {
+    pub async fn decide(&self, who: &Principal, id: &ReviewId, verdict: &ReviewInput) -> Result<Review> {
         if verdict.decision == Decision::Corrected && !matches!(verdict.arguments, Some(Value::Object(_))) {
             return Err(Error::invalid("arguments", "`corrected` needs `arguments`, an object that is used instead"));
         }
@@ -149,8 +149,8 @@ impl Tenure {
         let session_id = id.session().ok_or_else(|| no_review(id))?;
         // Open reviews are in the session's most recent part; a review decided long ago may require
         // the full log.
-        match self.step_at(who, &session_id, id, Need::Run, &step).await {
-            Err(Error::NoSuchReview { .. }) => self.step_at(who, &session_id, id, Need::Session, &step).await,
+        match self.step_at(who, &session_id, id, Depth::Run, &step).await {
+            Err(Error::NoSuchReview { .. }) => self.step_at(who, &session_id, id, Depth::Session, &step).await,
             other => other,
         }
     }
@@ -160,7 +160,7 @@ impl Tenure {
         who: &Principal,
         session_id: &SessionId,
         id: &ReviewId,
-        need: Need,
+        need: Depth,
         step: &impl Fn(&Session, &Review, Timestamp) -> Result<(Vec<Entry>, Review)>,
     ) -> Result<Review> {
         let done = self.write(who, session_id, need, |state, now| {
@@ -175,7 +175,7 @@ impl Tenure {
                 return Err(Error::Decided { review: id.clone(), how });
             }
             let (entries, after) = step(session, review, now)?;
-            Ok(Draft::new(entries, after))
+            Ok(PendingCommit::new(entries, after))
         });
         done.await.map_err(|e| hidden(e, id))
     }
@@ -183,8 +183,8 @@ impl Tenure {
     /// Applies the timeout decision to reviews that are overdue, and returns how many were decided.
     /// At most `max_sweep` sessions are processed per call.
     pub async fn decide_overdue(&self) -> Result<usize> {
-        let mut query = Query::new(Whose::Everyone, self.limits().max_sweep);
-        (query.due_before, query.order) = (Some(self.now()), Order::Due);
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, self.limits().max_sweep);
+        (query.due_before, query.order) = (Some(self.now()), SessionOrder::Due);
         query.status = vec![Status::Paused];
         let mut count = 0;
         for head in self.store().heads(&query).await? {
@@ -197,7 +197,7 @@ impl Tenure {
     /// were decided.
     pub(crate) async fn decide_for(&self, head: &Head) -> Result<usize> {
         let (who, id) = (head.owner(), &head.info.session_id);
-        let overdue = self.engine.read(&who, id, Need::Run, |state| {
+        let overdue = self.engine.read(&who, id, Depth::Run, |state| {
             let (session, now) = (self.engine.run_ref(state, id)?, self.now());
             let late =
                 session.open_reviews().filter_map(|r| Some((r.opened.review.clone(), r.opened.timeout.clone()?)));
@@ -205,7 +205,7 @@ impl Tenure {
         });
         let mut count = 0;
         for (review, timeout) in overdue.await? {
-            let verdict = Verdict {
+            let verdict = ReviewInput {
                 decision: timeout.decision,
                 reviewer: "timeout".to_owned(),
                 notes: Some("nobody decided in time".to_owned()),
@@ -225,8 +225,8 @@ impl Tenure {
 
 /// The entries that record a decision, and the resulting review. The last open review also
 /// reactivates the session and releases its run.
-fn decided(session: &Session, review: &Review, verdict: &Verdict, now: Timestamp) -> (Vec<Entry>, Review) {
-    let Verdict { decision, reviewer, notes, arguments } = verdict.clone();
+fn decided(session: &Session, review: &Review, verdict: &ReviewInput, now: Timestamp) -> (Vec<Entry>, Review) {
+    let ReviewInput { decision, reviewer, notes, arguments } = verdict.clone();
     let (id, step) = (review.opened.review.clone(), review.opened.step.clone());
     let previous = Some(DecisionChain::link(session.decisions));
     let made = ReviewDecided { review: id.clone(), step, decision, reviewer, notes, arguments, previous };
@@ -240,7 +240,7 @@ fn decided(session: &Session, review: &Review, verdict: &Verdict, now: Timestamp
 
 /// An entry that releases a run's lease, so that any node can take it over.
 fn released(run: RunId, now: Timestamp) -> Entry {
-    Entry::RunClaimed { run, claim: Claim { node: String::new(), until: now } }
+    Entry::RunClaimed { run, claim: LeaseClaim { node: String::new(), until: now } }
 }
 
 fn find<'s>(session: &'s Session, id: &ReviewId) -> Result<&'s Review> {

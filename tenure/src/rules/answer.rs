@@ -4,8 +4,8 @@
 //! fields are preserved.
 
 use crate::types::message::Message;
-use crate::types::model::{ModelError, Piece};
-use crate::types::raw_object::Fields;
+use crate::types::model::{ModelChunk, ModelError};
+use crate::types::raw_object::RawObject;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,7 +13,7 @@ use serde_json::{Map, Number, Value, json};
 
 /// A model's response that is being received. Only the first of several choices is used.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct ModelAnswer {
     /// Maximum size of the message, in bytes of JSON.
     max_bytes: Option<usize>,
     /// Current size of the message, approximately.
@@ -31,9 +31,9 @@ pub struct Answer {
 
 /// The parsed fields of a response or chunk.
 #[derive(Deserialize)]
-struct Body<'a> {
+struct CompletionBody<'a> {
     #[serde(borrow, default)]
-    choices: Option<Vec<Choice<'a>>>,
+    choices: Option<Vec<CompletionChoice<'a>>>,
     #[serde(default)]
     usage: Option<Value>,
     #[serde(default)]
@@ -43,7 +43,7 @@ struct Body<'a> {
 }
 
 #[derive(Deserialize)]
-struct Choice<'a> {
+struct CompletionChoice<'a> {
     #[serde(default)]
     index: u64,
     #[serde(borrow, default)]
@@ -54,7 +54,7 @@ struct Choice<'a> {
     finish_reason: Option<String>,
 }
 
-impl Answer {
+impl ModelAnswer {
     /// Creates an empty response whose message may have at most `max_bytes` bytes.
     pub fn limited(max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..Self::default() }
@@ -62,9 +62,9 @@ impl Answer {
 
     /// Merges a chunk. Malformed input is [`ModelError::Broken`]. A chunk that would make the message exceed
     /// its limit is [`ModelError::TooLarge`] and is not merged: the message stays as it was.
-    pub fn take(&mut self, piece: &Piece) -> Result<(), ModelError> {
-        let (Piece::Chunk(text) | Piece::Whole(text)) = piece;
-        let body: Body<'_> =
+    pub fn take(&mut self, piece: &ModelChunk) -> Result<(), ModelError> {
+        let (ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = piece;
+        let body: CompletionBody<'_> =
             serde_json::from_str(text).map_err(|e| broken(format!("it is no chat completion: {e}")))?;
         if let Some(error) = body.error.filter(|e| e.get() != "null") {
             return Err(broken(format!("the model's server reported an error: {:.500}", error.get())));
@@ -80,10 +80,10 @@ impl Answer {
         self.usage = body.usage.filter(|u| !u.is_null()).or(self.usage.take());
         self.model = body.model.or(self.model.take());
         let choices = body.choices.unwrap_or_default();
-        if choices.is_empty() && matches!(piece, Piece::Whole(_)) {
+        if choices.is_empty() && matches!(piece, ModelChunk::Whole(_)) {
             return Err(broken("it has no choices"));
         }
-        if let Piece::Whole(text) = piece {
+        if let ModelChunk::Whole(text) = piece {
             self.body = Some(text.clone());
         }
         for choice in choices.into_iter().filter(|c| c.index == 0) {
@@ -120,7 +120,7 @@ impl Answer {
     }
 }
 
-impl Answer {
+impl ModelAnswer {
     /// Returns the response as one `chat.completion` object: as received, or assembled from the chunks.
     pub fn body(&self, id: &str, at: Timestamp) -> String {
         if let Some(body) = &self.body {
@@ -138,11 +138,11 @@ impl Answer {
     }
 }
 
-impl Answer {
+impl ModelAnswer {
     /// Replaces the token usage of this response by the sum over all responses of the turn (D-050).
     pub(crate) fn set_usage(&mut self, usage: Value) {
         if let Some(body) = &mut self.body
-            && let Ok(mut fields) = serde_json::from_str::<Fields>(body)
+            && let Ok(mut fields) = serde_json::from_str::<RawObject>(body)
         {
             fields.set("usage", &usage);
             *body = fields.to_string();
@@ -309,11 +309,11 @@ fn merge_item(list: &mut Vec<Value>, item: Value) -> usize {
 mod tests {
     use super::*;
 
-    fn answer(chunks: &[Value]) -> Answer {
-        let mut answer = Answer::default();
+    fn answer(chunks: &[Value]) -> ModelAnswer {
+        let mut answer = ModelAnswer::default();
         for delta in chunks {
             let chunk = json!({"choices": [{"index": 0, "delta": delta}]});
-            answer.take(&Piece::Chunk(chunk.to_string())).unwrap();
+            answer.take(&ModelChunk::Chunk(chunk.to_string())).unwrap();
         }
         answer
     }
@@ -348,7 +348,7 @@ mod tests {
             (calls[0].id.as_str(), calls[0].name.as_str(), calls[0].arguments.as_str()),
             ("a", "f", "{\"x\":1}")
         );
-        answer.take(&Piece::Chunk(json!({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]}, "finish_reason": "tool_calls"}]}).to_string())).unwrap();
+        answer.take(&ModelChunk::Chunk(json!({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]}, "finish_reason": "tool_calls"}]}).to_string())).unwrap();
         let message = answer.message().unwrap();
         assert_eq!(message.tool_calls()[1].arguments, "{}");
         assert_eq!(message.to_value()["content"], Value::Null);
@@ -358,8 +358,8 @@ mod tests {
     #[test]
     fn a_whole_message_keeps_its_bytes() {
         let raw = r#"{"role":"assistant","content":"x","z":1.50,"a":null}"#;
-        let mut answer = Answer::default();
-        answer.take(&Piece::Whole(format!(r#"{{"choices":[{{"index":0,"message":{raw}}}]}}"#))).unwrap();
+        let mut answer = ModelAnswer::default();
+        answer.take(&ModelChunk::Whole(format!(r#"{{"choices":[{{"index":0,"message":{raw}}}]}}"#))).unwrap();
         assert_eq!(answer.message().unwrap().as_str(), raw);
     }
 
@@ -367,7 +367,7 @@ mod tests {
     fn nothing_said_is_no_message_and_an_empty_answer_is_one() {
         let mut answer = answer(&[json!({"role": "assistant", "content": ""})]);
         assert!(answer.message().is_none());
-        answer.take(&Piece::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
+        answer.take(&ModelChunk::Chunk(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#.into())).unwrap();
         assert_eq!(answer.message().unwrap().text(), "");
     }
 
@@ -393,13 +393,13 @@ mod tests {
     /// approximates that of the message.
     #[test]
     fn a_message_has_a_limit() {
-        let chunk = |delta: Value| Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta}]}).to_string());
+        let chunk = |delta: Value| ModelChunk::Chunk(json!({"choices": [{"index": 0, "delta": delta}]}).to_string());
         for delta in [
             json!({"role": "assistant", "content": "a \"word\"\n"}),
             json!({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}),
             json!({"odd": [1, 2.5, {"a": null}]}),
         ] {
-            let mut answer = Answer::limited(4000);
+            let mut answer = ModelAnswer::limited(4000);
             let error = loop {
                 if let Err(error) = answer.take(&chunk(delta.clone())) {
                     break error;
@@ -414,22 +414,22 @@ mod tests {
             r#"{{"choices":[{{"index":0,"message":{{"role":"assistant","content":"{}"}}}}]}}"#,
             "x".repeat(5000)
         );
-        let mut answer = Answer::limited(4000);
-        assert_eq!(answer.take(&Piece::Whole(whole)).unwrap_err().code(), "answer_too_large");
+        let mut answer = ModelAnswer::limited(4000);
+        assert_eq!(answer.take(&ModelChunk::Whole(whole)).unwrap_err().code(), "answer_too_large");
         assert!(answer.message().is_none());
     }
 
     #[test]
     fn errors_and_garbage_are_told() {
-        let mut answer = Answer::default();
-        assert!(answer.take(&Piece::Chunk("nonsense".into())).is_err());
+        let mut answer = ModelAnswer::default();
+        assert!(answer.take(&ModelChunk::Chunk("nonsense".into())).is_err());
         assert!(
             answer
-                .take(&Piece::Chunk(r#"{"error":{"message":"overloaded"}}"#.into()))
+                .take(&ModelChunk::Chunk(r#"{"error":{"message":"overloaded"}}"#.into()))
                 .unwrap_err()
                 .to_string()
                 .contains("overloaded")
         );
-        assert!(answer.take(&Piece::Whole("{}".into())).is_err());
+        assert!(answer.take(&ModelChunk::Whole("{}".into())).is_err());
     }
 }

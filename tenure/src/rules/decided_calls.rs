@@ -4,7 +4,7 @@
 //! reviewer's notes before the result, so that the model continues from what was really done (D-063).
 //! Rejections are results of their own, which contain the notes already.
 
-use crate::rules::session::{Review, Said};
+use crate::rules::session::{Review, StoredMessage};
 use crate::types::entry::{Decision, ReviewDecided};
 use crate::types::message::{Message, Role};
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use std::borrow::Cow;
 
 /// Returns these messages with reviewers' corrections and notes applied. The cost depends on the number of
 /// reviews and of the messages around them.
-pub(crate) fn with_decisions<'a>(messages: &[&'a Said], reviews: &[Review]) -> Vec<Cow<'a, Message>> {
+pub(crate) fn with_decisions<'a>(messages: &[&'a StoredMessage], reviews: &[Review]) -> Vec<Cow<'a, Message>> {
     let mut shown: Vec<Cow<'a, Message>> = messages.iter().map(|m| Cow::Borrowed(&m.message)).collect();
     // Newest first: each note is prepended, so that the oldest note ends up first.
     let mut corrected = Vec::new();
@@ -39,7 +39,7 @@ pub(crate) fn with_decisions<'a>(messages: &[&'a Said], reviews: &[Review]) -> V
 
 /// Finds the message with the call that a review is about: the newest call with this id before the review, by
 /// the same run. Models reuse ids, and the call may have been rewound.
-fn calling(messages: &[&Said], review: &Review, call: &str) -> Option<usize> {
+fn calling(messages: &[&StoredMessage], review: &Review, call: &str) -> Option<usize> {
     let end = messages.partition_point(|m| m.seq < review.seq);
     let answers = (0..end).rev().filter(|i| messages[*i].message.role() == Role::Assistant);
     let same_run = |i: &usize| review.opened.run.is_none() || messages[*i].run == review.opened.run;
@@ -47,7 +47,7 @@ fn calling(messages: &[&Said], review: &Review, call: &str) -> Option<usize> {
 }
 
 /// Finds the result of a call, before any later call with the same id.
-fn answering(messages: &[&Said], at: usize, call: &str) -> Option<usize> {
+fn answering(messages: &[&StoredMessage], at: usize, call: &str) -> Option<usize> {
     let calls_again = |i: &usize| messages[*i].message.call_ids().iter().any(|id| id == call);
     let until_next = (at + 1..messages.len()).take_while(|i| !calls_again(i));
     until_next.into_iter().find(|i| messages[*i].message.answers().is_some_and(|id| id == call))

@@ -1,6 +1,6 @@
 //! Advances a log digest message by message, without reading earlier messages.
 
-use crate::types::digest::{MAX_MARK_CALLS, Mark, VisibleHash};
+use crate::types::digest::{LogDigest, MAX_MARK_CALLS, VisibleHash};
 use crate::types::message::meaning::Meaning;
 use crate::types::message::{Message, Role};
 use std::borrow::Cow;
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 /// which must stay small.
 const MAX_CALL_BYTES: usize = 256;
 
-impl Mark {
+impl LogDigest {
     /// Advances the digest by one message.
     pub fn advance(&mut self, message: &Message) {
         let role = message.role();

@@ -23,7 +23,7 @@ const MAX_SHOWN: usize = 400;
 
 /// A parsed search query: words and phrases, all of which must match.
 #[derive(Clone, Debug)]
-pub(crate) struct Needle {
+pub(crate) struct Matcher {
     /// The words of all phrases in order, each with whether it is a prefix pattern (`word*`).
     words: Vec<(String, bool)>,
     /// Bit masks of the words that start a phrase, and of those that end one.
@@ -33,12 +33,12 @@ pub(crate) struct Needle {
 
 /// A match: a byte range of the text, and the bit of the matched phrase.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Spot {
+pub(crate) struct Match {
     span: Range<usize>,
     phrase: u64,
 }
 
-impl Needle {
+impl Matcher {
     /// Parses a query such as `words "and phrases" and begin*`.
     pub fn parse(question: &str) -> Result<Self> {
         let wrong = |message: String| Err(Error::invalid("q", message));
@@ -61,7 +61,7 @@ impl Needle {
 
     /// Adds a phrase: words that must follow each other.
     fn phrase(&mut self, text: &str) {
-        let (first, mut tokens) = (self.words.len(), Tokens::of(text));
+        let (first, mut tokens) = (self.words.len(), WordTokens::of(text));
         while self.words.len() <= MAX_WORDS && tokens.next().is_some() {
             self.words.push((tokens.word.clone(), false));
         }
@@ -75,8 +75,8 @@ impl Needle {
     }
 
     /// Returns the matches in a text. `None` unless all phrases match.
-    pub fn find(&self, text: &str) -> Option<Vec<Spot>> {
-        let (mut tokens, mut recent) = (Tokens::of(text), [0; MAX_WORDS]);
+    pub fn find(&self, text: &str) -> Option<Vec<Match>> {
+        let (mut tokens, mut recent) = (WordTokens::of(text), [0; MAX_WORDS]);
         // Shift-and matching: bit `i` is set if the words of its phrase up to word `i` equal the last words
         // that were read.
         let (mut state, mut found, mut spots) = (0, 0, Vec::new());
@@ -97,7 +97,7 @@ impl Needle {
                 let last = ended.trailing_zeros() as usize;
                 let length = last - self.first(last);
                 let start = recent[(count - 1 - length) % MAX_WORDS];
-                spots.push(Spot { span: start..span.end, phrase: bit(last) });
+                spots.push(Match { span: start..span.end, phrase: bit(last) });
                 ended &= ended - 1;
             }
             if found == self.ends && spots.len() >= MAX_SPOTS {
@@ -121,14 +121,14 @@ fn bit(word: usize) -> u64 {
 }
 
 /// A tokenizer that reads the words of a text one at a time.
-struct Tokens<'t> {
+struct WordTokens<'t> {
     text: &'t str,
     at: usize,
     /// The last word read, in lower case and without accents.
     word: String,
 }
 
-impl<'t> Tokens<'t> {
+impl<'t> WordTokens<'t> {
     fn of(text: &'t str) -> Self {
         Self { text, at: 0, word: String::new() }
     }
@@ -201,7 +201,7 @@ fn stands_alone(c: char) -> bool {
 
 /// Cuts the part of a text with the most distinct phrases close together. Also returns the matches in the
 /// snippet as character ranges, end exclusive (D-083).
-pub(crate) fn snippet(text: &str, spots: &[Spot]) -> (String, Vec<(usize, usize)>) {
+pub(crate) fn snippet(text: &str, spots: &[Match]) -> (String, Vec<(usize, usize)>) {
     let near = |i: usize| {
         let reach = spots[i].span.start + TOGETHER;
         spots[i..].iter().take_while(move |s| s.span.start == spots[i].span.start || s.span.end <= reach)
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     fn found(question: &str, text: &str) -> Option<Vec<String>> {
-        let spots = Needle::parse(question).unwrap().find(text)?;
+        let spots = Matcher::parse(question).unwrap().find(text)?;
         Some(spots.into_iter().map(|s| text[s.span].to_owned()).collect())
     }
 
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn questions_that_ask_nothing_or_too_much() {
         for wrong in ["", "  ", "\"\" - !", &"x ".repeat(65), &"x".repeat(1025), &"一".repeat(70)] {
-            let error = Needle::parse(wrong).unwrap_err();
+            let error = Matcher::parse(wrong).unwrap_err();
             assert!(matches!(&error, Error::Invalid { param, .. } if param == "q"), "{error}");
         }
         let most: Vec<String> = (0..64).map(|i| format!("w{i}")).collect();
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn a_snippet_shows_where() {
         let show = |question: &str, text: &str| {
-            let (shown, marked) = snippet(text, &Needle::parse(question).unwrap().find(text).unwrap());
+            let (shown, marked) = snippet(text, &Matcher::parse(question).unwrap().find(text).unwrap());
             let chars: Vec<char> = shown.chars().collect();
             let words: Vec<String> = marked.iter().map(|(a, b)| chars[*a..*b].iter().collect()).collect();
             (shown, words)

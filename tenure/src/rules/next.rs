@@ -5,7 +5,7 @@
 //! client. A call that was started and has no result may or may not have been executed: unless it can safely
 //! be retried, a person decides that too.
 
-use crate::rules::session::{Review, Session, Started};
+use crate::rules::session::{Review, Session, ToolCallStart};
 use crate::types::entry::{Decision, ReviewDecided};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role, ToolCall};
@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 /// The settings of a run that determine its next step, besides the session.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
+pub struct RunRules<'a> {
     /// The tools that can be called here.
     pub tools: &'a [Tool],
     /// The tool calls that need a reviewer's approval.
@@ -26,13 +26,13 @@ pub struct Rules<'a> {
 
 /// The next step of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum NextStep {
     /// Call the model.
     Model,
     /// Make these tool calls.
-    Tools(Vec<Job>),
+    Tools(Vec<PendingCall>),
     /// Open reviews for these calls.
-    Review(Vec<Question>),
+    Review(Vec<ReviewRequest>),
     /// Wait for a reviewer's decision.
     Wait,
     /// The run is complete: there is an answer, or there are calls for the client to make.
@@ -41,16 +41,16 @@ pub enum Step {
 
 /// A tool call to execute, or to answer without executing it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct PendingCall {
     /// The tool call.
     pub call: ToolCall,
     /// The action to take.
-    pub doing: Doing,
+    pub doing: CallAction,
 }
 
 /// The action for a tool call.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Doing {
+pub enum CallAction {
     /// Execute the tool with these arguments.
     Call(Map<String, Value>),
     /// Store this text as the result, without executing the tool.
@@ -59,7 +59,7 @@ pub enum Doing {
 
 /// A request to review a tool call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Question {
+pub struct ReviewRequest {
     /// The tool call.
     pub call: ToolCall,
     /// The index of the review rule that applies. `None` means that no rule does.
@@ -71,16 +71,16 @@ pub struct Question {
 }
 
 /// Returns the next step of a run in this session.
-pub fn next(session: &Session, rules: &Rules<'_>) -> Step {
+pub fn next(session: &Session, rules: &RunRules<'_>) -> NextStep {
     if session.open_reviews().next().is_some() {
-        return Step::Wait;
+        return NextStep::Wait;
     }
     next_after(session, &[], rules)
 }
 
 /// Returns the next step after these additional messages. The cost depends on the last turn only, not on the
 /// length of the session.
-pub(crate) fn next_after(session: &Session, new: &[Message], rules: &Rules<'_>) -> Step {
+pub(crate) fn next_after(session: &Session, new: &[Message], rules: &RunRules<'_>) -> NextStep {
     let stored = session.messages.iter().rev().map(|said| (said.seq, &said.message));
     let said = new.iter().rev().map(|m| (Seq::MAX, m)).chain(stored).filter(|(_, m)| !m.role().instructs());
     let mut results = Vec::new();
@@ -92,17 +92,17 @@ pub(crate) fn next_after(session: &Session, new: &[Message], rules: &Rules<'_>) 
         let calls = message.tool_calls();
         if calls.is_empty() {
             let answered = message.role() == Role::Assistant && results.is_empty();
-            return if answered { Step::Done } else { Step::Model };
+            return if answered { NextStep::Done } else { NextStep::Model };
         }
         let open = calls.into_iter().filter(|c| !results.contains(&c.id));
-        let open: Vec<_> = open.map(|call| Known::of(session, since, call)).collect();
-        return if open.is_empty() { Step::Model } else { decide(open, rules) };
+        let open: Vec<_> = open.map(|call| OpenCall::of(session, since, call)).collect();
+        return if open.is_empty() { NextStep::Model } else { decide(open, rules) };
     }
-    if results.is_empty() { Step::Done } else { Step::Model }
+    if results.is_empty() { NextStep::Done } else { NextStep::Model }
 }
 
 /// A call without a result, and what the log records about it.
-struct Known<'a> {
+struct OpenCall<'a> {
     call: ToolCall,
     started: Option<Seq>,
     review: Option<&'a Review>,
@@ -110,7 +110,7 @@ struct Known<'a> {
     corrected: Option<&'a Map<String, Value>>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> OpenCall<'a> {
     /// Collects what the log records about a call. Only records after the answer count, because models reuse
     /// ids.
     fn of(session: &'a Session, since: Seq, call: ToolCall) -> Self {
@@ -131,53 +131,53 @@ impl<'a> Known<'a> {
 
     /// Returns the action that makes the call, with the reviewer's arguments if there are any, else with the
     /// model's.
-    fn made(&self) -> Doing {
-        self.corrected.map_or_else(|| arguments(&self.call), |arguments| Doing::Call(arguments.clone()))
+    fn made(&self) -> CallAction {
+        self.corrected.map_or_else(|| arguments(&self.call), |arguments| CallAction::Call(arguments.clone()))
     }
 
     /// Builds the review request for the call.
-    fn question(self, rule: Option<usize>, lost: bool) -> Question {
+    fn question(self, rule: Option<usize>, lost: bool) -> ReviewRequest {
         let text = || Value::from(self.call.arguments.as_str());
         let arguments = match self.corrected {
             Some(arguments) => Value::Object(arguments.clone()),
             None => serde_json::from_str(&self.call.arguments).unwrap_or_else(|_| text()),
         };
-        Question { call: self.call, rule, lost, arguments }
+        ReviewRequest { call: self.call, rule, lost, arguments }
     }
 }
 
 /// Returns the calls that were started after a record, newest first. Runs do not overlap, so older ones need
 /// not be scanned.
-fn begun(session: &Session, since: Seq) -> impl Iterator<Item = &Started> {
+fn begun(session: &Session, since: Seq) -> impl Iterator<Item = &ToolCallStart> {
     let older = session.runs.iter().rev().take_while(|r| r.seq > since).count() + 1;
     let runs = session.runs.iter().rev().take(older);
     runs.flat_map(|r| r.tools_started.iter().rev()).take_while(move |s| s.seq > since)
 }
 
 /// Chooses the step for the open calls. Calls that need no review are made first.
-fn decide(open: Vec<Known<'_>>, rules: &Rules<'_>) -> Step {
+fn decide(open: Vec<OpenCall<'_>>, rules: &RunRules<'_>) -> NextStep {
     let (mut jobs, mut questions) = (Vec::new(), Vec::new());
     for known in open {
         match one(&known, rules) {
-            Some(Ok(doing)) => jobs.push(Job { call: known.call, doing }),
+            Some(Ok(doing)) => jobs.push(PendingCall { call: known.call, doing }),
             Some(Err((rule, lost))) => questions.push(known.question(rule, lost)),
             None => {}
         }
     }
     match (jobs.is_empty(), questions.is_empty()) {
-        (false, _) => Step::Tools(jobs),
-        (true, false) => Step::Review(questions),
-        (true, true) => Step::Done,
+        (false, _) => NextStep::Tools(jobs),
+        (true, false) => NextStep::Review(questions),
+        (true, true) => NextStep::Done,
     }
 }
 
 /// Decides one call: the action to take, or the reason why a review is needed (the rule, and whether the call
 /// is lost). `None` means that the call is left to the client.
-fn one(known: &Known<'_>, rules: &Rules<'_>) -> Option<Result<Doing, (Option<usize>, bool)>> {
+fn one(known: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<CallAction, (Option<usize>, bool)>> {
     let call = &known.call;
     let Some(tool) = rules.tools.iter().find(|t| t.name == call.name) else {
         let unknown = || format!("There is no tool {:?}.", call.name);
-        return (!rules.client_tools && known_names(rules)).then(|| Ok(Doing::Say(unknown())));
+        return (!rules.client_tools && known_names(rules)).then(|| Ok(CallAction::Say(unknown())));
     };
     let decision = known.decision();
     // Started after the last decision about it, or without any decision.
@@ -192,15 +192,15 @@ fn one(known: &Known<'_>, rules: &Rules<'_>) -> Option<Result<Doing, (Option<usi
         },
         Some((review, d)) => match (review.opened.lost, d.decision) {
             (_, Decision::Corrected) | (false, Decision::Approved) | (true, Decision::Rejected) => known.made(),
-            (true, Decision::Approved) => Doing::Say(told("This was done, as a person has made sure.", d)),
-            (false, Decision::Rejected) => Doing::Say(told("A person has refused this call; it was not made.", d)),
+            (true, Decision::Approved) => CallAction::Say(told("This was done, as a person has made sure.", d)),
+            (false, Decision::Rejected) => CallAction::Say(told("A person has refused this call; it was not made.", d)),
         },
     };
     Some(Ok(doing))
 }
 
 /// Returns false if there are no tools here: then all calls are left to the client, whatever they name.
-fn known_names(rules: &Rules<'_>) -> bool {
+fn known_names(rules: &RunRules<'_>) -> bool {
     !rules.tools.is_empty()
 }
 
@@ -213,10 +213,10 @@ fn told(what: &str, decided: &ReviewDecided) -> String {
 }
 
 /// Returns the action that makes the call with the model's arguments. Missing arguments are an empty object.
-pub(crate) fn arguments(call: &ToolCall) -> Doing {
+pub(crate) fn arguments(call: &ToolCall) -> CallAction {
     let text = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
     match serde_json::from_str(text) {
-        Ok(arguments) => Doing::Call(arguments),
-        Err(e) => Doing::Say(format!("The arguments are not a JSON object ({e}); the tool was not called.")),
+        Ok(arguments) => CallAction::Call(arguments),
+        Err(e) => CallAction::Say(format!("The arguments are not a JSON object ({e}); the tool was not called.")),
     }
 }

@@ -1,7 +1,7 @@
 //! Messages that a model is shown in place of stored ones, because the client sent a different wording
 //! (D-022).
 
-use crate::rules::session::Said;
+use crate::rules::session::StoredMessage;
 use crate::types::blob::{Blob, BlobId};
 use crate::types::id::Seq;
 use crate::types::message::Message;
@@ -37,17 +37,17 @@ impl Overlay {
     }
 
     /// Shows a message in place of a stored one.
-    pub(crate) fn replace(&mut self, stored: &Said, message: Message) {
+    pub(crate) fn replace(&mut self, stored: &StoredMessage, message: Message) {
         self.replaced.insert(stored.seq, message);
     }
 
     /// Shows messages before a stored one.
-    pub(crate) fn insert_before(&mut self, stored: &Said, messages: Vec<Message>) {
+    pub(crate) fn insert_before(&mut self, stored: &StoredMessage, messages: Vec<Message>) {
         self.inserted.entry(stored.seq).or_default().extend(messages);
     }
 
     /// Hides everything before a stored message and shows these messages instead.
-    pub(crate) fn begin_with(&mut self, stored: &Said, messages: Vec<Message>) {
+    pub(crate) fn begin_with(&mut self, stored: &StoredMessage, messages: Vec<Message>) {
         self.start = Some(stored.seq);
         self.inserted.entry(stored.seq).or_default().splice(0..0, messages);
     }
@@ -73,14 +73,14 @@ impl Overlay {
     }
 
     /// Returns the messages to show for these stored ones. System messages are always shown.
-    pub(crate) fn apply<'a>(&self, stored: impl Iterator<Item = &'a Said>) -> Vec<Cow<'a, Said>> {
+    pub(crate) fn apply<'a>(&self, stored: impl Iterator<Item = &'a StoredMessage>) -> Vec<Cow<'a, StoredMessage>> {
         let mut shown = Vec::new();
         for said in stored {
             let hidden = self.start.is_some_and(|start| said.seq < start);
             if hidden && !said.message.role().instructs() {
                 continue;
             }
-            let with = |message: &Message| Said { lead: false, message: message.clone(), ..said.clone() };
+            let with = |message: &Message| StoredMessage { lead: false, message: message.clone(), ..said.clone() };
             for message in self.inserted.get(&said.seq).into_iter().flatten() {
                 shown.push(Cow::Owned(with(message)));
             }

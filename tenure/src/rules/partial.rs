@@ -2,7 +2,7 @@
 //! of the length of the session (D-014).
 //!
 //! It contains the turns that the model is shown, the current run, and all open reviews. They are preceded by
-//! the active instructions and summary, whose positions the head records ([`Front`]). Every rule gives the
+//! the active instructions and summary, whose positions the head records ([`PromptPrefix`]). Every rule gives the
 //! same result on it as on the whole session; where that cannot be guaranteed, no partial session is built
 //! and the whole log is read.
 
@@ -10,9 +10,9 @@
 mod tests;
 
 use crate::rules::prompt::is_enough;
-use crate::rules::session::{Said, Session};
-use crate::types::entry::{Entry, Post, Record};
-use crate::types::head::{Front, Head, Lead};
+use crate::rules::session::{Session, StoredMessage};
+use crate::types::entry::{Entry, MessageEntry, Record};
+use crate::types::head::{Head, InstructionSpan, PromptPrefix};
 use crate::types::id::Seq;
 use crate::types::message::Role;
 use crate::types::policy::Window;
@@ -48,7 +48,7 @@ impl Session {
     fn knows_runs(&self, newest: &[Record]) -> bool {
         let run = self.head().run.as_ref();
         let run = run.is_none_or(|run| self.run(run).is_some_and(|r| r.seq > self.older.1));
-        let spoken = |m: &&Said| !m.message.role().instructs() && m.message.role() != Role::Tool;
+        let spoken = |m: &&StoredMessage| !m.message.role().instructs() && m.message.role() != Role::Tool;
         let last = self.messages.iter().rev().find(spoken).map_or(0, |m| m.seq);
         let calls = newest.iter().rev().take_while(|r| r.seq > last).all(|r| match &r.entry {
             Entry::ToolStarted { run, .. } => self.run(run).is_some(),
@@ -60,7 +60,7 @@ impl Session {
 
     /// Returns true if the part contains everything that the model is shown.
     fn knows_talk(&self, window: &Window) -> bool {
-        let messages: Vec<&Said> = self.messages.iter().collect();
+        let messages: Vec<&StoredMessage> = self.messages.iter().collect();
         is_enough(&messages, self.older.1, &self.summaries, window)
     }
 
@@ -70,16 +70,16 @@ impl Session {
     }
 }
 
-impl Lead {
+impl InstructionSpan {
     fn has(&self, message: Seq) -> bool {
         (self.from..=self.to).contains(&message)
     }
 }
 
-impl Front {
+impl PromptPrefix {
     /// Returns the prefix after one more message, which follows `before` others. `None` means that the
     /// instructions are no longer a contiguous range of records.
-    pub(crate) fn after(mut self, post: &Post, seq: Seq, before: usize) -> Option<Self> {
+    pub(crate) fn after(mut self, post: &MessageEntry, seq: Seq, before: usize) -> Option<Self> {
         let (replaced, instructs) = (post.lead, post.lead || post.message.role().instructs());
         match &mut self.lead {
             Some(lead) if lead.messages == before && lead.replaced == replaced && instructs => {
@@ -89,7 +89,7 @@ impl Front {
                 (lead.to, lead.messages) = (seq, before + 1);
             }
             _ if replaced || (instructs && before == 0) => {
-                self.lead = Some(Lead { from: seq, to: seq, messages: before + 1, replaced });
+                self.lead = Some(InstructionSpan { from: seq, to: seq, messages: before + 1, replaced });
             }
             _ => {}
         }

@@ -14,7 +14,7 @@
 
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::overlay::Overlay;
-use crate::rules::session::{Review, Said, Session, Summary};
+use crate::rules::session::{Review, Session, StoredMessage, Summary};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
@@ -42,13 +42,13 @@ impl Overlay {
 
 /// Builds the history from a list of messages, limited to a window, with an overlay applied.
 pub(crate) fn shown_with<'a>(
-    messages: impl Iterator<Item = &'a Said>,
+    messages: impl Iterator<Item = &'a StoredMessage>,
     reviews: &[Review],
     summaries: &[Summary],
     window: &Window,
     overlay: &Overlay,
 ) -> Vec<Message> {
-    let messages: Vec<&Said> = messages.collect();
+    let messages: Vec<&StoredMessage> = messages.collect();
     let summary = summaries.iter().rev().find(|s| holds(s, &messages));
     if overlay.is_empty() {
         return shown(&messages, reviews, summary, window);
@@ -56,18 +56,18 @@ pub(crate) fn shown_with<'a>(
     // The client sent its own beginning in place of the summarized part, so the summary is not shown.
     let summary = summary.filter(|s| !overlay.hides(s.upto));
     let messages = overlay.apply(messages.into_iter());
-    let messages: Vec<&Said> = messages.iter().map(|m| &**m).collect();
+    let messages: Vec<&StoredMessage> = messages.iter().map(|m| &**m).collect();
     shown(&messages, reviews, summary, window)
 }
 
 /// Builds the history from a list of messages, limited to a window. The cost depends on what the window
 /// shows, not on the length of the list.
-fn shown(messages: &[&Said], reviews: &[Review], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
+fn shown(messages: &[&StoredMessage], reviews: &[Review], summary: Option<&Summary>, window: &Window) -> Vec<Message> {
     let mut shown: Vec<Message> = messages[lead(messages)].iter().map(|m| m.message.clone()).collect();
     shown.extend(summary.map(|s| s.message.clone()));
     let covered = |upto: Seq| messages.partition_point(|m| m.seq <= upto);
     let from = summary.map_or(0, |s| covered(s.upto)).max(opening(messages));
-    let said: Vec<&Said> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
+    let said: Vec<&StoredMessage> = messages.iter().skip(from).filter(|m| !m.lead).copied().collect();
     let spoken: Vec<&Message> = said.iter().map(|m| &m.message).collect();
     let start = window_start(&spoken, window, || shown.iter().map(tokens).sum());
     // Applied after the window, so that its start does not depend on the length of reviewers' notes.
@@ -82,8 +82,8 @@ fn shown(messages: &[&Said], reviews: &[Review], summary: Option<&Summary>, wind
 
 /// Returns true if a summary covers exactly the first `position` of these messages. The messages that it
 /// covers may all precede these.
-fn holds(summary: &Summary, messages: &[&Said]) -> bool {
-    let covers = |m: &&&Said| m.seq <= summary.upto;
+fn holds(summary: &Summary, messages: &[&StoredMessage]) -> bool {
+    let covers = |m: &&&StoredMessage| m.seq <= summary.upto;
     let before = summary.position.checked_sub(1).map(|i| messages.get(i));
     let after = messages.get(summary.position);
     before.is_none_or(|m| m.as_ref().is_some_and(covers)) && !after.as_ref().is_some_and(covers)
@@ -92,7 +92,7 @@ fn holds(summary: &Summary, messages: &[&Said]) -> bool {
 /// Returns true if the prompt built from these messages equals the prompt built from the full history, i.e.
 /// the window boundary lies inside them (or a summary covers all that precedes them). The messages from
 /// `since` on must be complete and start with a user message; those before it are instructions.
-pub(crate) fn is_enough(messages: &[&Said], since: Seq, summaries: &[Summary], window: &Window) -> bool {
+pub(crate) fn is_enough(messages: &[&StoredMessage], since: Seq, summaries: &[Summary], window: &Window) -> bool {
     let summary = summaries.iter().rev().find(|s| holds(s, messages));
     if summary.is_some_and(|s| s.upto >= since) {
         return true;
@@ -107,7 +107,7 @@ pub(crate) fn is_enough(messages: &[&Said], since: Seq, summaries: &[Summary], w
 
 /// Returns the range of the active instructions: the newest group that replaced the initial ones, or the
 /// initial ones.
-pub fn lead<S: Borrow<Said>>(messages: &[S]) -> Range<usize> {
+pub fn lead<S: Borrow<StoredMessage>>(messages: &[S]) -> Range<usize> {
     let is_lead = |m: &S| m.borrow().lead;
     match messages.iter().rposition(is_lead) {
         Some(last) => {
@@ -119,8 +119,8 @@ pub fn lead<S: Borrow<Said>>(messages: &[S]) -> Range<usize> {
 }
 
 /// Returns the number of system messages that the conversation starts with.
-pub(crate) fn opening<S: Borrow<Said>>(messages: &[S]) -> usize {
-    messages.iter().map(Borrow::borrow).take_while(|m: &&Said| m.message.role().instructs()).count()
+pub(crate) fn opening<S: Borrow<StoredMessage>>(messages: &[S]) -> usize {
+    messages.iter().map(Borrow::borrow).take_while(|m: &&StoredMessage| m.message.role().instructs()).count()
 }
 
 /// Returns true if every OpenAI-compatible server accepts the list: every tool call is followed by exactly

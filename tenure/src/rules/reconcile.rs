@@ -4,7 +4,7 @@
 //! Clients send the whole history, only new messages, a sliding window, the local list of a tool loop, an
 //! edited turn, or a turn again. One rule serves all of them: **the last assistant message of a request tells
 //! what its sender has seen** (D-021). It is the *anchor*; everything after it is new. The rows of the table
-//! in `docs/clients.md` are the branches of [`Rows::decide`].
+//! in `docs/clients.md` are the branches of [`ReconcileRows::decide`].
 //!
 //! A wrong inference about the client's intent costs at most the last answer, and rewound messages stay
 //! readable in the log.
@@ -16,46 +16,48 @@ pub(crate) mod plan;
 
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::lead;
-use crate::rules::reconcile::plan::{Incoming, NewMessage, Plan, ReplyTo, last_turn};
+use crate::rules::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo, last_turn};
 use crate::rules::review_notice::notice_answer;
-use crate::rules::session::{Said, Session};
-use crate::types::entry::Outcome;
+use crate::rules::session::{Session, StoredMessage};
+use crate::types::entry::RunOutcome;
 use crate::types::message::{Message, Role};
 use crate::types::policy::HistoryMode;
 use align::Alignment;
-use index::{Stored, keys};
+use index::{StoredIndex, keys};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Counts the messages that are not part of the system prompt.
-fn count(messages: &[Said]) -> usize {
+fn count(messages: &[StoredMessage]) -> usize {
     messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
 }
 
 /// Reconciles the messages of a request with a session.
-pub fn reconcile(session: &Session, incoming: &Incoming<'_>) -> Plan {
+pub fn reconcile(session: &Session, incoming: &IncomingRequest<'_>) -> ReconcilePlan {
     let messages = with_answers_for_notices(session, incoming.messages);
     let split = messages.iter().take_while(|m| m.role().instructs()).count();
     let (system, rest) = messages.split_at(split);
     let stored = &session.messages[..];
     let spoken = stored.iter().any(|m| !m.message.role().instructs());
     let (may_edit, is_retry) = (!incoming.has_waited, incoming.is_retry);
-    let rows = Rows { session, stored: &Stored::new(stored), rest, may_rewind: true, may_edit, is_retry };
+    let rows = ReconcileRows { session, stored: &StoredIndex::new(stored), rest, may_rewind: true, may_edit, is_retry };
     let plan = match incoming.history {
         _ if rest.is_empty() || !spoken => rows.append_all(0),
         // A list of tool results alone is never a whole history.
         HistoryMode::Full if rest.iter().any(|m| m.role() != Role::Tool) => full::plan(rows.stored, rest),
         HistoryMode::Full => rows.decide(),
         HistoryMode::Auto if !incoming.has_waited || incoming.is_retry => rows.decide(),
-        HistoryMode::Auto | HistoryMode::Append => Rows { may_rewind: false, may_edit: false, ..rows }.decide(),
+        HistoryMode::Auto | HistoryMode::Append => {
+            ReconcileRows { may_rewind: false, may_edit: false, ..rows }.decide()
+        }
     };
     with_system_prompt(plan, stored, system)
 }
 
 /// Adds the request's system prompt if it differs from the active one. It applies from now on; the turns
 /// stay, and no counter changes.
-fn with_system_prompt(mut plan: Plan, stored: &[Said], system: &[Message]) -> Plan {
+fn with_system_prompt(mut plan: ReconcilePlan, stored: &[StoredMessage], system: &[Message]) -> ReconcilePlan {
     if system.is_empty() {
         return plan;
     }
@@ -98,9 +100,9 @@ fn with_answers_for_notices<'a>(session: &Session, incoming: &'a [Message]) -> C
 const MAX_FAILED: usize = 16;
 
 /// The branches of the reconciliation table, and their input.
-struct Rows<'a> {
+struct ReconcileRows<'a> {
     session: &'a Session,
-    stored: &'a Stored<'a>,
+    stored: &'a StoredIndex<'a>,
     /// The request without its system prompt.
     rest: &'a [Message],
     may_rewind: bool,
@@ -109,13 +111,13 @@ struct Rows<'a> {
     is_retry: bool,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> ReconcileRows<'a> {
     /// Finds the row of the table that applies to the request.
-    fn decide(&self) -> Plan {
+    fn decide(&self) -> ReconcilePlan {
         let rest = self.rest;
         if self.continues_last_answer() {
             let alignment = Alignment::new(self.stored, rest, rest.len() - 1, self.stored.len() - 1);
-            return self.with_alignment(Plan::keeping(self.stored, self.stored.len()), &alignment);
+            return self.with_alignment(ReconcilePlan::keeping(self.stored, self.stored.len()), &alignment);
         }
         if self.extends_last_answer()
             && let Some(plan) = self.clients_version_of_last_answer(rest.len() - 1)
@@ -182,7 +184,7 @@ impl<'a> Rows<'a> {
 
     /// Handles clients that insert the same question and answer, which no model produced, before each new
     /// question. The preceding answer is then the anchor, if it is in the last turn.
-    fn after_filler(&self, end: usize, filler: align::Located) -> Option<Plan> {
+    fn after_filler(&self, end: usize, filler: align::AnchorMatch) -> Option<ReconcilePlan> {
         let turn = last_turn(self.stored);
         if self.stored[filler.position].run.is_some() || filler.position >= turn {
             return None;
@@ -196,12 +198,12 @@ impl<'a> Rows<'a> {
             return Some(self.after_anchor(seen + 1, located, &alignment));
         }
         let plan = self.after_anchor(end + 1, located, &alignment);
-        Some(Plan { matched: plan.matched + between.len(), ..plan })
+        Some(ReconcilePlan { matched: plan.matched + between.len(), ..plan })
     }
 
     /// Row 1: the new messages are, or start with, the unanswered user messages at the end of the session (a
     /// retry, D-023). Older unanswered questions may precede them.
-    fn retry(&self, after: usize) -> Option<Plan> {
+    fn retry(&self, after: usize) -> Option<ReconcilePlan> {
         self.retry_from(after).or_else(|| match self.failed_questions(after, self.stored.len()) {
             0 => None,
             older => self.retry_from(after + older),
@@ -209,7 +211,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Row 1 without older unanswered questions: the retried messages start at `after`.
-    fn retry_from(&self, after: usize) -> Option<Plan> {
+    fn retry_from(&self, after: usize) -> Option<ReconcilePlan> {
         let after = self.rest.len() - self.rest[after..].iter().skip_while(|m| m.role().instructs()).count();
         let (new, reminders) = self.spoken(after);
         let question = last_question(self.stored)?;
@@ -224,12 +226,12 @@ impl<'a> Rows<'a> {
         let aligned = |plan, first| {
             let alignment = Alignment::new(self.stored, self.rest, after, first);
             let plan = self.with_alignment(plan, &alignment);
-            Plan { matched: plan.matched + reminders, ..plan }
+            ReconcilePlan { matched: plan.matched + reminders, ..plan }
         };
         // Exact repetition. The new messages may end with the beginning of an answer.
         let exact = new.len() <= end && new.first().is_some_and(|m| m.role() == Role::User);
         if exact && sent(end - new.len()..end) {
-            let plan = Plan { matched: new.len() - 1, ..Plan::keeping(self.stored, end) };
+            let plan = ReconcilePlan { matched: new.len() - 1, ..ReconcilePlan::keeping(self.stored, end) };
             return Some(aligned(plan, end - new.len()));
         }
         // The failed question, followed by more user messages.
@@ -240,7 +242,8 @@ impl<'a> Rows<'a> {
         let repeats = |start: &usize| question.end - start < new.len() && sent(*start..question.end);
         let first = question.clone().find(repeats)?;
         let repeated = question.end - first;
-        let mut plan = Plan { matched: repeated - 1, ..Plan::keeping(self.stored, self.stored.len()) };
+        let mut plan =
+            ReconcilePlan { matched: repeated - 1, ..ReconcilePlan::keeping(self.stored, self.stored.len()) };
         let reply = self.stored[first].replies_to.map(ReplyTo::Stored);
         let new = new[repeated..].iter();
         plan.append = new.map(|m| NewMessage { lead: false, replies_to: reply, message: (*m).clone() }).collect();
@@ -258,8 +261,8 @@ impl<'a> Rows<'a> {
     /// Returns the end of the messages before an incomplete answer of a failed or cancelled run, and whether
     /// there is such an answer. Later changes of the system prompt are ignored.
     fn end_of_unanswered(&self) -> (usize, bool) {
-        let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != Outcome::Completed));
-        let produced = |m: &Said| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
+        let broken = self.session.runs.last().filter(|r| r.ended.is_some_and(|(_, o)| o != RunOutcome::Completed));
+        let produced = |m: &StoredMessage| m.run.is_some() && m.run.as_ref() == broken.map(|r| &r.id);
         let tail = self.stored.iter().rev().take_while(|m| m.lead || produced(m));
         let (tail, partial) = tail.fold((0, false), |(n, partial), m| (n + 1, partial || produced(m)));
         (self.stored.len() - tail, partial)
@@ -267,14 +270,14 @@ impl<'a> Rows<'a> {
 
     /// Row 2: tool results answer their calls, wherever these are stored. If all of them are stored already,
     /// the turn is repeated from there.
-    fn tool_results(&self, after: usize, alignment: Option<&Alignment>) -> Plan {
+    fn tool_results(&self, after: usize, alignment: Option<&Alignment>) -> ReconcilePlan {
         let results = self.admit(after, alignment);
-        let mut plan = Plan::keeping(self.stored, self.stored.len());
+        let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
         let repeated = results.new.is_empty() && results.orphans.is_empty();
         if let (true, true, Some(last)) = (repeated, self.may_rewind, results.last_known) {
             let results = self.stored[last..].iter().take_while(|m| m.message.role() == Role::Tool).count();
             if last >= last_turn(self.stored) {
-                plan = Plan::keeping(self.stored, last + results);
+                plan = ReconcilePlan::keeping(self.stored, last + results);
             }
         }
         results.add_to(&mut plan);
@@ -283,7 +286,7 @@ impl<'a> Rows<'a> {
 
     /// Row 3: the request has no assistant message. It is appended, unless it asks for the only answer again
     /// or is a retry.
-    fn without_anchor(&self) -> Plan {
+    fn without_anchor(&self) -> ReconcilePlan {
         if let Some(plan) = self.retry(0) {
             return plan;
         }
@@ -295,12 +298,12 @@ impl<'a> Rows<'a> {
         let is_only = |q: &Range<usize>| self.session.mark.turns == 1 && q.len() == new.len();
         match question {
             Some(q) if self.may_rewind && (self.is_retry || is_only(&q)) && self.ends_with(&q, &new) => {
-                Plan { matched: self.rest.len(), ..Plan::keeping(self.stored, q.end) }
+                ReconcilePlan { matched: self.rest.len(), ..ReconcilePlan::keeping(self.stored, q.end) }
             }
             _ => {
                 let repeated = self.failed_questions(0, self.stored.len());
                 let plan = self.append_all(repeated);
-                Plan { matched: plan.matched + repeated, ..plan }
+                ReconcilePlan { matched: plan.matched + repeated, ..plan }
             }
         }
     }
@@ -314,7 +317,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Rows 4, 5, 6 and 8: the anchor is stored.
-    fn after_anchor(&self, after: usize, anchor: align::Located, alignment: &Alignment) -> Plan {
+    fn after_anchor(&self, after: usize, anchor: align::AnchorMatch, alignment: &Alignment) -> ReconcilePlan {
         if anchor.position < last_turn(self.stored) && self.may_rewind {
             if let Some(plan) = self.regenerate(after, anchor.position) {
                 return self.with_alignment(plan, alignment);
@@ -327,9 +330,9 @@ impl<'a> Rows<'a> {
     }
 
     /// Keeps the first `keep` stored messages and appends the new ones.
-    fn append_after(&self, keep: usize, after: usize, alignment: &Alignment) -> Plan {
+    fn append_after(&self, keep: usize, after: usize, alignment: &Alignment) -> ReconcilePlan {
         let repeated = self.failed_questions(after, keep);
-        let mut plan = Plan { matched: repeated, ..Plan::keeping(self.stored, keep) };
+        let mut plan = ReconcilePlan { matched: repeated, ..ReconcilePlan::keeping(self.stored, keep) };
         self.admit_before(after + repeated, Some(alignment), keep).add_to(&mut plan);
         self.with_alignment(plan, alignment)
     }
@@ -338,7 +341,7 @@ impl<'a> Rows<'a> {
     /// client that keeps a failed question in its list sends it again with the next one.
     fn failed_questions(&self, after: usize, keep: usize) -> usize {
         let new = &self.rest[after..];
-        let is_user = |m: &Said| m.message.role() == Role::User;
+        let is_user = |m: &StoredMessage| m.message.role() == Role::User;
         let mut spoken = self.stored[..keep].iter().filter(|m| !m.message.role().instructs()).peekable();
         let mut failed: HashMap<_, Vec<&Message>> = HashMap::new();
         if new.len() > 1 && new[0].role() == Role::User {
@@ -360,29 +363,33 @@ impl<'a> Rows<'a> {
     }
 
     /// Row 5: regeneration. The last question is sent again, in reply to the anchor.
-    fn regenerate(&self, after: usize, anchor: usize) -> Option<Plan> {
+    fn regenerate(&self, after: usize, anchor: usize) -> Option<ReconcilePlan> {
         let question = last_question(self.stored)?;
         let (new, reminders) = self.spoken(after);
         let follows = self.stored[anchor + 1..question.start].iter().all(|m| m.message.role().instructs());
         let replies = self.stored[question.start].replies_to == Some(self.stored[anchor].seq);
         let same = (follows || replies) && self.ends_with(&question, &new);
-        same.then(|| Plan { matched: new.len() + reminders, ..Plan::keeping(self.stored, question.end) })
+        same.then(|| ReconcilePlan {
+            matched: new.len() + reminders,
+            ..ReconcilePlan::keeping(self.stored, question.end)
+        })
     }
 
     /// Row 6: an edited question. Returns the position of the user message that the new ones replace: it was
     /// sent in reply to the same answer, by a client that sends lists, and everything after it descends from
     /// it.
-    fn edited_question(&self, anchor: align::Located) -> Option<usize> {
+    fn edited_question(&self, anchor: align::AnchorMatch) -> Option<usize> {
         let answer = &self.stored[anchor.position];
         if anchor.is_tie || !anchor.question_agrees || answer.run.is_none() {
             return None;
         }
-        let replies = |m: &Said| m.replies_to == Some(answer.seq);
+        let replies = |m: &StoredMessage| m.replies_to == Some(answer.seq);
         let sibling = self.stored.iter().rposition(replies)?;
         let since = self.stored[sibling].seq;
-        let descends = |m: &Said| m.message.role() != Role::User || m.replies_to.is_some_and(|seq| seq > since);
+        let descends =
+            |m: &StoredMessage| m.message.role() != Role::User || m.replies_to.is_some_and(|seq| seq > since);
         // Consecutive user messages of one request belong together.
-        let together = |m: &&Said| replies(m) || m.message.role().instructs();
+        let together = |m: &&StoredMessage| replies(m) || m.message.role().instructs();
         let rest = self.stored[sibling..].iter().skip_while(together);
         let start = sibling - self.stored[..sibling].iter().rev().take_while(|m| replies(m)).count();
         rest.clone().all(descends).then_some(start)
@@ -390,7 +397,7 @@ impl<'a> Rows<'a> {
 
     /// Row 7: the anchor is not stored, but its question is the last one. It is the client's version of the
     /// last answer.
-    fn clients_version_of_last_answer(&self, end: usize) -> Option<Plan> {
+    fn clients_version_of_last_answer(&self, end: usize) -> Option<ReconcilePlan> {
         let asked = self.rest[..end].iter().rposition(|m| m.role() == Role::User)?;
         let question = last_question(self.stored)?.end - 1;
         if !self.stored[question].message.is_same(&self.rest[asked]) {
@@ -410,7 +417,7 @@ impl<'a> Rows<'a> {
         let keep = self.stored.len() - usize::from(ours.is_some() && position < self.stored.len());
         if !self.may_edit {
             // The stored answer remains; the model is shown the client's version.
-            let mut plan = Plan::keeping(self.stored, self.stored.len());
+            let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
             self.admit(end + 1, Some(&alignment)).add_to(&mut plan);
             alignment.leave_out(end - new);
             match ours.is_some() {
@@ -419,20 +426,20 @@ impl<'a> Rows<'a> {
             }
             return Some(self.with_alignment(plan, &alignment));
         }
-        let mut plan = Plan::keeping(self.stored, keep);
+        let mut plan = ReconcilePlan::keeping(self.stored, keep);
         self.admit_before(new, Some(&alignment), keep).add_to(&mut plan);
         Some(self.with_alignment(plan, &alignment))
     }
 
     /// Rows 3 and 9: everything from `after` on is new.
-    fn append_all(&self, after: usize) -> Plan {
-        let mut plan = Plan::keeping(self.stored, self.stored.len());
+    fn append_all(&self, after: usize) -> ReconcilePlan {
+        let mut plan = ReconcilePlan::keeping(self.stored, self.stored.len());
         self.admit(after, None).add_to(&mut plan);
         plan
     }
 
     /// Adds the overlay and the counters that result from aligning the older messages.
-    fn with_alignment(&self, mut plan: Plan, alignment: &Alignment) -> Plan {
+    fn with_alignment(&self, mut plan: ReconcilePlan, alignment: &Alignment) -> ReconcilePlan {
         let shown = alignment.overlay(self.stored, self.rest, plan.keep);
         plan.matched += shown.matched;
         plan.ephemeral += shown.ephemeral;
@@ -443,14 +450,14 @@ impl<'a> Rows<'a> {
     }
 
     /// Selects the messages from `after` on that are appended after all stored ones.
-    fn admit(&self, after: usize, alignment: Option<&Alignment>) -> Admitted {
+    fn admit(&self, after: usize, alignment: Option<&Alignment>) -> AdmittedMessages {
         self.admit_before(after, alignment, self.stored.len())
     }
 
     /// Selects the messages from `after` on that are appended after `keep` stored ones. A tool result needs a
     /// call: one that is stored already is not stored again, and one without a call is dropped.
-    fn admit_before(&self, after: usize, alignment: Option<&Alignment>, keep: usize) -> Admitted {
-        let mut admitted = Admitted::default();
+    fn admit_before(&self, after: usize, alignment: Option<&Alignment>, keep: usize) -> AdmittedMessages {
+        let mut admitted = AdmittedMessages::default();
         let mut reply = alignment.and_then(|a| a.anchor(self.stored, keep)).map(ReplyTo::Stored);
         let renamed =
             alignment.map(|a| align::renamed(&self.stored[a.position].message, &self.rest[a.end])).unwrap_or_default();
@@ -477,7 +484,7 @@ impl<'a> Rows<'a> {
         renamed: &HashMap<String, String>,
         alignment: Option<&Alignment>,
         keep: usize,
-        admitted: &mut Admitted,
+        admitted: &mut AdmittedMessages,
     ) {
         let theirs = result.tool_call_id().unwrap_or_default();
         if admitted.calls.contains(&theirs) {
@@ -513,7 +520,7 @@ impl<'a> Rows<'a> {
 
 /// The outcome of admitting new messages: what is appended, and what is not.
 #[derive(Default)]
-struct Admitted {
+struct AdmittedMessages {
     new: Vec<NewMessage>,
     /// The ids of the tool calls in `new`.
     calls: HashSet<String>,
@@ -527,8 +534,8 @@ struct Admitted {
     orphans: Vec<String>,
 }
 
-impl Admitted {
-    fn add_to(self, plan: &mut Plan) {
+impl AdmittedMessages {
+    fn add_to(self, plan: &mut ReconcilePlan) {
         plan.append = self.new;
         plan.matched += self.known;
         plan.ephemeral += self.changed;
@@ -538,7 +545,7 @@ impl Admitted {
 }
 
 /// Returns the range of the user messages of the last turn.
-fn last_question(stored: &[Said]) -> Option<Range<usize>> {
+fn last_question(stored: &[StoredMessage]) -> Option<Range<usize>> {
     let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
     let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
     Some(start..end)

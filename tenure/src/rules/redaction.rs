@@ -7,7 +7,7 @@ use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::id::check_text;
 use crate::types::message::Message;
-use crate::types::raw_object::Fields;
+use crate::types::raw_object::RawObject;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -211,7 +211,7 @@ impl Redaction {
         let mut names = BTreeSet::new();
         let text = match self.is_empty() {
             true => None,
-            false => self.value(message.as_str(), Part::Message, Depth::default(), &mut names),
+            false => self.value(message.as_str(), RedactionPart::Message, NestingGuard::default(), &mut names),
         };
         let message = match text {
             Some(text) => Message::trusted(text, Vec::new()),
@@ -221,20 +221,26 @@ impl Redaction {
     }
 
     /// Redacts a JSON value. `None` means that nothing matched.
-    fn value<'a>(&'a self, raw: &str, part: Part, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<String> {
-        let below = Depth { levels: at.levels + 1, ..at };
+    fn value<'a>(
+        &'a self,
+        raw: &str,
+        part: RedactionPart,
+        at: NestingGuard,
+        names: &mut BTreeSet<&'a str>,
+    ) -> Option<String> {
+        let below = NestingGuard { levels: at.levels + 1, ..at };
         match raw.as_bytes().first()? {
             // Inside a string, the rules are applied to the whole string afterwards.
-            b'{' | b'[' if at.levels >= MAX_DEPTH && part == Part::Within => None,
+            b'{' | b'[' if at.levels >= MAX_DEPTH && part == RedactionPart::Within => None,
             b'{' | b'[' if at.levels >= MAX_DEPTH => self.plain(raw, names),
             b'{' => {
-                let fields: Fields = serde_json::from_str(raw).ok()?;
+                let fields: RawObject = serde_json::from_str(raw).ok()?;
                 let mut changed = false;
                 let mut out = String::with_capacity(raw.len());
                 for (name, value) in fields.iter() {
                     // The field names of a message are fixed; those of embedded JSON may contain anything.
                     let name = match part {
-                        Part::Within => self.text(name, at, names).unwrap_or(Cow::Borrowed(name)),
+                        RedactionPart::Within => self.text(name, at, names).unwrap_or(Cow::Borrowed(name)),
                         _ => Cow::Borrowed(name),
                     };
                     let part = part.below(&name, value);
@@ -273,10 +279,10 @@ impl Redaction {
 
     /// Redacts a text: first inside the JSON that it may contain, where characters can be escaped, then as a
     /// whole. `None` means that nothing matched.
-    fn text<'a, 't>(&'a self, text: &'t str, at: Depth, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
+    fn text<'a, 't>(&'a self, text: &'t str, at: NestingGuard, names: &mut BTreeSet<&'a str>) -> Option<Cow<'t, str>> {
         let json = text.trim();
         let inside = match at.texts < MAX_WITHIN && json.starts_with(['{', '[']) {
-            true => self.value(json, Part::Within, Depth { texts: at.texts + 1, ..at }, names),
+            true => self.value(json, RedactionPart::Within, NestingGuard { texts: at.texts + 1, ..at }, names),
             false => None,
         };
         let (new, applied) = self.apply(inside.as_deref().unwrap_or(text));
@@ -290,7 +296,7 @@ impl Redaction {
 
 /// The depth of a value in a message.
 #[derive(Clone, Copy, Debug, Default)]
-struct Depth {
+struct NestingGuard {
     /// Number of enclosing objects and arrays, over all nested strings ([`MAX_DEPTH`]).
     levels: usize,
     /// Number of enclosing JSON strings ([`MAX_WITHIN`]).
@@ -299,7 +305,7 @@ struct Depth {
 
 /// The part of a message that a value belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum RedactionPart {
     Message,
     Content,
     Media,
@@ -311,23 +317,23 @@ enum Part {
     Within,
 }
 
-impl Part {
+impl RedactionPart {
     /// Returns the part that a field belongs to. `None` means that the field is not redacted.
-    fn below(self, name: &str, value: &str) -> Option<Part> {
+    fn below(self, name: &str, value: &str) -> Option<RedactionPart> {
         match (self, name) {
-            (Part::Message, "role" | "tool_call_id")
-            | (Part::Calls, "id" | "type")
-            | (Part::Function, "name")
-            | (Part::Content, "type") => None,
-            (Part::Message, "content") => Some(Part::Content),
-            (Part::Message, "tool_calls") => Some(Part::Calls),
-            (Part::Calls, "function" | "custom") => Some(Part::Function),
-            (Part::Content, "image_url" | "video_url" | "audio_url" | "input_audio" | "file") => {
-                (!is_media(value)).then_some(Part::Media)
+            (RedactionPart::Message, "role" | "tool_call_id")
+            | (RedactionPart::Calls, "id" | "type")
+            | (RedactionPart::Function, "name")
+            | (RedactionPart::Content, "type") => None,
+            (RedactionPart::Message, "content") => Some(RedactionPart::Content),
+            (RedactionPart::Message, "tool_calls") => Some(RedactionPart::Calls),
+            (RedactionPart::Calls, "function" | "custom") => Some(RedactionPart::Function),
+            (RedactionPart::Content, "image_url" | "video_url" | "audio_url" | "input_audio" | "file") => {
+                (!is_media(value)).then_some(RedactionPart::Media)
             }
-            (Part::Media, "data" | "file_data" | "url") => (!is_media(value)).then_some(Part::Other),
-            (Part::Within, _) => Some(Part::Within),
-            _ => Some(Part::Other),
+            (RedactionPart::Media, "data" | "file_data" | "url") => (!is_media(value)).then_some(RedactionPart::Other),
+            (RedactionPart::Within, _) => Some(RedactionPart::Within),
+            _ => Some(RedactionPart::Other),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Builds the entries that end a run and the pause that it caused.
 
 use crate::rules::session::Session;
-use crate::types::entry::{Entry, Outcome};
+use crate::types::entry::{Entry, RunOutcome};
 use crate::types::id::RunId;
 use crate::types::status::Status;
 
@@ -9,7 +9,7 @@ use crate::types::status::Status;
 pub(crate) const CANCELLED: &str = "cancelled";
 
 /// Builds the entry that ends a run.
-pub(crate) fn ended(run: &RunId, outcome: Outcome, error: Option<String>, code: Option<&str>) -> Entry {
+pub(crate) fn ended(run: &RunId, outcome: RunOutcome, error: Option<String>, code: Option<&str>) -> Entry {
     Entry::RunEnded { run: run.clone(), outcome, error, code: code.map(str::to_owned) }
 }
 

@@ -2,10 +2,12 @@
 
 use crate::rules::metadata;
 use crate::types::decision_chain::DecisionChain;
-use crate::types::digest::Mark;
-use crate::types::entry::{Checkpointed, Created, Entry, Outcome, Post, Record, ReviewDecided, ReviewOpened};
-use crate::types::head::{DECISIONS, Front, Head, Lease, LogEnd, OpenReview, SessionInfo};
-use crate::types::id::{Key, Label, RunId, Seq};
+use crate::types::digest::LogDigest;
+use crate::types::entry::{
+    CheckpointEntry, Entry, MessageEntry, Record, ReviewDecided, ReviewOpened, RunOutcome, SessionCreated,
+};
+use crate::types::head::{DECISIONS, Head, Lease, LogEnd, OpenReview, PromptPrefix, SessionInfo};
+use crate::types::id::{CheckpointLabel, RunId, Seq, SessionKey};
 use crate::types::log_hash::LogHash;
 use crate::types::message::{Message, Role};
 use crate::types::status::Status;
@@ -17,7 +19,7 @@ use std::sync::OnceLock;
 
 /// A stored message, with its position in the log, its timestamp, and the run that produced it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Said {
+pub struct StoredMessage {
     /// The record of the message.
     pub seq: Seq,
     /// When the message was stored.
@@ -38,10 +40,10 @@ pub struct Said {
     pub message: Message,
 }
 
-impl Said {
+impl StoredMessage {
     /// Creates a stored message from a log entry.
-    pub(crate) fn new(seq: Seq, at: Timestamp, post: Post) -> Self {
-        let Post { run, lead, partial, replies_to, message } = post;
+    pub(crate) fn new(seq: Seq, at: Timestamp, post: MessageEntry) -> Self {
+        let MessageEntry { run, lead, partial, replies_to, message } = post;
         Self { seq, at, run, lead, partial, replies_to, message }
     }
 }
@@ -51,7 +53,7 @@ impl Said {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checkpoint {
     /// The name of the checkpoint.
-    pub label: Label,
+    pub label: CheckpointLabel,
     /// The number of messages before the checkpoint: an index into the session's messages.
     pub position: usize,
     /// When the checkpoint was set.
@@ -71,15 +73,15 @@ pub struct Checkpoint {
     pub state: Map<String, Value>,
     /// The log digest at this position, computed on first use.
     #[serde(skip)]
-    pub(crate) mark: Memo,
+    pub(crate) mark: CachedDigest,
 }
 
 /// A lazily computed log digest. It is derived from the messages, so it is only a cache and does not affect
 /// equality.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Memo(OnceLock<Mark>);
+pub(crate) struct CachedDigest(OnceLock<LogDigest>);
 
-impl PartialEq for Memo {
+impl PartialEq for CachedDigest {
     fn eq(&self, _: &Self) -> bool {
         true
     }
@@ -104,7 +106,7 @@ pub struct Run {
     /// When the run started.
     pub started_at: Timestamp,
     /// When and how the run ended. `None` means that it has not ended.
-    pub ended: Option<(Timestamp, Outcome)>,
+    pub ended: Option<(Timestamp, RunOutcome)>,
     /// A human-readable error, if the run failed.
     pub error: Option<String>,
     /// A stable, machine-readable code for the error.
@@ -115,12 +117,12 @@ pub struct Run {
     pub detail: Map<String, Value>,
     /// The tool calls that were started, in order. They show which calls may have been executed when a result
     /// is missing.
-    pub tools_started: Vec<Started>,
+    pub tools_started: Vec<ToolCallStart>,
 }
 
 /// A tool call that was started.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Started {
+pub struct ToolCallStart {
     /// The record that started the call.
     pub seq: Seq,
     /// The id of the call.
@@ -170,7 +172,7 @@ impl Summary {
     /// Returns the text of the summary, without the marker that models are shown.
     pub fn text(&self) -> String {
         let text = self.message.text();
-        text.strip_prefix(crate::rules::session::MARK).map_or(&*text, str::trim_start).to_owned()
+        text.strip_prefix(MARK).map_or(&*text, str::trim_start).to_owned()
     }
 }
 
@@ -179,7 +181,7 @@ impl Summary {
 pub struct Session {
     head: Head,
     /// The messages of the conversation, oldest first, without rewound ones.
-    pub messages: Vec<Said>,
+    pub messages: Vec<StoredMessage>,
     /// The checkpoints, oldest first.
     pub checkpoints: Vec<Checkpoint>,
     /// The runs, oldest first.
@@ -233,8 +235,8 @@ impl From<&str> for Point {
     }
 }
 
-impl From<&Label> for Point {
-    fn from(label: &Label) -> Self {
+impl From<&CheckpointLabel> for Point {
+    fn from(label: &CheckpointLabel) -> Self {
         Point::Label(label.to_string())
     }
 }
@@ -259,13 +261,13 @@ impl std::fmt::Display for Point {
 
 /// A resolved position in a session.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct ResolvedPoint {
     /// The last record before the position.
     pub seq: Seq,
     /// The number of messages before the position.
     pub position: usize,
     /// The log digest at the position.
-    pub mark: Mark,
+    pub mark: LogDigest,
 }
 
 impl Session {
@@ -283,14 +285,14 @@ impl Session {
         match record.entry {
             Entry::Message(post) => {
                 self.bytes += post.message.text_len();
-                self.messages.push(Said::new(record.seq, record.at, post));
+                self.messages.push(StoredMessage::new(record.seq, record.at, post));
             }
             _ => drop(self.take(&record)),
         }
     }
 
     /// Folds a session from its log alone. `None` if the log does not start with `created`.
-    pub fn replay(key: &Key, records: impl IntoIterator<Item = Record>) -> Option<Self> {
+    pub fn replay(key: &SessionKey, records: impl IntoIterator<Item = Record>) -> Option<Self> {
         let mut records = records.into_iter();
         let mut session = Self::empty(Head::begin(key, &records.next()?)?);
         for record in records {
@@ -330,18 +332,18 @@ impl Session {
     }
 
     /// Applies the next record to the head and the lists. Returns the messages that a rewind discards.
-    pub fn apply(&mut self, record: &Record) -> Vec<Said> {
+    pub fn apply(&mut self, record: &Record) -> Vec<StoredMessage> {
         self.head.apply(record);
         self.take(record)
     }
 
     /// Applies the next record to the lists only. Returns the messages that a rewind discards.
-    pub(crate) fn take(&mut self, record: &Record) -> Vec<Said> {
+    pub(crate) fn take(&mut self, record: &Record) -> Vec<StoredMessage> {
         let (seq, at) = (record.seq, record.at);
         match &record.entry {
             Entry::Message(post) => {
                 self.bytes += post.message.text_len();
-                self.messages.push(Said::new(seq, at, post.clone()));
+                self.messages.push(StoredMessage::new(seq, at, post.clone()));
             }
             Entry::Checkpoint(c) => self.checkpoints.push(checkpoint(c, seq, at, self.older.0 + self.messages.len())),
             Entry::Rewound(r) => return self.cut(r.to),
@@ -354,7 +356,7 @@ impl Session {
                 if let Some(run) = self.run_mut(run) {
                     let cached = detail.get(CACHED) == Some(&Value::Bool(true));
                     let (call, tool, tokens) = (call.clone(), tool.clone(), spent(detail));
-                    run.tools_started.push(Started { seq, call, tool, cached, tokens });
+                    run.tools_started.push(ToolCallStart { seq, call, tool, cached, tokens });
                 }
             }
             Entry::RunEnded { run, outcome, error, code } => {
@@ -396,7 +398,7 @@ impl Session {
                 // A fork does not continue its parent's runs, and the parent's reviews are not open here.
                 self.void_reviews(|_| true);
                 for run in self.runs.iter_mut().filter(|r| r.ended.is_none()) {
-                    run.ended = Some((at, Outcome::Cancelled));
+                    run.ended = Some((at, RunOutcome::Cancelled));
                 }
             }
             Entry::Info(_) | Entry::Status { .. } | Entry::RunClaimed { .. } => {}
@@ -411,7 +413,7 @@ impl Session {
     }
 
     /// Discards messages, checkpoints and summaries after `to`, and voids later reviews. Returns the messages.
-    fn cut(&mut self, to: Seq) -> Vec<Said> {
+    fn cut(&mut self, to: Seq) -> Vec<StoredMessage> {
         self.checkpoints.retain(|c| c.seq <= to);
         self.void_reviews(|r| r.seq > to);
         self.summaries.retain(|s| s.upto <= to);
@@ -441,7 +443,7 @@ impl Session {
     }
 
     /// Resolves a point. `None` if the session has no such checkpoint, position or turn.
-    pub fn locate(&self, point: &Point) -> Option<Place> {
+    pub fn locate(&self, point: &Point) -> Option<ResolvedPoint> {
         let before = |position: usize| match self.messages.get(position) {
             Some(next) => next.seq - 1,
             None => self.head.seq,
@@ -465,11 +467,11 @@ impl Session {
                 (at_checkpoint || at_message).then_some((*seq, position))?
             }
         };
-        Some(Place { seq, position, mark: self.mark_at(position) })
+        Some(ResolvedPoint { seq, position, mark: self.mark_at(position) })
     }
 
     /// Returns the log digest at a position, cached with the checkpoint that is there.
-    fn mark_at(&self, position: usize) -> Mark {
+    fn mark_at(&self, position: usize) -> LogDigest {
         if position == self.messages.len() {
             return self.head.mark.clone();
         }
@@ -480,7 +482,7 @@ impl Session {
     }
 
     /// Computes the digest at a position, starting from the nearest earlier one that is known.
-    fn work_out_mark(&self, position: usize) -> Mark {
+    fn work_out_mark(&self, position: usize) -> LogDigest {
         let known = self.checkpoints.iter().rev().filter(|c| c.position < position);
         let known = known.filter_map(|c| Some((c.position, c.mark.0.get()?.clone()))).next();
         let (from, mut mark) = known.unwrap_or_default();
@@ -506,7 +508,7 @@ impl Session {
     pub(crate) fn weight(&self) -> usize {
         // Heap memory of each element besides its text: names, timestamps and allocator overhead.
         const BESIDE: usize = 128;
-        let lists = self.messages.capacity() * (size_of::<Said>() + BESIDE)
+        let lists = self.messages.capacity() * (size_of::<StoredMessage>() + BESIDE)
             + self.checkpoints.capacity() * (size_of::<Checkpoint>() + BESIDE)
             + self.runs.capacity() * (size_of::<Run>() + 2 * BESIDE);
         self.bytes + lists + size_of::<Self>() + 2048
@@ -514,7 +516,7 @@ impl Session {
 }
 
 /// Returns the position after `turns` turns.
-fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
+fn turn_position(messages: &[StoredMessage], turns: usize) -> Option<usize> {
     let (mut seen, mut last) = (0, None);
     for (i, said) in messages.iter().enumerate() {
         let role = said.message.role();
@@ -532,14 +534,14 @@ fn turn_position(messages: &[Said], turns: usize) -> Option<usize> {
 }
 
 /// Creates a checkpoint from its log entry.
-pub(crate) fn checkpoint(c: &Checkpointed, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
-    let Checkpointed { label, auto, run, step, state } = c.clone();
-    Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: Memo::default() }
+pub(crate) fn checkpoint(c: &CheckpointEntry, seq: Seq, at: Timestamp, position: usize) -> Checkpoint {
+    let CheckpointEntry { label, auto, run, step, state } = c.clone();
+    Checkpoint { label, position, created_at: at, auto, seq, run, step, state, mark: CachedDigest::default() }
 }
 
 impl Head {
     /// Creates the head of a log from its own first record. `None` unless that is `created`.
-    pub fn begin(key: &Key, record: &Record) -> Option<Head> {
+    pub fn begin(key: &SessionKey, record: &Record) -> Option<Head> {
         let Entry::Created(created) = &record.entry else { return None };
         let mut head = Head {
             tenant: key.tenant.clone(),
@@ -562,7 +564,7 @@ impl Head {
             first: record.seq,
             seq: record.seq,
             log: Some(LogHash::of(record)),
-            mark: Mark::default(),
+            mark: LogDigest::default(),
             stored_bytes: None,
             front: None,
             parent: created.parent.clone(),
@@ -578,7 +580,7 @@ impl Head {
 
     /// Resets the head to a newly created session. Used for the first record of a log, and for a fork's own
     /// `created` entry.
-    fn create(&mut self, created: &Created, at: Timestamp) {
+    fn create(&mut self, created: &SessionCreated, at: Timestamp) {
         let c = created.clone();
         let session_id = self.info.session_id.clone();
         let (model, title, tags, mut metadata) = (c.model, c.title, c.tags, c.metadata);
@@ -594,7 +596,7 @@ impl Head {
         self.stored_bytes = Some(0);
         self.reviews.clear();
         (self.decisions, self.origin) = (c.decisions, c.origin);
-        self.front = c.parent.is_none().then(Front::default);
+        self.front = c.parent.is_none().then(PromptPrefix::default);
         self.mark = c.parent.map(|p| p.mark).unwrap_or_default();
     }
 

@@ -11,7 +11,8 @@
 
 use crate::rules::decided_calls::with_decisions;
 use crate::rules::prompt::{lead, opening, tokens};
-use crate::rules::session::{MARK, Review, Said, Session};
+pub use crate::rules::session::MARK;
+use crate::rules::session::{Review, Session, StoredMessage};
 use crate::types::id::Seq;
 use crate::types::message::{Message, Role};
 use crate::types::policy::Window;
@@ -41,7 +42,7 @@ const MIN_TEXT: usize = 200;
 
 /// A range of turns that one request summarizes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
+pub struct SummaryPart {
     /// The last record that the summary will cover.
     pub upto: Seq,
     /// The number of messages that the summary will cover.
@@ -57,7 +58,7 @@ pub struct Piece {
     uncompacted: bool,
 }
 
-impl Piece {
+impl SummaryPart {
     /// Returns true if the summary still applies to this session: the covered messages are still there, and
     /// no other summary was written meanwhile.
     pub fn fits(&self, session: &Session) -> bool {
@@ -69,7 +70,7 @@ impl Piece {
 }
 
 /// A turn that no summary covers.
-struct Turn {
+struct SummaryTurn {
     /// The range of its messages, end exclusive.
     start: usize,
     end: usize,
@@ -79,9 +80,9 @@ struct Turn {
 }
 
 /// Returns the turns that no summary covers, regardless of the window.
-fn turns(session: &Session) -> Vec<Turn> {
+fn turns(session: &Session) -> Vec<SummaryTurn> {
     let from = session.summary().map_or(0, |s| s.position).max(opening(&session.messages));
-    let mut turns: Vec<Turn> = Vec::new();
+    let mut turns: Vec<SummaryTurn> = Vec::new();
     let mut calls: HashMap<String, Vec<usize>> = HashMap::new();
     let (mut asked, mut last, mut answered) = (false, None, false);
     for (i, said) in session.messages.iter().enumerate().skip(from).filter(|(_, m)| !m.lead) {
@@ -92,7 +93,7 @@ fn turns(session: &Session) -> Vec<Turn> {
             if let Some(before) = turns.last_mut() {
                 before.end = start;
             }
-            turns.push(Turn { start, end: session.messages.len(), tokens: 0, closed: true });
+            turns.push(SummaryTurn { start, end: session.messages.len(), tokens: 0, closed: true });
         }
         let this = turns.len() - 1;
         turns[this].tokens += tokens(message);
@@ -129,7 +130,7 @@ pub fn is_over(session: &Session, window: &Window) -> bool {
 }
 
 /// Returns true if a history with these turns has reached its window.
-fn is_over_with(session: &Session, window: &Window, turns: &[Turn]) -> bool {
+fn is_over_with(session: &Session, window: &Window, turns: &[SummaryTurn]) -> bool {
     let summary = session.summary().map_or(0, |s| tokens(&s.message));
     let used = || instructions(session) + summary + turns.iter().map(|t| t.tokens).sum::<usize>();
     window.max_turns.is_some_and(|max| turns.len() >= max) || window.max_tokens.is_some_and(|max| used() > max)
@@ -152,7 +153,7 @@ pub fn goal(session: &Session, window: &Window, keep: Option<usize>) -> Option<S
 
 /// Returns the number of newest turns that fit into half of the window, excluding instructions and summary.
 /// `None` if these fill the window.
-fn fitting(session: &Session, window: &Window, turns: &[Turn]) -> Option<usize> {
+fn fitting(session: &Session, window: &Window, turns: &[SummaryTurn]) -> Option<usize> {
     let most = window.max_turns.map_or(usize::MAX, |max| max / 2);
     let half = match window.max_tokens {
         Some(max) => max.checked_sub(instructions(session) + room(window)).filter(|free| *free > 0)? / 2,
@@ -168,7 +169,7 @@ fn fitting(session: &Session, window: &Window, turns: &[Turn]) -> Option<usize> 
 
 /// Returns the oldest turns that no summary covers, up to `goal`, limited to what a model should read at
 /// once, with the request for their summary.
-pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
+pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<SummaryPart> {
     session.messages.binary_search_by_key(&goal, |m| m.seq).ok()?;
     let most = window.max_tokens.map_or(READ_TOKENS, |max| max / 4 * 3);
     let turns = turns(session);
@@ -185,7 +186,7 @@ pub fn piece(session: &Session, window: &Window, goal: Seq) -> Option<Piece> {
     let (start, position, room) = (turns.first()?.start, end?, room(window));
     let told = transcript(&session.messages[start..position], &session.reviews, most.saturating_mul(4));
     let before = session.summary().map(|s| s.text());
-    Some(Piece {
+    Some(SummaryPart {
         upto: session.messages[position - 1].seq,
         position,
         messages: position - start,
@@ -210,8 +211,8 @@ fn request(before: Option<&str>, told: &str, room: usize) -> Vec<Message> {
 }
 
 /// Formats messages as lines of `role: text`. If the result exceeds `max` bytes, long lines are truncated.
-fn transcript(messages: &[Said], reviews: &[Review], max: usize) -> String {
-    let said: Vec<&Said> = messages.iter().filter(|m| !m.lead).collect();
+fn transcript(messages: &[StoredMessage], reviews: &[Review], max: usize) -> String {
+    let said: Vec<&StoredMessage> = messages.iter().filter(|m| !m.lead).collect();
     let lines: Vec<String> = with_decisions(&said, reviews).iter().flat_map(|m| lines(m)).collect();
     let all: usize = lines.iter().map(|l| l.len() + 1).sum();
     let each = if all > max { (max / lines.len().max(1)).max(MIN_TEXT) } else { usize::MAX };

@@ -1,14 +1,14 @@
 //! Filters a model's response for the client when tools are called here: removes the calls that the server
 //! makes itself.
 
-use crate::types::model::Piece;
+use crate::types::model::ModelChunk;
 use crate::types::tool::Tool;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Removes calls of the server's own tools from the chunks of a response.
-pub(crate) struct Sift {
+pub(crate) struct ToolCallFilter {
     tools: Arc<[Tool]>,
     /// The stream indexes of the server's calls.
     ours: HashSet<u64>,
@@ -19,7 +19,7 @@ pub(crate) struct Sift {
     usage: Option<Value>,
 }
 
-impl Sift {
+impl ToolCallFilter {
     /// Creates a filter for the calls of these tools. Without tools, everything passes unchanged.
     pub fn new(tools: Arc<[Tool]>) -> Self {
         Self { tools, ours: HashSet::new(), theirs: false, usage: None }
@@ -31,13 +31,13 @@ impl Sift {
     }
 
     /// Filters a chunk. `None` means that nothing of it remains. Token usage is removed.
-    pub fn pass(&mut self, piece: Piece) -> Option<Piece> {
+    pub fn pass(&mut self, piece: ModelChunk) -> Option<ModelChunk> {
         if self.tools.is_empty() {
             return Some(piece);
         }
         let (text, part) = match &piece {
-            Piece::Chunk(text) => (text, "delta"),
-            Piece::Whole(text) => (text, "message"),
+            ModelChunk::Chunk(text) => (text, "delta"),
+            ModelChunk::Whole(text) => (text, "message"),
         };
         let Ok(mut body) = serde_json::from_str::<Value>(text) else { return Some(piece) };
         let told = body.as_object_mut().filter(|b| b.get("usage").is_some_and(|u| !u.is_null()));
@@ -62,7 +62,7 @@ impl Sift {
             return None;
         }
         body["choices"] = Value::Array(kept);
-        Some(if part == "message" { Piece::Whole(body.to_string()) } else { Piece::Chunk(body.to_string()) })
+        Some(if part == "message" { ModelChunk::Whole(body.to_string()) } else { ModelChunk::Chunk(body.to_string()) })
     }
 
     /// Filters one choice. `None` means that nothing of it remains.
@@ -105,14 +105,14 @@ impl Sift {
 mod tests {
     use super::*;
 
-    fn chunk(delta: Value, finish: Value) -> Piece {
-        Piece::Chunk(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).to_string())
+    fn chunk(delta: Value, finish: Value) -> ModelChunk {
+        ModelChunk::Chunk(json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).to_string())
     }
 
     #[test]
     fn our_calls_are_left_out_and_the_rest_stays() {
         let tools: Arc<[Tool]> = Arc::new([Tool { name: "ours".into(), ..Tool::default() }]);
-        let mut sift = Sift::new(tools.clone());
+        let mut sift = ToolCallFilter::new(tools.clone());
         assert_eq!(
             sift.pass(chunk(json!({"content": "I look."}), Value::Null)),
             Some(chunk(json!({"content": "I look."}), Value::Null))
@@ -129,7 +129,7 @@ mod tests {
             None
         );
         assert_eq!(sift.pass(chunk(json!({}), json!("tool_calls"))), None);
-        let mut sift = Sift::new(tools.clone());
+        let mut sift = ToolCallFilter::new(tools.clone());
         let theirs = json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "theirs", "arguments": ""}}]});
         assert_eq!(sift.pass(chunk(theirs.clone(), Value::Null)), Some(chunk(theirs, Value::Null)));
         assert_eq!(sift.pass(chunk(json!({}), json!("tool_calls"))), Some(chunk(json!({}), json!("tool_calls"))));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn without_tools_here_nothing_is_looked_at() {
-        let odd = Piece::Chunk("odd".into());
-        assert_eq!(Sift::new(Arc::default()).pass(odd.clone()), Some(odd));
+        let odd = ModelChunk::Chunk("odd".into());
+        assert_eq!(ToolCallFilter::new(Arc::default()).pass(odd.clone()), Some(odd));
     }
 }

@@ -6,36 +6,36 @@
 //! durable before the turn is acknowledged. A turn that fails or is stopped persists the partial
 //! answer and records the failure (`run_ended`).
 
-use crate::engine::draft::{Draft, Need};
-use crate::engine::turn_lock::{Entered, OnBusy, Pass};
-use crate::executors::model::{Beside, First};
-use crate::memory::recall::{Recollection, with_block};
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::turn_lock::{Admission, OnBusy, TurnGuard};
+use crate::executors::model::{EagerModelCall, SpeculativeSlot};
+use crate::memory::recall::{MemoryInjection, with_block};
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::shown_with;
-use crate::rules::reconcile::plan::Plan;
+use crate::rules::reconcile::plan::ReconcilePlan;
 use crate::rules::reconcile::reconcile;
-use crate::rules::session::{Point, Run, Said, Session};
-use crate::run::executors::Replay;
-use crate::run::idempotency::{Claim, place, same_id, same_run};
-use crate::run::request::{Ask, OnExpired, Spliced};
+use crate::rules::session::{Point, Run, Session, StoredMessage};
+use crate::run::executors::StoredAnswer;
+use crate::run::idempotency::{IdempotencyRecord, place, same_id, same_run};
+use crate::run::request::{OnExpired, ReconcileReport, TurnRequest};
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
 use crate::types::blob::Blob;
-use crate::types::entry::{Created, Entry, Outcome, Record};
+use crate::types::entry::{Entry, Record, RunOutcome, SessionCreated};
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, RunId, Seq, SessionId, Tenant};
+use crate::types::id::{Principal, RunId, Seq, SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use crate::types::policy::HistoryMode;
-use crate::types::policy::{Compact, OnDisconnect, Window};
+use crate::types::policy::{CompactionPolicy, OnDisconnect, Window};
 use jiff::Timestamp;
 
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-impl Turn {
+impl OpenRun {
     /// The principal that the turn runs as: the caller, or the session's owner for a run that was
     /// taken over.
     pub fn principal(&self) -> &Principal {
@@ -50,16 +50,16 @@ impl Turn {
 
     /// The compaction policy: whether a model, and which one, summarizes the history after the turn
     /// if it exceeds its budget.
-    pub fn compact(&self) -> Compact {
+    pub fn compact(&self) -> CompactionPolicy {
         self.tenure.policy(&self.who.tenant, self.assistant.as_ref().map(|a| a.name.as_str())).compact
     }
 }
 
 /// The outcome of beginning a turn.
 #[derive(Debug)]
-pub enum Begun {
+pub enum TurnStart {
     /// A turn that is ready to be executed.
-    Turn(Box<Turn>),
+    Turn(Box<OpenRun>),
     /// The request was already answered: its idempotency key has a stored response (D-047).
     Before {
         /// The session of the earlier request.
@@ -67,20 +67,20 @@ pub enum Begun {
         /// The run that produced the stored response.
         run: RunId,
         /// The stored response.
-        replay: Box<Replay>,
+        replay: Box<StoredAnswer>,
     },
 }
 
 /// An open turn, ready to be executed. The user's messages are persisted, and the session's turn
 /// lock is held until the turn is finished or dropped.
 #[derive(Debug)]
-pub struct Turn {
+pub struct OpenRun {
     pub(crate) tenure: Tenure,
     /// The principal that the turn runs as: the caller, or the session's owner for a run that was
     /// taken over.
     pub(crate) who: Principal,
     /// The guard of the session's turn lock.
-    pub(crate) pass: Pass,
+    pub(crate) pass: TurnGuard,
     /// Whether to store the response for a replay under its idempotency key.
     pub(crate) remember: bool,
     /// The position of the message that is answered. 0 means that there is none.
@@ -96,7 +96,7 @@ pub struct Turn {
     /// The id of the run.
     pub run: RunId,
     /// The report of how the request's messages were merged into the stored history.
-    pub spliced: Spliced,
+    pub spliced: ReconcileReport,
     /// The first prompt. Empty if the run resumes from its stored state.
     pub messages: Vec<Message>,
     /// The parameters that the run was started with.
@@ -107,9 +107,9 @@ pub struct Turn {
     /// The time when this node claimed the run.
     pub(crate) claimed_at: Timestamp,
     /// Recalled memories that are injected into the prompt.
-    pub(crate) recalled: Option<Recollection>,
+    pub(crate) recalled: Option<MemoryInjection>,
     /// A model request that is already in flight.
-    pub(crate) asking: Beside,
+    pub(crate) asking: SpeculativeSlot,
 }
 
 /// Key in a run's detail: the request had an idempotency key, so its answer must be stored for a
@@ -123,7 +123,7 @@ const MAX_VANISHED: usize = 3;
 impl Tenure {
     /// Begins a turn: resolves the session, waits for its turn lock, and commits the client's
     /// messages.
-    pub async fn turn(&self, who: &Principal, ask: Ask) -> Result<Begun> {
+    pub async fn turn(&self, who: &Principal, ask: TurnRequest) -> Result<TurnStart> {
         self.begin_turn(who, ask, None).await
     }
 
@@ -131,11 +131,11 @@ impl Tenure {
     /// commit of the client's messages. No output is used before the commit succeeds; if it fails,
     /// the request is cancelled. Falls back to sequential order for new sessions, and for turns
     /// with an assistant or media (D-044).
-    pub async fn turn_asking(&self, who: &Principal, ask: Ask, first: &First) -> Result<Begun> {
+    pub async fn turn_asking(&self, who: &Principal, ask: TurnRequest, first: &EagerModelCall) -> Result<TurnStart> {
         self.begin_turn(who, ask, Some(first)).await
     }
 
-    async fn begin_turn(&self, who: &Principal, ask: Ask, first: Option<&First>) -> Result<Begun> {
+    async fn begin_turn(&self, who: &Principal, ask: TurnRequest, first: Option<&EagerModelCall>) -> Result<TurnStart> {
         let (incoming, blobs) = self.engine.detach(&ask.messages)?;
         // Requests with the same idempotency key are serialized until the first one has stored its
         // claim.
@@ -165,8 +165,8 @@ impl Tenure {
             let key = who.key(&id);
             let max = self.limits().max_queue;
             let pass = match self.shared.turn_locks.enter_telling(&key, on_busy, max, || ask.tell_queued()).await? {
-                Entered::Pass(pass) => pass,
-                Entered::Branch(before) => {
+                Admission::Pass(pass) => pass,
+                Admission::Branch(before) => {
                     id = self.fork(who, &id, Point::Position(before), None).await?.info.session_id;
                     tries += 1;
                     continue;
@@ -176,15 +176,19 @@ impl Tenure {
             if let Some(claim) = &claim
                 && let Some(replay) = self.answer_of(who, claim).await?
             {
-                return Ok(Begun::Before { session_id: id, run, replay });
+                return Ok(TurnStart::Before { session_id: id, run, replay });
             }
             let opening_at = self.now();
             let has_waited = pass.has_waited() || !waited.is_zero();
-            let beside = Beside::default();
-            let opening = Opening { ask: &ask, incoming: &incoming, has_waited, run: &run, redo, first, beside };
+            let beside = SpeculativeSlot::default();
+            let opening = TurnPlan { ask: &ask, incoming: &incoming, has_waited, run: &run, redo, first, beside };
             if let (Some((key, body)), None) = (&ask.idempotency, &claim) {
-                self.remember_key(who, key, Claim { body: body.clone(), session: id.clone(), run: run.clone() })
-                    .await?;
+                self.remember_key(
+                    who,
+                    key,
+                    IdempotencyRecord { body: body.clone(), session: id.clone(), run: run.clone() },
+                )
+                .await?;
             }
             let open = async {
                 match self.open_turn(who, &id, &opening, &blobs).await {
@@ -261,7 +265,7 @@ impl Tenure {
             let (model, overlay) = (ask.model, opened.overlay);
             spliced.memories = recalled.as_ref().map(|r| r.told.clone()).unwrap_or_default();
             let session_id = id;
-            let turn = Turn {
+            let turn = OpenRun {
                 tenure,
                 who,
                 pass,
@@ -280,7 +284,7 @@ impl Tenure {
                 recalled,
                 asking,
             };
-            return Ok(Begun::Turn(Box::new(turn)));
+            return Ok(TurnStart::Turn(Box::new(turn)));
         }
         Err(Error::Conflict { session_id: id, expected: 0 })
     }
@@ -288,7 +292,7 @@ impl Tenure {
     /// Finds the run that was started by a request with this idempotency key and body. `None` if
     /// there is none, or if it no longer exists.
     pub async fn started(&self, who: &Principal, key: &str, body: &str) -> Result<Option<(SessionId, RunId)>> {
-        let ask = Ask { idempotency: Some((key.to_owned(), body.to_owned())), ..Ask::default() };
+        let ask = TurnRequest { idempotency: Some((key.to_owned(), body.to_owned())), ..TurnRequest::default() };
         let Some(claim) = self.claimed(who, &ask).await? else { return Ok(None) };
         match self.run(who, &claim.session, &claim.run).await {
             Ok(_) => Ok(Some((claim.session, claim.run))),
@@ -298,7 +302,7 @@ impl Tenure {
     }
 
     /// Returns the prompt that a model would be sent for this request, without persisting anything.
-    pub async fn preview(&self, who: &Principal, ask: &Ask) -> Result<Vec<Message>> {
+    pub async fn preview(&self, who: &Principal, ask: &TurnRequest) -> Result<Vec<Message>> {
         self.engine.detach(&ask.messages)?; // checks the size limits
         let session = match &ask.session {
             Some(id) => match self.load(who, id).await {
@@ -354,7 +358,7 @@ impl Tenure {
 
     /// Waits for another node to release a session: for a change notification, or with backoff from
     /// 20 ms to 500 ms. Returns [`Error::Busy`] once the total exceeds `max_wait`.
-    async fn wait_for(&self, key: &Key, waited: &mut Duration) -> Result<()> {
+    async fn wait_for(&self, key: &SessionKey, waited: &mut Duration) -> Result<()> {
         let pause = (*waited / 4).clamp(Duration::from_millis(20), Duration::from_millis(500));
         *waited += pause;
         if *waited > self.limits().max_wait {
@@ -379,10 +383,10 @@ impl Tenure {
         &self,
         who: &Principal,
         id: &SessionId,
-        opening: &Opening<'_>,
+        opening: &TurnPlan<'_>,
         blobs: &[Blob],
-    ) -> Result<Opened> {
-        self.write(who, id, Need::Session, |state, now| {
+    ) -> Result<CommittedTurn> {
+        self.write(who, id, Depth::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_active(session)?;
             if opening.is_done(session) {
@@ -411,10 +415,10 @@ impl Tenure {
                 false => opening.started(claim),
             });
             let asked = if goes_on { 0 } else { asked };
-            let opened = Opened { goes_on, ..self.opened(session, &plan, asked) };
+            let opened = CommittedTurn { goes_on, ..self.opened(session, &plan, asked) };
             opened.check()?;
             self.ask_beside(who, opening, &opened);
-            let mut draft = Draft::new(entries, opened);
+            let mut draft = PendingCommit::new(entries, opened);
             let used: Vec<_> = plan.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
             draft.cut = cut;
@@ -451,8 +455,8 @@ impl Tenure {
             return Ok(None);
         }
         let (outcome, error, code) = match at_work {
-            true => (Outcome::Cancelled, "another request interrupted it", "interrupted"),
-            false => (Outcome::Failed, "the node that worked on it has stopped", "abandoned"),
+            true => (RunOutcome::Cancelled, "another request interrupted it", "interrupted"),
+            false => (RunOutcome::Failed, "the node that worked on it has stopped", "abandoned"),
         };
         Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
     }
@@ -462,11 +466,11 @@ impl Tenure {
         &self,
         who: &Principal,
         id: &SessionId,
-        opening: &Opening<'_>,
+        opening: &TurnPlan<'_>,
         blobs: &[Blob],
-    ) -> Result<Opened> {
+    ) -> Result<CommittedTurn> {
         let (key, now) = (who.key(id), self.now());
-        let mut created = Created { user: who.user.clone(), ..Created::default() };
+        let mut created = SessionCreated { user: who.user.clone(), ..SessionCreated::default() };
         created.assistant = opening.ask.assistant.clone();
         self.engine.check_info(&created)?;
         let first = Record { seq: 1, at: now, entry: Entry::created(created) };
@@ -492,7 +496,7 @@ impl Tenure {
 
     /// Starts a speculative model request that runs concurrently with the commit, if the prompt is
     /// already final: no assistant, no media, no memories, and not a resumed run (D-044).
-    fn ask_beside(&self, who: &Principal, opening: &Opening<'_>, opened: &Opened) {
+    fn ask_beside(&self, who: &Principal, opening: &TurnPlan<'_>, opened: &CommittedTurn) {
         let Some(first) = opening.first else { return };
         let assisted = opened.assistant.is_some() || opening.ask.assistant.is_some();
         let whole = opened.messages.iter().all(|m| m.cuts().is_empty());
@@ -501,16 +505,16 @@ impl Tenure {
         }
     }
 
-    fn opened(&self, session: &Session, plan: &Plan, asked: Seq) -> Opened {
+    fn opened(&self, session: &Session, plan: &ReconcilePlan, asked: Seq) -> CommittedTurn {
         let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
-        Opened {
+        CommittedTurn {
             goes_on: false,
             before: plan.keep.min(session.messages.len()),
             asked,
             assistant: session.assistant.clone(),
             messages: shown_after(session, plan, &window),
             overlay: plan.overlay.clone(),
-            spliced: Spliced {
+            spliced: ReconcileReport {
                 matched: plan.matched,
                 spliced: plan.spliced,
                 rewound: plan.rewound,
@@ -529,8 +533,8 @@ fn instructions(assistant: Option<&Assistant>) -> impl Iterator<Item = Message> 
 }
 
 /// The input for opening a turn.
-struct Opening<'a> {
-    ask: &'a Ask,
+struct TurnPlan<'a> {
+    ask: &'a TurnRequest,
     incoming: &'a [Message],
     /// Whether the request had to wait for the session's turn lock or for another node.
     has_waited: bool,
@@ -539,12 +543,12 @@ struct Opening<'a> {
     /// available.
     redo: bool,
     /// The model to call speculatively, and the slot for that request.
-    first: Option<&'a First>,
-    beside: Beside,
+    first: Option<&'a EagerModelCall>,
+    beside: SpeculativeSlot,
 }
 
 /// A turn whose start is committed.
-struct Opened {
+struct CommittedTurn {
     /// Whether the run was started earlier (by a previous attempt or another node) and resumes from
     /// its stored state.
     goes_on: bool,
@@ -553,10 +557,10 @@ struct Opened {
     assistant: Option<String>,
     messages: Vec<Message>,
     overlay: Overlay,
-    spliced: Spliced,
+    spliced: ReconcileReport,
 }
 
-impl Opened {
+impl CommittedTurn {
     /// Rejects a turn with an empty prompt.
     fn check(&self) -> Result<()> {
         if self.goes_on || !self.messages.is_empty() {
@@ -568,7 +572,7 @@ impl Opened {
     }
 }
 
-impl Opening<'_> {
+impl TurnPlan<'_> {
     /// Rejects a request for a different assistant: a session belongs to one assistant.
     fn check_assistant(&self, session: &Session) -> Result<()> {
         match (&self.ask.assistant, &session.assistant) {
@@ -583,7 +587,7 @@ impl Opening<'_> {
 
     /// Returns true if another node has completed this request in the meantime.
     fn is_done(&self, session: &Session) -> bool {
-        let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == Outcome::Completed);
+        let completed = |r: &Run| r.id == *self.run && r.ended.is_some_and(|(_, o)| o == RunOutcome::Completed);
         !self.redo && session.runs.last().is_some_and(completed)
     }
 
@@ -594,24 +598,24 @@ impl Opening<'_> {
         session.head().run.as_ref() == Some(self.run) || same.any(|r| !r.tools_started.is_empty())
     }
 
-    fn plan(&self, session: &Session, assistant: Option<HistoryMode>, blobs: &[Blob]) -> Plan {
+    fn plan(&self, session: &Session, assistant: Option<HistoryMode>, blobs: &[Blob]) -> ReconcilePlan {
         let mut plan = reconcile(session, &self.ask.incoming(self.incoming, assistant, self.has_waited));
         let stored = &session.messages;
         let matched = self.incoming.iter().filter(|m| !m.role().instructs()).count();
         if self.goes_on(session) {
-            return Plan { keep: stored.len(), matched, ..Plan::default() };
+            return ReconcilePlan { keep: stored.len(), matched, ..ReconcilePlan::default() };
         }
         if session.runs.last().is_some_and(|r| r.id == *self.run) {
             // An earlier attempt of this request already stored its messages, and no message was
             // added since. The partial answer of that attempt is discarded.
             let keep = stored.iter().rposition(|m| m.run.as_ref() != Some(self.run)).map_or(0, |i| i + 1);
-            return Plan { keep, rewound: stored.len() - keep, matched, ..Plan::default() };
+            return ReconcilePlan { keep, rewound: stored.len() - keep, matched, ..ReconcilePlan::default() };
         }
         plan.overlay.attach(blobs);
         plan
     }
 
-    fn started(&self, claim: crate::types::entry::Claim) -> Entry {
+    fn started(&self, claim: crate::types::entry::LeaseClaim) -> Entry {
         let mut detail = self.ask.detail.clone();
         if self.ask.idempotency.is_some() {
             detail.insert(KEYED.to_owned(), Value::Bool(true));
@@ -621,10 +625,10 @@ impl Opening<'_> {
 }
 
 /// Builds the prompt as it will be once the plan is applied to the session.
-fn shown_after(session: &Session, plan: &Plan, window: &Window) -> Vec<Message> {
+fn shown_after(session: &Session, plan: &ReconcilePlan, window: &Window) -> Vec<Message> {
     let first = session.seq + 1;
     let new = (first..).zip(plan.posts(first));
-    let new: Vec<Said> = new.map(|(seq, post)| Said::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
+    let new: Vec<StoredMessage> = new.map(|(seq, post)| StoredMessage::new(seq, Timestamp::UNIX_EPOCH, post)).collect();
     let all = session.messages[..plan.keep].iter().chain(&new);
     shown_with(all, &session.reviews, &session.summaries, window, &plan.overlay)
 }

@@ -2,12 +2,12 @@
 //! The messages stay in the log and visible to all other operations; `uncompact` removes the
 //! summary (D-066).
 
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::turn_lock::OnBusy;
 use crate::executors::model::{Model, Prompt};
-use crate::rules::answer::Answer;
+use crate::rules::answer::ModelAnswer;
 use crate::rules::session::Summary;
-use crate::rules::summary::{self, Piece};
+use crate::rules::summary::{self, SummaryPart};
 use crate::run::executors::TurnError;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
@@ -16,12 +16,12 @@ use crate::types::head::Head;
 use crate::types::id::{Principal, Seq, SessionId};
 use crate::types::message::Message;
 use crate::types::model::ModelError;
-use crate::types::raw_object::Fields;
+use crate::types::raw_object::RawObject;
 use jiff::Timestamp;
 
 /// The result of a compaction.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compacted {
+pub struct CompactionResult {
     /// The end of the log after the compaction.
     pub seq: Seq,
     /// The number of additional messages that the summary covers. 0 means that there was nothing to
@@ -44,9 +44,9 @@ impl Tenure {
         who: &Principal,
         id: &SessionId,
         model: &dyn Model,
-        options: Fields,
+        options: RawObject,
         keep: Option<usize>,
-    ) -> Result<Compacted, TurnError> {
+    ) -> Result<CompactionResult, TurnError> {
         let on_busy = if keep.is_some() { OnBusy::Queue } else { OnBusy::Reject };
         let _one = self.shared.compaction_locks.enter(&who.key(id), on_busy, self.limits().max_queue).await?;
         let (mut goal, mut messages) = (None, 0);
@@ -55,7 +55,7 @@ impl Tenure {
             let window = self.policy(&session.tenant, session.assistant.as_deref()).window;
             goal = goal.or_else(|| summary::goal(&session, &window, keep));
             let Some(piece) = goal.and_then(|goal| summary::piece(&session, &window, goal)) else {
-                return Ok(Compacted { seq: session.seq, messages, summary: session.summary().cloned() });
+                return Ok(CompactionResult { seq: session.seq, messages, summary: session.summary().cloned() });
             };
             let began = session.info.created_at;
             // Release the shared session: a writer would have to copy it while it is referenced
@@ -80,16 +80,16 @@ impl Tenure {
         who: &Principal,
         id: &SessionId,
         began: Timestamp,
-        piece: &Piece,
+        piece: &SummaryPart,
         message: Message,
     ) -> Result<()> {
-        self.write(who, id, Need::Session, |state, _| {
+        self.write(who, id, Depth::Session, |state, _| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             if session.info.created_at != began || !piece.fits(session) {
                 return Err(Error::Superseded { session_id: id.clone() });
             }
-            Ok(Draft::new(vec![Entry::Compacted { upto: piece.upto, summary: Some(message.clone()) }], ()))
+            Ok(PendingCommit::new(vec![Entry::Compacted { upto: piece.upto, summary: Some(message.clone()) }], ()))
         })
         .await
     }
@@ -97,25 +97,25 @@ impl Tenure {
     /// Removes a session's summary: prompts contain the messages again, up to the window. No new
     /// summary is written until one is requested explicitly (D-069).
     pub async fn uncompact(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.write(who, id, Need::Session, |state, now| {
+        self.write(who, id, Depth::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let mut head = session.head().clone();
             if session.uncompacted {
-                return Ok(Draft::new(Vec::new(), head));
+                return Ok(PendingCommit::new(Vec::new(), head));
             }
             let entry = Entry::Compacted { upto: 0, summary: None };
             head.apply(&Record { seq: head.seq + 1, at: now, entry: entry.clone() });
-            Ok(Draft::new(vec![entry], head))
+            Ok(PendingCommit::new(vec![entry], head))
         })
         .await
     }
 }
 
 /// Requests a summary of one piece from the model.
-async fn ask(model: &dyn Model, piece: &Piece, options: Fields) -> Result<String, ModelError> {
+async fn ask(model: &dyn Model, piece: &SummaryPart, options: RawObject) -> Result<String, ModelError> {
     let prompt = Prompt { messages: piece.prompt.clone(), options, stream: false };
-    let (mut answer, mut pieces) = (Answer::default(), model.ask(prompt).await?);
+    let (mut answer, mut pieces) = (ModelAnswer::default(), model.ask(prompt).await?);
     while let Some(part) = std::future::poll_fn(|cx| pieces.as_mut().poll_next(cx)).await {
         answer.take(&part?)?;
     }

@@ -9,35 +9,37 @@
 mod calls;
 mod insist;
 
-use crate::engine::draft::{Draft, Need};
-use crate::engine::turn_lock::{Pass, Stop};
-use crate::executors::model::{Beside, Prompt};
-use crate::memory::recall::{RECALLS, Recollection, with_block};
-use crate::rules::answer::{Answer, add_usage};
-use crate::rules::next::{Doing, Job, Question, Rules, Step, next_after};
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::turn_lock::{StopReason, TurnGuard};
+use crate::executors::model::{Prompt, SpeculativeSlot};
+use crate::memory::recall::{MemoryInjection, RECALLS, with_block};
+use crate::rules::answer::{ModelAnswer, add_usage};
+use crate::rules::next::{CallAction, NextStep, PendingCall, ReviewRequest, RunRules, next_after};
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::shown_with;
 use crate::rules::run_entries::{CANCELLED, ended};
-use crate::rules::session::{CACHED, Run, Said, Session, TOKENS, spent};
-use crate::rules::tool_call_filter::Sift;
-use crate::run::begin::Turn;
-use crate::run::executors::{Answered, Hands, Heard, Progress, Replay, TurnError};
+use crate::rules::session::{CACHED, Run, Session, StoredMessage, TOKENS, spent};
+use crate::rules::tool_call_filter::ToolCallFilter;
+use crate::run::begin::OpenRun;
+use crate::run::executors::{Executors, RunEvent, StoredAnswer, ToolProgress, TurnError, TurnOutcome};
 use crate::run::idempotency::ANSWERS;
-use crate::run::lease::Held;
-use crate::run::request::Spliced;
+use crate::run::lease::LeaseState;
+use crate::run::request::ReconcileReport;
 use crate::store::item::Item;
 use crate::tenure::Tenure;
 use crate::types::assistant::Assistant;
-use crate::types::entry::{Change, Checkpointed, Entry, InfoChange, Outcome, Post, ReviewOpened, Timeout};
+use crate::types::entry::{
+    CheckpointEntry, Entry, MessageEntry, Patch, ReviewOpened, ReviewTimeout, RunOutcome, SessionPatch,
+};
 use crate::types::error::{Error, Result};
-use crate::types::id::{Label, Principal, ReviewId, RunId, Seq, SessionId};
+use crate::types::id::{CheckpointLabel, Principal, ReviewId, RunId, Seq, SessionId};
 use crate::types::message::{Message, Role};
-use crate::types::model::{ModelError, Piece};
-use crate::types::policy::{Checkpoints, RunPolicy};
-use crate::types::raw_object::Fields;
+use crate::types::model::{ModelChunk, ModelError};
+use crate::types::policy::{CheckpointPolicy, RunPolicy};
+use crate::types::raw_object::RawObject;
 use crate::types::status::Status;
 use crate::types::tool::Tool;
-use insist::Pauses;
+use insist::Backoff;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -46,32 +48,32 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-impl Turn {
+impl OpenRun {
     /// Executes the run and commits every step. Events are sent to `listener` as they occur; a
     /// listener that disconnects does not stop the run (D-049).
     pub async fn run(
         self,
-        hands: Hands<'_>,
-        options: Fields,
+        hands: Executors<'_>,
+        options: RawObject,
         stream: bool,
-        listener: Option<mpsc::Sender<Heard>>,
-    ) -> Result<Answered, TurnError> {
+        listener: Option<mpsc::Sender<RunEvent>>,
+    ) -> Result<TurnOutcome, TurnError> {
         let listened = listener.is_some();
-        let (mut work, mut pass) = Work::new(self, hands, options, stream, listener);
+        let (mut work, mut pass) = Execution::new(self, hands, options, stream, listener);
         let (tenure, who) = (work.tenure.clone(), work.who.clone());
         let (id, run, time) = (work.session_id.clone(), work.run.clone(), work.time_left());
         let held = work.held.clone();
         let done = tokio::select! {
             done = work.go() => done,
             why = pass.stopped() => Err(match why {
-                Stop::Interrupted => TurnError::Stopped,
-                Stop::Cancelled => TurnError::Cancelled,
+                StopReason::Interrupted => TurnError::Stopped,
+                StopReason::Cancelled => TurnError::Cancelled,
             }),
             lost = tenure.keep_lease(&who, &id, &run, &held) => Err(lost.into()),
             () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run took longer than its `max_time`")),
         };
         match done {
-            Ok(()) => Ok(Answered {
+            Ok(()) => Ok(TurnOutcome {
                 heard: listened == work.listener.is_some(),
                 body: work.body(),
                 answer: work.answer,
@@ -88,7 +90,7 @@ impl Turn {
 }
 
 /// The state of a run while it is executed.
-struct Work<'a> {
+struct Execution<'a> {
     tenure: Tenure,
     who: Principal,
     session_id: SessionId,
@@ -100,19 +102,19 @@ struct Work<'a> {
     overlay: Overlay,
     policy: RunPolicy,
     started_at: Timestamp,
-    hands: Hands<'a>,
+    hands: Executors<'a>,
     tools: Arc<[Tool]>,
-    options: Fields,
+    options: RawObject,
     client_tools: bool,
     stream: bool,
-    listener: Option<mpsc::Sender<Heard>>,
+    listener: Option<mpsc::Sender<RunEvent>>,
     /// The first prompt. `None` means that the run was started earlier and is resumed.
     first: Option<Vec<Message>>,
     goes_on: bool,
     /// A model request that is already in flight.
-    asking: Beside,
+    asking: SpeculativeSlot,
     /// The answer of the current round; `kept` is true once it is persisted.
-    answer: Answer,
+    answer: ModelAnswer,
     kept: bool,
     rounds: usize,
     tokens: u64,
@@ -120,20 +122,20 @@ struct Work<'a> {
     usage: Value,
     /// The stream chunk that reports the usage to the listener.
     usage_chunk: Option<Value>,
-    calls: Vec<Progress>,
+    calls: Vec<ToolProgress>,
     /// Tool results that were found in the cache, by call id.
     hits: HashMap<String, String>,
     seq: Seq,
     waiting: bool,
-    held: Arc<Held>,
+    held: Arc<LeaseState>,
     /// Recalled memories that are injected into the prompt.
-    recalled: Option<Recollection>,
+    recalled: Option<MemoryInjection>,
     /// The record of that injection, until it is committed.
     recall: Option<Item>,
     /// The report of how the request's messages were merged.
-    spliced: Spliced,
+    spliced: ReconcileReport,
     /// The streamed events, recorded for a replay under the same idempotency key (D-047).
-    streamed: Option<Streamed>,
+    streamed: Option<StreamedText>,
     /// The creation time in the response body, fixed at first use so that the body is the same each
     /// time.
     answered_at: OnceLock<Timestamp>,
@@ -141,8 +143,8 @@ struct Work<'a> {
 
 /// Recorded stream events and their total size in bytes.
 #[derive(Default)]
-struct Streamed {
-    heard: Vec<Heard>,
+struct StreamedText {
+    heard: Vec<RunEvent>,
     bytes: usize,
 }
 
@@ -154,15 +156,15 @@ fn limit(code: &'static str, message: impl Into<String>) -> TurnError {
     TurnError::Limit { code, message: message.into() }
 }
 
-impl<'a> Work<'a> {
+impl<'a> Execution<'a> {
     fn new(
-        turn: Turn,
-        hands: Hands<'a>,
-        options: Fields,
+        turn: OpenRun,
+        hands: Executors<'a>,
+        options: RawObject,
         stream: bool,
-        listener: Option<mpsc::Sender<Heard>>,
-    ) -> (Self, Pass) {
-        let Turn {
+        listener: Option<mpsc::Sender<RunEvent>>,
+    ) -> (Self, TurnGuard) {
+        let OpenRun {
             tenure,
             who,
             pass,
@@ -183,7 +185,7 @@ impl<'a> Work<'a> {
         } = turn;
         let policy = tenure.policy(&who.tenant, assistant.as_ref().map(|a| a.name.as_str())).runs;
         let until = AtomicI64::new(tenure.claim(claimed_at).until.as_microsecond());
-        let held = Arc::new(Held { until, ends: AtomicBool::new(false) });
+        let held = Arc::new(LeaseState { until, ends: AtomicBool::new(false) });
         let client_tools = options.get("tools").is_some_and(|t| t.trim() != "null" && t.trim() != "[]");
         let remember_stream = remember && listener.is_some();
         let work = Self {
@@ -207,7 +209,7 @@ impl<'a> Work<'a> {
             goes_on: messages.is_empty(),
             first: (!messages.is_empty()).then_some(messages),
             asking,
-            answer: Answer::default(),
+            answer: ModelAnswer::default(),
             kept: true,
             rounds: 0,
             tokens: 0,
@@ -221,7 +223,7 @@ impl<'a> Work<'a> {
             recall: recalled.as_ref().map(|r| r.event.clone()),
             recalled,
             spliced,
-            streamed: remember_stream.then(Streamed::default),
+            streamed: remember_stream.then(StreamedText::default),
             answered_at: OnceLock::new(),
         };
         (work, pass)
@@ -249,22 +251,22 @@ impl<'a> Work<'a> {
             self.offer();
         }
         let mut step = match self.first {
-            Some(_) => Step::Model,
+            Some(_) => NextStep::Model,
             None => {
-                let mut pauses = Pauses::new();
+                let mut pauses = Backoff::new();
                 while pauses.unless_away(self.recall().await).await.transpose()?.is_none() {}
                 self.keep(Vec::new(), true).await?
             }
         };
         loop {
             step = match step {
-                Step::Model => self.ask().await?,
-                Step::Tools(jobs) => self.call(jobs).await?,
-                Step::Review(_) | Step::Wait => {
+                NextStep::Model => self.ask().await?,
+                NextStep::Tools(jobs) => self.call(jobs).await?,
+                NextStep::Review(_) | NextStep::Wait => {
                     self.waiting = true;
                     return Ok(());
                 }
-                Step::Done => {
+                NextStep::Done => {
                     self.tell_usage().await;
                     return Ok(());
                 }
@@ -275,7 +277,7 @@ impl<'a> Work<'a> {
     /// Restores the round and token counters of a resumed run from its log.
     async fn recall(&mut self) -> Result<()> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let spent = tenure.engine.read(&self.who, id, Need::Run, |state| {
+        let spent = tenure.engine.read(&self.who, id, Depth::Run, |state| {
             let session = tenure.engine.run_ref(state, id)?;
             let own = session.messages.iter().rev().take_while(|m| m.run.as_ref() == Some(run));
             let rounds = own.filter(|m| m.message.role() == Role::Assistant).count();
@@ -309,7 +311,7 @@ impl<'a> Work<'a> {
 
     /// Executes one model round: calls the model and commits its answer together with the entries
     /// of the next step. Fails if `max_rounds` or `max_tokens` is exhausted.
-    async fn ask(&mut self) -> Result<Step, TurnError> {
+    async fn ask(&mut self) -> Result<NextStep, TurnError> {
         if self.rounds >= self.policy.max_rounds {
             let max = self.policy.max_rounds;
             return Err(limit(
@@ -324,7 +326,7 @@ impl<'a> Work<'a> {
         let messages = match self.first.take() {
             Some(messages) => messages,
             None => {
-                let mut pauses = Pauses::new();
+                let mut pauses = Backoff::new();
                 loop {
                     if let Some(messages) = pauses.unless_away(self.shown().await).await {
                         break messages?;
@@ -332,7 +334,7 @@ impl<'a> Work<'a> {
                 }
             }
         };
-        (self.answer, self.kept) = (Answer::limited(self.tenure.limits().max_message_bytes), false);
+        (self.answer, self.kept) = (ModelAnswer::limited(self.tenure.limits().max_message_bytes), false);
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
         self.listen(prompt).await?;
         let Some(message) = self.answer.message() else {
@@ -367,17 +369,17 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn usage_piece(&self) -> Option<Heard> {
+    fn usage_piece(&self) -> Option<RunEvent> {
         let mut chunk = self.usage_chunk.clone()?;
         chunk["usage"] = self.usage.clone();
-        Some(Heard::Piece(Piece::Chunk(chunk.to_string())))
+        Some(RunEvent::Piece(ModelChunk::Chunk(chunk.to_string())))
     }
 
     /// Builds the prompt of a later round from the run's last commit (D-055), without checking the
     /// store for newer records.
     async fn shown(&mut self) -> Result<Vec<Message>> {
         let (tenure, id) = (&self.tenure, &self.session_id);
-        let said = tenure.engine.read_known(&self.who, id, Need::Run, |state| {
+        let said = tenure.engine.read_known(&self.who, id, Depth::Run, |state| {
             let session = tenure.engine.run_ref(state, id)?;
             let window = tenure.policy(&session.tenant, session.assistant.as_deref()).window;
             Ok(shown_with(session.messages.iter(), &session.reviews, &session.summaries, &window, &self.overlay))
@@ -394,7 +396,7 @@ impl<'a> Work<'a> {
     }
 
     async fn listen(&mut self, prompt: Prompt) -> Result<(), TurnError> {
-        let mut sift = Sift::new(self.tools.clone());
+        let mut sift = ToolCallFilter::new(self.tools.clone());
         let mut pieces = match self.asking.take() {
             Some(asking) => asking.said().await?,
             None => self.hands.model.ask(prompt).await?,
@@ -407,14 +409,14 @@ impl<'a> Work<'a> {
             if (self.listener.is_some() || self.streamed.is_some())
                 && let Some(piece) = sift.pass(piece)
             {
-                self.tell(Heard::Piece(piece)).await;
+                self.tell(RunEvent::Piece(piece)).await;
             }
         }
         self.usage_chunk = sift.usage().or(self.usage_chunk.take());
         Ok(())
     }
 
-    async fn tell(&mut self, heard: Heard) {
+    async fn tell(&mut self, heard: RunEvent) {
         self.record(&heard);
         let stall = self.tenure.limits().max_stall;
         if let Some(to) = &self.listener
@@ -425,11 +427,11 @@ impl<'a> Work<'a> {
     }
 
     /// Records an event for a replay. Recording stops, and is discarded, beyond `MAX_STREAMED`.
-    fn record(&mut self, heard: &Heard) {
+    fn record(&mut self, heard: &RunEvent) {
         let Some(streamed) = &mut self.streamed else { return };
         streamed.bytes += match heard {
-            Heard::Piece(Piece::Chunk(text) | Piece::Whole(text)) => text.len(),
-            Heard::Tool(progress) => progress.arguments.len() + progress.content.as_ref().map_or(0, String::len),
+            RunEvent::Piece(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) => text.len(),
+            RunEvent::Tool(progress) => progress.arguments.len() + progress.content.as_ref().map_or(0, String::len),
         };
         match streamed.bytes > MAX_STREAMED {
             true => self.streamed = None,
@@ -445,26 +447,26 @@ impl<'a> Work<'a> {
     /// Commits messages together with the entries that follow from them: tool call starts, review
     /// requests, or the end of the run. `last` is true if no other call of this round is in flight.
     /// Returns [`Error::Superseded`] if this node no longer holds the run.
-    async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<Step> {
+    async fn keep(&mut self, said: Vec<Message>, last: bool) -> Result<NextStep> {
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write_insisting(&self.who, id, Need::Run, |state, now| {
+        let done = tenure.write_insisting(&self.who, id, Depth::Run, |state, now| {
             let session = tenure.engine.run_ref(state, id)?;
             let Some(this) = self.mine(session) else { return Ok(self.yielded(session)) };
-            let post = |m: &Message| Entry::Message(Post::by(run, m.clone()));
-            let mut log = Log { session, entries: Vec::new(), steps: steps(session, this) };
+            let post = |m: &Message| Entry::Message(MessageEntry::by(run, m.clone()));
+            let mut log = EntryBuilder { session, entries: Vec::new(), steps: steps(session, this) };
             let results = said.iter().any(|m| m.tool_call_id().is_some());
             for message in &said {
                 log.entries.push(post(message));
-                if results && self.policy.checkpoints == Checkpoints::Tool {
+                if results && self.policy.checkpoints == CheckpointPolicy::Tool {
                     log.checkpoint(run, self.state());
                 }
             }
-            let rules = Rules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
-            let step = if last { next_after(session, &said, &rules) } else { Step::Wait };
-            if last && results && self.policy.checkpoints == Checkpoints::Step {
+            let rules = RunRules { tools: &self.tools, review: &self.policy.review, client_tools: self.client_tools };
+            let step = if last { next_after(session, &said, &rules) } else { NextStep::Wait };
+            if last && results && self.policy.checkpoints == CheckpointPolicy::Step {
                 log.checkpoint(run, self.state());
             }
-            if last && let Checkpoints::Every(time) = self.policy.checkpoints {
+            if last && let CheckpointPolicy::Every(time) = self.policy.checkpoints {
                 let since = session.checkpoints.last().map_or(this.started_at, |c| c.created_at).max(this.started_at);
                 if Duration::try_from(now.duration_since(since)).is_ok_and(|age| age >= time) {
                     log.checkpoint(run, self.state());
@@ -472,8 +474,8 @@ impl<'a> Work<'a> {
             }
             let mut items: Vec<_> = self.recall.iter().map(|event| (RECALLS.to_owned(), event.clone())).collect();
             match &step {
-                Step::Tools(jobs) => log.entries.extend(jobs.iter().filter_map(|job| self.started(job))),
-                Step::Review(questions) => {
+                NextStep::Tools(jobs) => log.entries.extend(jobs.iter().filter_map(|job| self.started(job))),
+                NextStep::Review(questions) => {
                     log.checkpoint(run, self.state());
                     for question in questions {
                         let seq = log.next_seq();
@@ -482,19 +484,19 @@ impl<'a> Work<'a> {
                     let reason = Some("waiting for a person".to_owned());
                     log.entries.push(Entry::Status { to: Status::Paused, reason });
                 }
-                Step::Done if last => {
-                    let turn = (self.policy.checkpoints != Checkpoints::Manual)
+                NextStep::Done if last => {
+                    let turn = (self.policy.checkpoints != CheckpointPolicy::Manual)
                         .then(|| crate::rules::checkpoint::automatic(session, &said, Some(run)));
                     log.entries.extend(turn.flatten());
                     log.entries.extend(self.new_model(session));
-                    log.entries.push(ended(run, Outcome::Completed, None, None));
+                    log.entries.push(ended(run, RunOutcome::Completed, None, None));
                     items.extend(self.answer_item());
                 }
                 _ => {}
             }
-            self.held.ends.store(matches!(step, Step::Done | Step::Review(_)), Ordering::Relaxed);
+            self.held.ends.store(matches!(step, NextStep::Done | NextStep::Review(_)), Ordering::Relaxed);
             let seq = log.next_seq() - 1;
-            let mut draft = Draft::new(log.entries, Some((seq, step)));
+            let mut draft = PendingCommit::new(log.entries, Some((seq, step)));
             draft.items = items;
             Ok(draft)
         });
@@ -521,23 +523,23 @@ impl<'a> Work<'a> {
     fn was_cancelled_elsewhere(&self, session: &Session) -> bool {
         let cancelled = |run: &Run| run.code.as_deref() == Some(CANCELLED) && run.ended.is_some();
         let last = session.runs.last().is_some_and(|run| run.id == self.run && cancelled(run));
-        let ours = |m: &Said| !m.partial && (m.run.as_ref() == Some(&self.run) || m.seq == self.asked);
+        let ours = |m: &StoredMessage| !m.partial && (m.run.as_ref() == Some(&self.run) || m.seq == self.asked);
         last && session.status.is_live() && session.messages.last().is_some_and(ours)
     }
 
     /// The commit for a run that was superseded: ends the run, unless it has ended or is held by
     /// another node.
-    fn yielded<R>(&self, session: &Session) -> Draft<Option<R>> {
+    fn yielded<R>(&self, session: &Session) -> PendingCommit<Option<R>> {
         let open = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
         let why = "the session was rewound, replaced or ended meanwhile".to_owned();
-        let entry = ended(&self.run, Outcome::Cancelled, Some(why), Some("superseded"));
-        Draft::new(if open { vec![entry] } else { Vec::new() }, None)
+        let entry = ended(&self.run, RunOutcome::Cancelled, Some(why), Some("superseded"));
+        PendingCommit::new(if open { vec![entry] } else { Vec::new() }, None)
     }
 
     /// The entry that stores the answering model as the session's model, if it has changed.
     fn new_model(&self, session: &Session) -> Option<Entry> {
         let model = self.model.as_ref().filter(|m| Some(*m) != session.info.model.as_ref())?;
-        Some(Entry::info(InfoChange { model: Change::Set(model.clone()), ..InfoChange::default() }))
+        Some(Entry::info(SessionPatch { model: Patch::Set(model.clone()), ..SessionPatch::default() }))
     }
 
     /// The item that stores the response for a replay under the same idempotency key.
@@ -549,7 +551,7 @@ impl<'a> Work<'a> {
                 stream.extend(self.usage_piece());
             }
             let (spliced, calls) = (self.spliced.clone(), self.calls.clone());
-            let replay = Replay { body: self.body(), spliced, calls, stream };
+            let replay = StoredAnswer { body: self.body(), spliced, calls, stream };
             let value = serde_json::to_string(&replay).expect("replays are plain data");
             (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), value))
         })
@@ -562,8 +564,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn started(&self, job: &Job) -> Option<Entry> {
-        if matches!(job.doing, Doing::Say(_)) {
+    fn started(&self, job: &PendingCall) -> Option<Entry> {
+        if matches!(job.doing, CallAction::Say(_)) {
             return None;
         }
         let mut detail = self.state();
@@ -574,7 +576,7 @@ impl<'a> Work<'a> {
         Some(Entry::ToolStarted { run: self.run.clone(), call, tool, detail })
     }
 
-    fn question(&self, question: &Question, seq: Seq, now: Timestamp) -> ReviewOpened {
+    fn question(&self, question: &ReviewRequest, seq: Seq, now: Timestamp) -> ReviewOpened {
         let rule = question.rule.and_then(|i| self.policy.review.get(i));
         let wait = rule.and_then(|r| r.timeout?.duration()).and_then(|d| SignedDuration::try_from(d).ok());
         let at = wait.and_then(|wait| now.checked_add(wait).ok());
@@ -587,7 +589,9 @@ impl<'a> Work<'a> {
             lost: question.lost,
             // A lost call has no review timeout: whether it had side effects must not be decided by
             // a timer.
-            timeout: rule.filter(|_| !question.lost).and_then(|r| Some(Timeout { at: at?, decision: r.on_timeout })),
+            timeout: rule
+                .filter(|_| !question.lost)
+                .and_then(|r| Some(ReviewTimeout { at: at?, decision: r.on_timeout })),
             detail: Map::from_iter([("arguments".to_owned(), question.arguments.clone())]),
         }
     }
@@ -596,24 +600,24 @@ impl<'a> Work<'a> {
     async fn give_up(&mut self, why: &TurnError) -> Result<()> {
         let said: Vec<Message> = if self.kept { Vec::new() } else { self.answer.message().into_iter().collect() };
         let stopped = matches!(why, TurnError::Stopped | TurnError::Cancelled);
-        let outcome = if stopped { Outcome::Cancelled } else { Outcome::Failed };
+        let outcome = if stopped { RunOutcome::Cancelled } else { RunOutcome::Failed };
         let (tenure, id, run) = (&self.tenure, &self.session_id, &self.run);
-        let done = tenure.write(&self.who, id, Need::Run, |state, _| {
+        let done = tenure.write(&self.who, id, Depth::Run, |state, _| {
             let session = tenure.engine.run_ref(state, id)?;
-            let post = |m: &Message| Entry::Message(Post { partial: true, ..Post::by(run, m.clone()) });
+            let post = |m: &Message| Entry::Message(MessageEntry { partial: true, ..MessageEntry::by(run, m.clone()) });
             // The answer may have been committed at the moment the run was stopped: do not store it
             // twice.
             let last = session.messages.last().filter(|m| m.run.as_ref() == Some(run));
             let new = said.iter().filter(|m| last.is_none_or(|last| last.message != **m));
             let mut entries: Vec<Entry> = new.map(post).collect();
             if self.was_cancelled_elsewhere(session) {
-                return Ok(Draft::new(entries, None));
+                return Ok(PendingCommit::new(entries, None));
             }
             if self.mine(session).is_none() {
                 return Ok(self.yielded::<()>(session));
             }
             entries.push(ended(run, outcome, Some(why.to_string()), Some(why.code())));
-            Ok(Draft::new(entries, None))
+            Ok(PendingCommit::new(entries, None))
         });
         match done.await {
             // The run has already ended in another way.
@@ -626,13 +630,13 @@ impl<'a> Work<'a> {
 }
 
 /// A builder for the entries of one commit.
-struct Log<'s> {
+struct EntryBuilder<'s> {
     session: &'s Session,
     entries: Vec<Entry>,
     steps: u64,
 }
 
-impl Log<'_> {
+impl EntryBuilder<'_> {
     fn next_seq(&self) -> Seq {
         self.session.seq + self.entries.len() as Seq + 1
     }
@@ -640,9 +644,9 @@ impl Log<'_> {
     fn checkpoint(&mut self, run: &RunId, state: Map<String, Value>) {
         self.steps += 1;
         let label = format!("turn-{}.{}", self.session.mark.turns.max(1), self.steps);
-        if let Ok(label) = Label::new(label) {
+        if let Ok(label) = CheckpointLabel::new(label) {
             let (auto, run, step) = (true, Some(run.clone()), Some(self.steps));
-            self.entries.push(Entry::Checkpoint(Checkpointed { label, auto, run, step, state }));
+            self.entries.push(Entry::Checkpoint(CheckpointEntry { label, auto, run, step, state }));
         }
     }
 }

@@ -2,24 +2,24 @@
 
 use crate::executors::model::Model;
 use crate::executors::tools::Tools;
-use crate::rules::answer::Answer;
-use crate::run::request::Spliced;
+use crate::rules::answer::ModelAnswer;
+use crate::run::request::ReconcileReport;
 use crate::types::error::Error;
 use crate::types::id::Seq;
-use crate::types::model::{ModelError, Piece};
+use crate::types::model::{ModelChunk, ModelError};
 use crate::types::tool::ToolError;
 use serde::{Deserialize, Serialize};
 
 /// The model and the tools that execute a run.
 #[derive(Clone, Copy)]
-pub struct Hands<'a> {
+pub struct Executors<'a> {
     /// The model.
     pub model: &'a dyn Model,
     /// Tools that the server executes. `None` means that only the client's tools are available.
     pub tools: Option<&'a dyn Tools>,
 }
 
-impl std::fmt::Debug for Hands<'_> {
+impl std::fmt::Debug for Executors<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Hands")
     }
@@ -28,16 +28,16 @@ impl std::fmt::Debug for Hands<'_> {
 /// An event of a run in progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Heard {
+pub enum RunEvent {
     /// A chunk of the model's answer.
-    Piece(Piece),
+    Piece(ModelChunk),
     /// A tool call that has started or finished.
-    Tool(Progress),
+    Tool(ToolProgress),
 }
 
 /// The progress of a tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct ToolProgress {
     /// The round of the run, counted from 1.
     pub round: usize,
     /// The id of the call.
@@ -54,9 +54,9 @@ pub struct Progress {
 
 /// The outcome of a run.
 #[derive(Clone, Debug)]
-pub struct Answered {
+pub struct TurnOutcome {
     /// The model's last answer.
-    pub answer: Answer,
+    pub answer: ModelAnswer,
     /// The answer as one `chat.completion` object.
     pub body: String,
     /// The end of the log after the run's last commit.
@@ -65,7 +65,7 @@ pub struct Answered {
     /// than `max_stall` is dropped.
     pub heard: bool,
     /// The tool calls that this server executed.
-    pub calls: Vec<Progress>,
+    pub calls: Vec<ToolProgress>,
     /// Whether the run is paused until a review is decided.
     pub waiting: bool,
 }
@@ -73,19 +73,19 @@ pub struct Answered {
 /// The stored response of a request with an idempotency key. A retry receives the same response
 /// (D-047).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Replay {
+pub struct StoredAnswer {
     /// The answer as one `chat.completion` object.
     pub body: String,
     /// The report of how the request's messages were merged.
     #[serde(default)]
-    pub spliced: Spliced,
+    pub spliced: ReconcileReport,
     /// The tool calls that this server executed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub calls: Vec<Progress>,
+    pub calls: Vec<ToolProgress>,
     /// The streamed events. Empty if the response was not streamed, or the stream was too long to
     /// be stored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stream: Vec<Heard>,
+    pub stream: Vec<RunEvent>,
 }
 
 /// The reason why a turn has no answer.

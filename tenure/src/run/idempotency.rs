@@ -1,12 +1,12 @@
 //! Idempotency keys of turns. A request with a known key and an equal body is answered with the
 //! stored response instead of being executed again (D-047); a different body is an error.
 
-use crate::run::executors::Replay;
-use crate::run::request::Ask;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::run::executors::StoredAnswer;
+use crate::run::request::TurnRequest;
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Principal, RunId, SessionId};
+use crate::types::id::{Principal, RunId, SessionId, SessionKey};
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ const KEY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
 /// A used idempotency key, with the run that it started.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Claim {
+pub(crate) struct IdempotencyRecord {
     /// The request body, or its digest, that the key was used with.
     pub body: String,
     /// The session of the run.
@@ -31,13 +31,13 @@ pub(crate) struct Claim {
 impl Tenure {
     /// Returns the claim of an earlier request with this key. `None` if there is none or it has
     /// expired; [`Error::KeyReused`] if that request had a different body.
-    pub(crate) async fn claimed(&self, who: &Principal, ask: &Ask) -> Result<Option<Claim>> {
+    pub(crate) async fn claimed(&self, who: &Principal, ask: &TurnRequest) -> Result<Option<IdempotencyRecord>> {
         let Some((key, body)) = &ask.idempotency else { return Ok(None) };
         let Some(item) = self.store().get(&keys(who), key, None).await? else { return Ok(None) };
         if item.expires_at.is_some_and(|t| t < self.now()) {
             return Ok(None);
         }
-        let claim: Claim =
+        let claim: IdempotencyRecord =
             serde_json::from_str(&item.value).map_err(|e| Error::corrupt(format!("idempotency key {key:?}"), e))?;
         match claim.body == *body {
             true => Ok(Some(claim)),
@@ -46,14 +46,18 @@ impl Tenure {
     }
 
     /// Stores the session and run that a request with this key starts.
-    pub(crate) async fn remember_key(&self, who: &Principal, key: &str, claim: Claim) -> Result<()> {
+    pub(crate) async fn remember_key(&self, who: &Principal, key: &str, claim: IdempotencyRecord) -> Result<()> {
         let value = serde_json::to_string(&claim).expect("plain data");
         self.store().put(&keys(who), &self.item(key, value), None).await
     }
 
     /// Returns the stored response of a claim, if there is one.
-    pub(crate) async fn answer_of(&self, who: &Principal, claim: &Claim) -> Result<Option<Box<Replay>>> {
-        let shelf = Shelf {
+    pub(crate) async fn answer_of(
+        &self,
+        who: &Principal,
+        claim: &IdempotencyRecord,
+    ) -> Result<Option<Box<StoredAnswer>>> {
+        let shelf = Namespace {
             tenant: who.tenant.clone(),
             owner: Owner::Session(claim.session.clone()),
             name: ANSWERS.to_owned(),
@@ -61,7 +65,7 @@ impl Tenure {
         let Some(item) = self.store().get(&shelf, claim.run.as_str(), None).await? else { return Ok(None) };
         // Earlier versions stored only the body.
         let replay = serde_json::from_str(&item.value);
-        Ok(Some(Box::new(replay.unwrap_or_else(|_| Replay { body: item.value, ..Replay::default() }))))
+        Ok(Some(Box::new(replay.unwrap_or_else(|_| StoredAnswer { body: item.value, ..StoredAnswer::default() }))))
     }
 
     /// Creates an item that expires together with its idempotency key.
@@ -73,7 +77,7 @@ impl Tenure {
 }
 
 /// The lock key under which requests with the same idempotency key are serialized.
-pub(crate) fn place(who: &Principal, key: &str) -> Result<Key> {
+pub(crate) fn place(who: &Principal, key: &str) -> Result<SessionKey> {
     let hash = blake3::hash(format!("{}\0{key}", who.user).as_bytes());
     Ok(who.key(&SessionId::new(hash.to_hex().as_str())?))
 }
@@ -93,6 +97,6 @@ pub(crate) fn same_run(who: &Principal, key: &str, body: &str) -> RunId {
     RunId::new(format!("run_{}", same_hash(who, key, body))).unwrap_or_else(|_| RunId::generate())
 }
 
-fn keys(who: &Principal) -> Shelf {
-    Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
+fn keys(who: &Principal) -> Namespace {
+    Namespace { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: KEYS.to_owned() }
 }

@@ -3,11 +3,11 @@
 //! A claim is a commit. A node that has lost its lease therefore finds that the log has advanced
 //! and cannot write any more, whatever its clock says (D-041).
 
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::node::is_gone;
-use crate::store::query::{Query, Whose};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
-use crate::types::entry::{Claim, Entry};
+use crate::types::entry::{Entry, LeaseClaim};
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, Lease};
 use crate::types::id::{Principal, RunId, SessionId};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// The lease state shared between a run and its renewal task.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct LeaseState {
     /// End of the lease, in microseconds since the Unix epoch.
     pub until: AtomicI64,
     /// Whether a commit that releases the lease is in flight.
@@ -30,8 +30,8 @@ impl Tenure {
     }
 
     /// A claim of this node that starts now and lasts one lease duration.
-    pub(crate) fn claim(&self, now: Timestamp) -> Claim {
-        Claim { node: self.node().to_owned(), until: now.saturating_add(self.lease()).unwrap_or(Timestamp::MAX) }
+    pub(crate) fn claim(&self, now: Timestamp) -> LeaseClaim {
+        LeaseClaim { node: self.node().to_owned(), until: now.saturating_add(self.lease()).unwrap_or(Timestamp::MAX) }
     }
 
     /// Returns true if the lease has expired, or its process is known to be dead (D-042).
@@ -49,7 +49,7 @@ impl Tenure {
     /// (D-042).
     pub async fn abandoned(&self, limit: usize) -> Result<Vec<Head>> {
         let now = self.now();
-        let mut query = Query::new(Whose::Everyone, limit);
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, limit);
         query.lease_before = now.checked_add(SignedDuration::from_micros(1)).ok();
         let mut heads = self.store().heads(&query).await?;
         if heads.len() < limit {
@@ -67,13 +67,13 @@ impl Tenure {
     /// Renews this node's lease on a run and returns its new end. Updates only the head; no record
     /// is appended.
     pub(crate) async fn renew(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Timestamp> {
-        self.write(who, id, Need::Head, |state, now| {
+        self.write(who, id, Depth::Head, |state, now| {
             match state.head() {
                 Some(head) if self.holds(head, run) => {}
                 _ => return Err(Error::Superseded { session_id: id.clone() }),
             }
             let until = self.claim(now).until;
-            let mut draft = Draft::new(Vec::new(), until);
+            let mut draft = PendingCommit::new(Vec::new(), until);
             draft.lease = Some(until);
             Ok(draft)
         })
@@ -82,7 +82,7 @@ impl Tenure {
 
     /// Renews a lease every third of its duration until it is lost, and returns the error. When
     /// another node has changed the session, ownership is checked immediately.
-    pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, held: &Held) -> Error {
+    pub(crate) async fn keep_lease(&self, who: &Principal, id: &SessionId, run: &RunId, held: &LeaseState) -> Error {
         let watch = self.engine.watch(&who.key(id));
         let pause = || tokio::time::sleep(self.limits().lease / 3);
         let (due, told) = (pause(), watch.elsewhere());
@@ -118,14 +118,14 @@ impl Tenure {
     /// Claims an orphaned run. Returns `false` if another node was faster.
     pub(crate) async fn claim_run(&self, head: &Head, run: &RunId) -> Result<bool> {
         let (id, who) = (&head.info.session_id, head.owner());
-        let claimed = self.write(&who, id, Need::Head, |state, now| {
+        let claimed = self.write(&who, id, Depth::Head, |state, now| {
             let free = state.head().is_some_and(|h| {
                 h.status.is_live()
                     && h.run.as_ref() == Some(run)
                     && h.lease.as_ref().is_some_and(|l| self.is_free(l, now))
             });
             let entry = Entry::RunClaimed { run: run.clone(), claim: self.claim(now) };
-            Ok(Draft::new(if free { vec![entry] } else { Vec::new() }, free))
+            Ok(PendingCommit::new(if free { vec![entry] } else { Vec::new() }, free))
         });
         match claimed.await {
             Err(Error::NotFound { .. } | Error::Conflict { .. }) => Ok(false),

@@ -2,9 +2,9 @@
 
 use crate::engine::turn_lock::OnBusy;
 
-use crate::memory::recall::Told;
+use crate::memory::recall::InjectedMemory;
 
-use crate::rules::reconcile::plan::Incoming;
+use crate::rules::reconcile::plan::IncomingRequest;
 
 use crate::types::id::SessionId;
 use crate::types::message::Message;
@@ -32,7 +32,7 @@ pub enum OnExpired {
 
 /// A request for a turn.
 #[derive(Clone, Debug, Default)]
-pub struct Ask {
+pub struct TurnRequest {
     /// The session. `None` means that it is found by content matching, or created.
     pub session: Option<SessionId>,
     /// The messages sent by the client.
@@ -66,7 +66,7 @@ pub struct Ask {
 
 /// The report of how a request's messages were merged into the stored history.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spliced {
+pub struct ReconcileReport {
     /// Number of request messages that were already stored.
     pub matched: usize,
     /// Number of stored messages that the request omits after the first one that it repeats, such
@@ -84,10 +84,10 @@ pub struct Spliced {
     pub orphans: Vec<String>,
     /// Memories that were injected into the prompt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memories: Vec<Told>,
+    pub memories: Vec<InjectedMemory>,
 }
 
-impl Ask {
+impl TurnRequest {
     /// Notifies the subscriber, if there is one, that the request has to wait.
     pub(crate) fn tell_queued(&self) {
         if let Some(queued) = &self.queued {
@@ -102,8 +102,8 @@ impl Ask {
         messages: &'a [Message],
         assistant: Option<HistoryMode>,
         has_waited: bool,
-    ) -> Incoming<'a> {
+    ) -> IncomingRequest<'a> {
         let history = self.history.or(assistant).unwrap_or(self.default_history);
-        Incoming { messages, history, is_retry: self.is_retry, has_waited }
+        IncomingRequest { messages, history, is_retry: self.is_retry, has_waited }
     }
 }

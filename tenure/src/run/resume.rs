@@ -1,17 +1,17 @@
 //! Operations on runs: look up, follow, cancel, start without input, and take over after a crash. A
 //! run is claimed by a commit, so at most one node can commit to it.
 
-use crate::engine::draft::{Draft, Need};
-use crate::engine::turn_lock::{Entered, OnBusy};
-use crate::executors::model::Beside;
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::turn_lock::{Admission, OnBusy};
+use crate::executors::model::SpeculativeSlot;
 use crate::rules::overlay::Overlay;
 use crate::rules::run_entries::{CANCELLED, ended, unpaused};
 use crate::rules::session::{Run, Session};
-use crate::run::begin::{KEYED, Turn};
-use crate::run::request::Spliced;
-use crate::store::query::Range;
+use crate::run::begin::{KEYED, OpenRun};
+use crate::run::request::ReconcileReport;
+use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
-use crate::types::entry::{Entry, Outcome, Record};
+use crate::types::entry::{Entry, Record, RunOutcome};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
 use crate::types::id::{Principal, RunId, Seq, SessionId};
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// The events of a run after a given position.
 #[derive(Clone, Debug)]
-pub struct Followed {
+pub struct RunEvents {
     /// The records, oldest first.
     pub records: Vec<Record>,
     /// Whether the run has ended and no more records will follow.
@@ -58,7 +58,7 @@ impl Tenure {
     /// Returns a run together with its session's head.
     pub async fn run(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<(Head, Run)> {
         self.engine
-            .read(who, id, Need::Session, |state| {
+            .read(who, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
                 let found = session.run(run).ok_or_else(|| no_run(id, run))?;
@@ -76,10 +76,10 @@ impl Tenure {
         run: &RunId,
         after: Seq,
         limit: usize,
-    ) -> Result<Followed> {
+    ) -> Result<RunEvents> {
         let (head, from, over) = self
             .engine
-            .read(who, id, Need::Session, |state| {
+            .read(who, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
                 let found = session.run(run).ok_or_else(|| no_run(id, run))?;
@@ -90,10 +90,10 @@ impl Tenure {
         // read.
         let after = after.max(from.saturating_sub(1));
         if after >= head.seq {
-            return Ok(Followed { records: Vec::new(), over });
+            return Ok(RunEvents { records: Vec::new(), over });
         }
         let key = self.owner_of(head.clone(), after + 1).await?.key();
-        let range = Range { upto: head.seq, limit, ..Range::after(after) };
+        let range = RecordRange { upto: head.seq, limit, ..RecordRange::after(after) };
         let mut records = self.store().records(&key, &range).await?;
         let end = records.iter().position(|r| matches!(&r.entry, Entry::RunEnded { run: r, .. } if r == run));
         if let Some(end) = end {
@@ -107,26 +107,26 @@ impl Tenure {
             }
         }
         let over = end.is_some() || (over && records.is_empty());
-        Ok(Followed { records, over })
+        Ok(RunEvents { records, over })
     }
 
     /// Cancels a run. Its messages stay stored; the node that works on it can commit nothing more
     /// except its partial answer. Idempotent: a run that has already ended is returned unchanged.
     pub async fn cancel(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<Run> {
         self.stop_here(who, id, run).await?;
-        let stopped = self.write(who, id, Need::Session, |state, now| {
+        let stopped = self.write(who, id, Depth::Session, |state, now| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let mut found = session.run(run).ok_or_else(|| no_run(id, run))?.clone();
             if found.ended.is_some() {
-                return Ok(Draft::new(Vec::new(), found));
+                return Ok(PendingCommit::new(Vec::new(), found));
             }
             let why = "somebody stopped it".to_owned();
-            found.ended = Some((now, Outcome::Cancelled));
+            found.ended = Some((now, RunOutcome::Cancelled));
             (found.error, found.code) = (Some(why.clone()), Some(CANCELLED.to_owned()));
-            let mut entries = vec![ended(run, Outcome::Cancelled, Some(why), Some(CANCELLED))];
+            let mut entries = vec![ended(run, RunOutcome::Cancelled, Some(why), Some(CANCELLED))];
             entries.extend(unpaused(session));
-            Ok(Draft::new(entries, found))
+            Ok(PendingCommit::new(entries, found))
         });
         stopped.await
     }
@@ -157,25 +157,25 @@ impl Tenure {
         id: &SessionId,
         on_busy: OnBusy,
         detail: Map<String, Value>,
-    ) -> Result<Turn> {
+    ) -> Result<OpenRun> {
         let key = who.key(id);
         let pass = match self.shared.turn_locks.enter(&key, on_busy, self.limits().max_queue).await? {
-            Entered::Pass(pass) => pass,
-            Entered::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
+            Admission::Pass(pass) => pass,
+            Admission::Branch(_) => return Err(Error::Busy { session_id: id.clone() }),
         };
         let (run, began) = (RunId::generate(), self.now());
-        let opened = self.write(who, id, Need::Run, |state, now| {
+        let opened = self.write(who, id, Depth::Run, |state, now| {
             let session = self.engine.run_ref(state, id)?;
             self.engine.check_active(session)?;
             let mut entries: Vec<Entry> = self.step_in(session, &run, on_busy, now)?.into_iter().collect();
             let claim = Some(self.claim(now));
             entries.push(Entry::RunStarted { run: run.clone(), claim, detail: detail.clone() });
-            Ok(Draft::new(entries, (session.mark.messages, session.assistant.clone())))
+            Ok(PendingCommit::new(entries, (session.mark.messages, session.assistant.clone())))
         });
         let (before, assistant) = opened.await?;
         pass.began(before, &run);
         let assistant = self.assistant_of(who, assistant).await?;
-        Ok(Turn {
+        Ok(OpenRun {
             tenure: self.clone(),
             who: who.clone(),
             pass,
@@ -186,24 +186,24 @@ impl Tenure {
             overlay: Overlay::default(),
             session_id: id.clone(),
             run,
-            spliced: Spliced::default(),
+            spliced: ReconcileReport::default(),
             messages: Vec::new(),
             detail,
             started_at: began,
             claimed_at: began,
             recalled: None,
-            asking: Beside::default(),
+            asking: SpeculativeSlot::default(),
         })
     }
 
     /// Takes over an orphaned run. Returns `None` if another node or a turn of this process was
     /// faster, or if the run does not record its model: such a run cannot be resumed without its
     /// client, and is ended as failed (D-043).
-    pub async fn take_over(&self, head: &Head) -> Result<Option<Turn>> {
+    pub async fn take_over(&self, head: &Head) -> Result<Option<OpenRun>> {
         let (id, who) = (&head.info.session_id, head.owner());
         let Some(run) = head.run.clone() else { return Ok(None) };
         let pass = match self.shared.turn_locks.enter(&head.key(), OnBusy::Reject, 0).await {
-            Ok(Entered::Pass(pass)) => pass,
+            Ok(Admission::Pass(pass)) => pass,
             // A turn in this process holds the lock.
             _ => return Ok(None),
         };
@@ -214,7 +214,7 @@ impl Tenure {
         }
         let (found, assistant, waited) = self
             .engine
-            .read(&who, id, Need::Run, |state| {
+            .read(&who, id, Depth::Run, |state| {
                 let session = self.engine.run_ref(state, id)?;
                 Ok((session.run(&run).cloned(), session.assistant.clone(), waited(session, &run)))
             })
@@ -225,7 +225,7 @@ impl Tenure {
             return Ok(None);
         }
         let assistant = self.assistant_of(&who, assistant).await?;
-        Ok(Some(Turn {
+        Ok(Some(OpenRun {
             tenure: self.clone(),
             who,
             pass,
@@ -237,22 +237,22 @@ impl Tenure {
             overlay: Overlay::default(),
             session_id: id.clone(),
             run,
-            spliced: Spliced::default(),
+            spliced: ReconcileReport::default(),
             messages: Vec::new(),
             detail: found.detail,
             started_at: found.started_at.saturating_add(waited).unwrap_or(found.started_at),
             claimed_at,
             recalled: None,
-            asking: Beside::default(),
+            asking: SpeculativeSlot::default(),
         }))
     }
 
     async fn end_abandoned(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
-        self.write(who, id, Need::Head, |state, _| {
+        self.write(who, id, Depth::Head, |state, _| {
             let ours = state.head().is_some_and(|h| self.holds(h, run));
             let why = "the node that worked on it has stopped".to_owned();
-            let entry = ended(run, Outcome::Failed, Some(why), Some("abandoned"));
-            Ok(Draft::new(if ours { vec![entry] } else { Vec::new() }, ()))
+            let entry = ended(run, RunOutcome::Failed, Some(why), Some("abandoned"));
+            Ok(PendingCommit::new(if ours { vec![entry] } else { Vec::new() }, ()))
         })
         .await
     }

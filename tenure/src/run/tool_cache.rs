@@ -1,7 +1,7 @@
 //! The cache of tool results, per session. A call with the same tool and equal parameters is
 //! answered from the cache until the entry expires (by the policy's `ttl`) or is evicted.
 
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::canonical_json::{Nulls, canonical};
 use crate::types::error::{Error, Result};
@@ -14,7 +14,7 @@ const CACHE: &str = "cache";
 
 /// A cached tool result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Cached {
+pub struct CachedToolResult {
     /// The hash of tool name and parameters.
     pub key: String,
     /// The name of the tool.
@@ -46,7 +46,7 @@ impl Tenure {
         id: &SessionId,
         tool: &str,
         parameters: &Value,
-    ) -> Result<Option<Cached>> {
+    ) -> Result<Option<CachedToolResult>> {
         self.engine.know(&who.tenant).await?;
         let head = self.head(who, id).await?;
         self.engine.check_live(&head)?;
@@ -90,7 +90,7 @@ impl Tenure {
     }
 
     /// Lists all unexpired results of a session.
-    pub async fn cache_entries(&self, who: &Principal, id: &SessionId) -> Result<Vec<Cached>> {
+    pub async fn cache_entries(&self, who: &Principal, id: &SessionId) -> Result<Vec<CachedToolResult>> {
         self.head(who, id).await?;
         let now = self.now();
         let (shelf, mut all, mut after) = (shelf(who, id), Vec::new(), None::<String>);
@@ -105,17 +105,17 @@ impl Tenure {
     }
 }
 
-fn shelf(who: &Principal, id: &SessionId) -> Shelf {
-    Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: CACHE.to_owned() }
+fn shelf(who: &Principal, id: &SessionId) -> Namespace {
+    Namespace { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: CACHE.to_owned() }
 }
 
 fn fresh(item: &Item, now: Timestamp) -> bool {
     item.expires_at.is_none_or(|t| now < t)
 }
 
-fn cached(item: &Item, id: &SessionId) -> Result<Cached> {
+fn cached(item: &Item, id: &SessionId) -> Result<CachedToolResult> {
     let (tool, parameters, result) = serde_json::from_str(&item.value)
         .map_err(|e| Error::corrupt(format!("cache of session {id}, key {}", item.key), e))?;
     let (key, created_at, expires_at) = (item.key.clone(), item.created_at, item.expires_at);
-    Ok(Cached { key, tool, parameters, result, created_at, expires_at })
+    Ok(CachedToolResult { key, tool, parameters, result, created_at, expires_at })
 }

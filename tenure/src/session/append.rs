@@ -1,9 +1,9 @@
 //! Appends messages to a session: atomically, and optionally idempotent or under a condition.
 
-use crate::engine::draft::{Draft, Need};
-use crate::store::item::{Item, Owner, Shelf};
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
-use crate::types::entry::{Entry, Post};
+use crate::types::entry::{Entry, MessageEntry};
 use crate::types::error::{Error, Result};
 use crate::types::id::{Principal, RunId, Seq, SessionId};
 use crate::types::message::Message;
@@ -44,7 +44,7 @@ impl From<Vec<Message>> for Append {
 
 /// The result of an append.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Appended {
+pub struct AppendResult {
     /// The end of the log after the append.
     pub seq: Seq,
     /// The position of the first new message.
@@ -54,9 +54,9 @@ pub struct Appended {
 }
 
 /// Whether a request with an idempotency key was executed before.
-enum Before {
+enum EarlierAppend {
     /// The request was executed, with this answer.
-    Done(Appended),
+    Done(AppendResult),
     /// The request was not executed, as long as the log ends at this record.
     NotAt(Seq),
     /// The request has no idempotency key.
@@ -70,17 +70,17 @@ const IDEMPOTENCY_TTL: SignedDuration = SignedDuration::from_hours(24);
 
 impl Tenure {
     /// Appends messages to a session atomically. They are durable when it returns.
-    pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<Appended> {
+    pub async fn append(&self, who: &Principal, id: &SessionId, append: impl Into<Append>) -> Result<AppendResult> {
         let append: Append = append.into();
         let (stored, blobs) = self.engine.detach(&append.messages)?;
         let body = append.idempotency_key.is_some().then(|| body_hash(&append.messages));
         for _ in 0..=self.limits().max_retries {
             let seen = match self.done_before(who, id, &append, body.as_deref()).await? {
-                Before::Done(done) => return Ok(done),
-                Before::NotAt(seq) => Some(seq),
-                Before::NotAsked => None,
+                EarlierAppend::Done(done) => return Ok(done),
+                EarlierAppend::NotAt(seq) => Some(seq),
+                EarlierAppend::NotAsked => None,
             };
-            let written = self.write(who, id, Need::Head, |state, now| {
+            let written = self.write(who, id, Depth::Head, |state, now| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.engine.check_active(head)?;
                 // With an idempotency key, a concurrent writer may have executed this very request:
@@ -88,15 +88,17 @@ impl Tenure {
                 if let Some(expected) = [append.expect, seen].into_iter().flatten().find(|e| *e != head.seq) {
                     return Err(Error::Conflict { session_id: id.clone(), expected });
                 }
-                let post = |m: &Message| Entry::Message(Post { run: append.run.clone(), ..Post::from(m.clone()) });
+                let post = |m: &Message| {
+                    Entry::Message(MessageEntry { run: append.run.clone(), ..MessageEntry::from(m.clone()) })
+                };
                 let mut entries: Vec<Entry> = stored.iter().map(post).collect();
                 let position = head.mark.messages;
                 if append.checkpoint == AutoCheckpoint::Turn {
                     entries.extend(crate::rules::checkpoint::automatic(head, &stored, append.run.as_ref()));
                 }
                 let seq = head.seq + entries.len() as Seq;
-                let appended = Appended { seq, position, messages: position + stored.len() };
-                let mut draft = Draft::new(entries, appended.clone());
+                let appended = AppendResult { seq, position, messages: position + stored.len() };
+                let mut draft = PendingCommit::new(entries, appended.clone());
                 draft.blobs = blobs.clone();
                 if let (Some(key), Some(body)) = (&append.idempotency_key, &body) {
                     draft.items.push((IDEMPOTENCY.to_owned(), remembered(key, body, &appended, now)));
@@ -117,18 +119,18 @@ impl Tenure {
         id: &SessionId,
         append: &Append,
         body: Option<&str>,
-    ) -> Result<Before> {
-        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(Before::NotAsked) };
+    ) -> Result<EarlierAppend> {
+        let (Some(key), Some(body)) = (&append.idempotency_key, body) else { return Ok(EarlierAppend::NotAsked) };
         let seq = self.head(who, id).await?.seq;
         let shelf =
-            Shelf { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
-        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(Before::NotAt(seq)) };
+            Namespace { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
+        let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(EarlierAppend::NotAt(seq)) };
         if item.expires_at.is_some_and(|t| t < self.now()) {
-            return Ok(Before::NotAt(seq));
+            return Ok(EarlierAppend::NotAt(seq));
         }
-        let (hash, done): (String, Appended) = serde_json::from_str(&item.value)
+        let (hash, done): (String, AppendResult) = serde_json::from_str(&item.value)
             .map_err(|e| Error::corrupt(format!("idempotency key of session {id}"), e))?;
-        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(Before::Done(done)) }
+        if hash != body { Err(Error::KeyReused { key: key.clone() }) } else { Ok(EarlierAppend::Done(done)) }
     }
 }
 
@@ -140,7 +142,7 @@ fn body_hash(messages: &[Message]) -> String {
     hash.finalize().to_hex().to_string()
 }
 
-fn remembered(key: &str, body: &str, done: &Appended, now: Timestamp) -> Item {
+fn remembered(key: &str, body: &str, done: &AppendResult, now: Timestamp) -> Item {
     let value = serde_json::to_string(&(body, done)).expect("plain data");
     let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
     Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }

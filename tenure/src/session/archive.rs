@@ -8,18 +8,18 @@
 //! old session in place, and the next request repeats the remaining steps. This is idempotent
 //! because the id of the archive is derived from the old session.
 
-use crate::engine::hooks::{ArchiveHook, Ending};
-use crate::memory::memories::{MEMORY, TRACES, Trace};
+use crate::engine::hooks::{ArchiveHook, EndReason};
+use crate::memory::memories::{BackReference, MEMORY, TRACES};
 use crate::memory::recall::RECALLS;
 use crate::rules::checkpoint::fork_record;
-use crate::rules::session::Place;
+use crate::rules::session::ResolvedPoint;
 use crate::store::contract::Commit;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, MAX_NAME_BYTES, Principal, SessionId};
+use crate::types::id::{MAX_NAME_BYTES, Principal, SessionId, SessionKey};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use std::future::Future;
@@ -54,7 +54,7 @@ impl Tenure {
         };
         if head.status.is_live() && self.engine.status_of(&head) == Status::Expired {
             let now = self.now();
-            self.end(head, Ending::Expired, now).await?;
+            self.end(head, EndReason::Expired, now).await?;
             head = self.head(who, id).await?;
         }
         if head.status != Status::Expired {
@@ -84,7 +84,7 @@ impl Tenure {
     /// the session no longer exists.
     async fn begin_archive(&self, old: &Head) -> Result<Option<Head>> {
         let at = old.status_at;
-        let end = Place { seq: old.seq, position: old.mark.messages, mark: old.mark.clone() };
+        let end = ResolvedPoint { seq: old.seq, position: old.mark.messages, mark: old.mark.clone() };
         let mut created = fork_record(old, &old.info.session_id, end, at);
         if let Entry::Created(created) = &mut created.entry {
             created.began_at = Some(old.info.created_at);
@@ -93,7 +93,7 @@ impl Tenure {
         let expired = Record { seq: created.seq + 1, at, entry: Entry::Status { to: Status::Expired, reason } };
         for attempt in 0.. {
             let session = archive_id(&old.info.session_id, at, attempt)?;
-            let key = Key { tenant: old.tenant.clone(), session };
+            let key = SessionKey { tenant: old.tenant.clone(), session };
             if let Some(found) = self.store().head(&key).await? {
                 // The head of an earlier attempt that was interrupted, or of another session that
                 // happens to have this id.
@@ -119,7 +119,7 @@ impl Tenure {
     }
 
     /// The items of a session, changed for the new id.
-    async fn items_to_move(&self, from: &Key, to: &Key) -> Result<Vec<(String, Item)>> {
+    async fn items_to_move(&self, from: &SessionKey, to: &SessionKey) -> Result<Vec<(String, Item)>> {
         let mut moved = Vec::new();
         for name in MOVED {
             let (namespace, mut after) = (namespace(from, name), None::<String>);
@@ -139,18 +139,18 @@ impl Tenure {
 
 /// Updates the back reference from the session to a memory: a memory of the session itself moves to
 /// the new id.
-fn moved_trace(item: Item, from: &Key, to: &Key) -> Result<Item> {
-    let owner = |key: &Key| Owner::Session(key.session.clone()).to_string();
+fn moved_trace(item: Item, from: &SessionKey, to: &SessionKey) -> Result<Item> {
+    let owner = |key: &SessionKey| Owner::Session(key.session.clone()).to_string();
     let corrupt = |e| Error::corrupt(format!("trace {} of session {from}", item.key), e);
-    let mut trace: Trace = serde_json::from_str(&item.value).map_err(corrupt)?;
+    let mut trace: BackReference = serde_json::from_str(&item.value).map_err(corrupt)?;
     if trace.owner == owner(from) {
         trace.owner = owner(to);
     }
     Ok(Item { value: serde_json::to_string(&trace).expect("plain data"), ..item })
 }
 
-fn namespace(key: &Key, name: &str) -> Shelf {
-    Shelf { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
+fn namespace(key: &SessionKey, name: &str) -> Namespace {
+    Namespace { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()), name: name.to_owned() }
 }
 
 /// The id of the archive: `ID:20260213T101112.123456Z`, with the time at which the session expired.

@@ -4,9 +4,9 @@
 use crate::engine::registry::shelf;
 use crate::store::item::Item;
 use crate::tenure::Tenure;
-use crate::types::assistant::{Assistant, MemorySize};
+use crate::types::assistant::{Assistant, MemoryConfig};
 use crate::types::error::{Error, Result};
-use crate::types::id::{Principal, Reach, check_text};
+use crate::types::id::{AccessScope, Principal, check_text};
 use std::sync::Arc;
 
 impl Tenure {
@@ -59,7 +59,7 @@ impl Tenure {
     fn assistant_item(&self, who: &Principal, assistant: &Assistant) -> Result<Item> {
         self.may_change(who, &assistant.name)?;
         check_text(&assistant.name).map_err(|why| Error::invalid("name", format!("not a valid name: {why}")))?;
-        assistant.memory.as_ref().map_or(Ok(()), MemorySize::check)?;
+        assistant.memory.as_ref().map_or(Ok(()), MemoryConfig::check)?;
         if !assistant.tools.is_empty() {
             return Err(Error::invalid("tools", "tools can only be declared in the server's configuration"));
         }
@@ -83,7 +83,7 @@ impl Tenure {
     }
 
     fn may_change(&self, who: &Principal, name: &str) -> Result<()> {
-        if who.reach != Reach::Tenant {
+        if who.reach != AccessScope::Tenant {
             return Err(Error::invalid("name", "only an administrator of the tenant can change assistants"));
         }
         match self.is_declared(name) {

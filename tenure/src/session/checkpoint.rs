@@ -1,16 +1,16 @@
 //! Checkpoints, rewind and fork. A checkpoint is a pointer into the log; rewinding and forking copy nothing.
 
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::write::Committed;
 use crate::rules::checkpoint::{fork_record, place};
 use crate::rules::run_entries::ended;
 use crate::rules::run_entries::unpaused;
-use crate::rules::session::{Checkpoint, Place, Point, Said, Session, checkpoint};
+use crate::rules::session::{Checkpoint, Point, ResolvedPoint, Session, StoredMessage, checkpoint};
 use crate::tenure::{SessionObserver, Tenure};
-use crate::types::entry::{Checkpointed, Entry, Outcome, Rewound};
+use crate::types::entry::{CheckpointEntry, Entry, RewindEntry, RunOutcome};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Label, Principal, Seq, SessionId};
+use crate::types::id::{CheckpointLabel, Principal, Seq, SessionId, SessionKey};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// The result of a rewind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rewind {
+pub struct RewindResult {
     /// The end of the log after the rewind.
     pub seq: Seq,
     /// The number of messages that remain.
@@ -32,7 +32,7 @@ pub struct Rewind {
 
 /// The messages that one rewind discarded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Discarded {
+pub struct DiscardedMessages {
     /// The sequence number of the rewind's record.
     pub seq: Seq,
     /// The time of the rewind.
@@ -40,10 +40,11 @@ pub struct Discarded {
     /// The number of messages that remained.
     pub position: usize,
     /// The discarded messages.
-    pub messages: Vec<Said>,
+    pub messages: Vec<StoredMessage>,
 }
 
-type CheckpointFn = dyn Fn(Head, Label, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
+type CheckpointFn =
+    dyn Fn(Head, CheckpointLabel, Seq) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync;
 
 /// A callback that is called after a checkpoint was set.
 #[derive(Clone)]
@@ -72,7 +73,7 @@ impl Tenure {
     /// nothing else meanwhile (D-115); readers do not wait. A failure is logged and not retried.
     pub fn on_checkpoint<F, Fut>(&self, hook: F)
     where
-        F: Fn(Head, Label, Seq) -> Fut + Send + Sync + 'static,
+        F: Fn(Head, CheckpointLabel, Seq) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), String>> + Send + 'static,
     {
         let hook = CheckpointHook(Arc::new(move |head, label, seq| Box::pin(hook(head, label, seq))));
@@ -81,17 +82,22 @@ impl Tenure {
 
     /// Sets a checkpoint at the end of a session. Without a label it counts as automatic, and is
     /// named after its record.
-    pub async fn checkpoint(&self, who: &Principal, id: &SessionId, label: Option<Label>) -> Result<Checkpoint> {
-        self.write(who, id, Need::Head, |state, now| {
+    pub async fn checkpoint(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        label: Option<CheckpointLabel>,
+    ) -> Result<Checkpoint> {
+        self.write(who, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.engine.check_live(head)?;
             let seq = head.seq + 1;
             let auto = label.is_none();
-            let label = label.clone().map_or_else(|| Label::new(format!("auto-{seq}")), Ok)?;
+            let label = label.clone().map_or_else(|| CheckpointLabel::new(format!("auto-{seq}")), Ok)?;
             let (run, step, state) = Default::default();
-            let entry = Checkpointed { label, auto, run, step, state };
+            let entry = CheckpointEntry { label, auto, run, step, state };
             let made = checkpoint(&entry, seq, now, head.mark.messages);
-            Ok(Draft::new(vec![Entry::Checkpoint(entry)], made))
+            Ok(PendingCommit::new(vec![Entry::Checkpoint(entry)], made))
         })
         .await
     }
@@ -99,7 +105,7 @@ impl Tenure {
     /// Lists the checkpoints of a session, oldest first.
     pub async fn checkpoints(&self, who: &Principal, id: &SessionId) -> Result<Vec<Checkpoint>> {
         self.engine
-            .read(who, id, Need::Session, |state| {
+            .read(who, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
                 Ok(session.checkpoints.clone())
@@ -109,27 +115,27 @@ impl Tenure {
 
     /// Rewinds a session to a point. The messages after it are discarded, but stay readable with
     /// [`Tenure::discarded`].
-    pub async fn rewind(&self, who: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<Rewind> {
+    pub async fn rewind(&self, who: &Principal, id: &SessionId, to: impl Into<Point>) -> Result<RewindResult> {
         let to = to.into();
-        self.write(who, id, Need::Session, |state, _| {
+        self.write(who, id, Depth::Session, |state, _| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let place = place(session, &to)?;
             let (discarded, position) = (session.messages.len() - place.position, place.position);
             if discarded == 0 && session.checkpoints.iter().all(|c| c.seq <= place.seq) {
-                return Ok(Draft::new(Vec::new(), Rewind { seq: session.seq, position, discarded }));
+                return Ok(PendingCommit::new(Vec::new(), RewindResult { seq: session.seq, position, discarded }));
             }
             let cut = session.messages[position..].iter().map(|m| m.message.clone()).collect();
             // An open review of a discarded call need not be decided, and its run cannot continue:
             // the run is cancelled.
             let moot = session.open_reviews().find(|r| r.seq > place.seq).and_then(|r| r.opened.run.clone());
             let why = || Some("the session was rewound".to_owned());
-            let over = moot.map(|run| ended(&run, Outcome::Cancelled, why(), Some("superseded")));
+            let over = moot.map(|run| ended(&run, RunOutcome::Cancelled, why(), Some("superseded")));
             let on = over.as_ref().and_then(|_| unpaused(session));
-            let entry = Entry::Rewound(Rewound { to: place.seq, mark: place.mark });
+            let entry = Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark });
             let entries: Vec<Entry> = [entry].into_iter().chain(over).chain(on).collect();
             let seq = session.seq + entries.len() as Seq;
-            let mut draft = Draft::new(entries, Rewind { seq, position, discarded });
+            let mut draft = PendingCommit::new(entries, RewindResult { seq, position, discarded });
             draft.cut = cut;
             Ok(draft)
         })
@@ -143,7 +149,7 @@ impl Tenure {
     }
 
     /// Lists the messages that rewinds have discarded, oldest rewind first.
-    pub async fn discarded(&self, who: &Principal, id: &SessionId) -> Result<Vec<Discarded>> {
+    pub async fn discarded(&self, who: &Principal, id: &SessionId) -> Result<Vec<DiscardedMessages>> {
         let head = self.head(who, id).await?;
         let mut session = Session::empty(head.clone());
         let mut all = Vec::new();
@@ -154,7 +160,7 @@ impl Tenure {
             }
             if !messages.is_empty() {
                 let position = session.messages.len();
-                all.push(Discarded { seq: record.seq, at: record.at, position, messages });
+                all.push(DiscardedMessages { seq: record.seq, at: record.at, position, messages });
             }
         }
         Ok(all)
@@ -170,15 +176,15 @@ impl Tenure {
         new: Option<SessionId>,
     ) -> Result<Head> {
         let at = at.into();
-        let need = if at == Point::End { Need::Head } else { Need::Session };
+        let need = if at == Point::End { Depth::Head } else { Depth::Session };
         let (head, place) = self
             .engine
             .read(who, id, need, |state| {
                 let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
                 self.engine.check_live(head)?;
                 self.engine.check_expected(head)?;
-                let end = Place { seq: head.seq, position: head.mark.messages, mark: head.mark.clone() };
-                if need == Need::Head {
+                let end = ResolvedPoint { seq: head.seq, position: head.mark.messages, mark: head.mark.clone() };
+                if need == Depth::Head {
                     return Ok((head.clone(), end));
                 }
                 let session = self.engine.whole_ref(state, id)?;
@@ -198,7 +204,7 @@ impl Tenure {
     pub(crate) async fn owner_of(&self, mut head: Head, seq: Seq) -> Result<Head> {
         while seq < head.first {
             let Some(parent) = &head.parent else { break };
-            let key = Key { tenant: head.tenant.clone(), session: parent.session.clone() };
+            let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };
             head = self.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
         }
         Ok(head)

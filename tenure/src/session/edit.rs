@@ -9,10 +9,10 @@ use crate::rules::checkpoint::{fork_record, place};
 use crate::rules::session::{Checkpoint, Point, Session, checkpoint};
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
-use crate::types::entry::{Checkpointed, Entry, Record, Rewound};
+use crate::types::entry::{CheckpointEntry, Entry, Record, RewindEntry};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Label, Principal, SessionId};
+use crate::types::id::{CheckpointLabel, Principal, SessionId, SessionKey};
 use crate::types::message::Message;
 use jiff::Timestamp;
 
@@ -42,7 +42,7 @@ impl Session {
         if let Entry::Created(mut created) = first.entry {
             let more = records.split_off(1);
             if let Some(parent) = &mut created.parent {
-                let key = Key { tenant: self.tenant.clone(), session: parent.session.clone() };
+                let key = SessionKey { tenant: self.tenant.clone(), session: parent.session.clone() };
                 let source = tenure.store().head(&key).await?.ok_or(Error::NotFound { session_id: key.session })?;
                 parent.session = tenure.owner_of(source, parent.seq).await?.info.session_id;
             }
@@ -90,9 +90,9 @@ impl Session {
 
     /// Sets a checkpoint at the end, in memory.
     pub fn add_checkpoint(&mut self, label: &str, at: Timestamp) -> Result<Checkpoint> {
-        let label = Label::new(label)?;
+        let label = CheckpointLabel::new(label)?;
         let (auto, run, step, state) = Default::default();
-        let entry = Checkpointed { label, auto, run, step, state };
+        let entry = CheckpointEntry { label, auto, run, step, state };
         let made = checkpoint(&entry, self.seq + 1, at, self.messages.len());
         self.add(Entry::Checkpoint(entry), at);
         Ok(made)
@@ -102,7 +102,7 @@ impl Session {
     /// in the log.
     pub fn truncate_to(&mut self, point: impl Into<Point>, at: Timestamp) -> Result<()> {
         let place = place(self, &point.into())?;
-        self.add(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }), at);
+        self.add(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }), at);
         Ok(())
     }
 }
@@ -115,7 +115,7 @@ pub fn fork_session(source: &Session, point: impl Into<Point>, new: SessionId, a
     }
     let place = place(source, &point.into())?;
     let record = fork_record(&source.head_at(place.seq), &source.info.session_id, place.clone(), at);
-    let key = Key { tenant: source.tenant.clone(), session: new };
+    let key = SessionKey { tenant: source.tenant.clone(), session: new };
     let Some(head) = Head::begin(&key, &record) else {
         return Err(Error::invalid("source", "not a session"));
     };

@@ -1,14 +1,14 @@
 //! Expires or evicts a session, after the application's hooks have succeeded.
 
-use crate::engine::draft::{Draft, Need};
-use crate::engine::hooks::{Ending, Hook};
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::engine::hooks::{EndReason, SessionEndHook};
 use crate::rules::session::Session;
 use crate::store::contract::Commit;
 use crate::tenure::Tenure;
 use crate::types::entry::Entry;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Principal, Reach};
+use crate::types::id::{AccessScope, Principal};
 use crate::types::status::Status;
 
 use jiff::{SignedDuration, Timestamp};
@@ -23,35 +23,36 @@ impl Tenure {
     /// least once. If it fails, the session stays, and the callback is called again later.
     pub fn on_expire<F, Fut>(&self, hook: F)
     where
-        F: Fn(Arc<Session>, Ending) -> Fut + Send + Sync + 'static,
+        F: Fn(Arc<Session>, EndReason) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), String>> + Send + 'static,
     {
         let mut hooks = self.shared.hooks.write().unwrap_or_else(|e| e.into_inner());
-        hooks.push(Hook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
+        hooks.push(SessionEndHook(Arc::new(move |session, why| Box::pin(hook(session, why)))));
     }
 
     /// Calls the hooks, then marks a session as expired. Returns false if the session became active
     /// meanwhile and was not ended.
-    pub(crate) async fn end(&self, head: Head, why: Ending, now: Timestamp) -> Result<bool> {
+    pub(crate) async fn end(&self, head: Head, why: EndReason, now: Timestamp) -> Result<bool> {
         let hooks = self.shared.hooks.read().unwrap_or_else(|e| e.into_inner()).clone();
         if !hooks.is_empty() {
             let session = Arc::new(self.engine.attach(self.engine.fold(head.clone()).await?).await?);
-            for Hook(hook) in &hooks {
+            for SessionEndHook(hook) in &hooks {
                 if let Err(e) = hook(session.clone(), why).await {
                     self.look_again(&head, now.checked_add(HOOK_RETRY).ok()).await?;
                     return Err(Error::unavailable(format!("an on_expire hook failed: {e}")));
                 }
             }
         }
-        let who = Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: Reach::Tenant, quota: None };
+        let who =
+            Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Tenant, quota: None };
         let id = head.info.session_id.clone();
-        let ended = self.write(&who, &id, Need::Head, |state, _| {
+        let ended = self.write(&who, &id, Depth::Head, |state, _| {
             let Some(current) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if current.active_at != head.active_at || !current.status.is_live() {
-                return Ok(Draft::new(Vec::new(), false));
+                return Ok(PendingCommit::new(Vec::new(), false));
             }
-            let reason = (why == Ending::Evicted).then(|| "over max_sessions".to_owned());
-            Ok(Draft::new(vec![Entry::Status { to: Status::Expired, reason }], true))
+            let reason = (why == EndReason::Evicted).then(|| "over max_sessions".to_owned());
+            Ok(PendingCommit::new(vec![Entry::Status { to: Status::Expired, reason }], true))
         });
         ended.await
     }

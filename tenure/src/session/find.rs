@@ -5,7 +5,7 @@
 
 use crate::rules::review_notice::noticed;
 use crate::rules::session::Session;
-use crate::store::query::{Query, Whose};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::digest::VisibleHash;
 use crate::types::error::Result;
@@ -37,9 +37,9 @@ const MIN_WINDOW_CHARS: usize = 200;
 
 /// The lookup keys of a request.
 #[derive(Debug, Default)]
-struct Keys<'a> {
+struct MatchKeys<'a> {
     /// The prefixes of the request that contain an assistant message, longest first.
-    prefixes: Vec<Prefix>,
+    prefixes: Vec<PrefixMatch>,
     /// The ids of all tool calls and tool results, sorted.
     calls: Vec<String>,
     /// The visible messages up to the last answer, and the hash of that answer with its question.
@@ -48,7 +48,7 @@ struct Keys<'a> {
 
 /// A prefix of a request.
 #[derive(Debug)]
-struct Prefix {
+struct PrefixMatch {
     hash: VisibleHash,
     /// Whether the prefix contains an answer; otherwise it contains only a tool call.
     is_answered: bool,
@@ -58,7 +58,7 @@ struct Prefix {
     tells_enough: bool,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> MatchKeys<'a> {
     /// Computes the lookup keys of a request.
     fn of(messages: &'a [Message]) -> Self {
         let mut keys = Self::default();
@@ -83,10 +83,10 @@ impl<'a> Keys<'a> {
                     }
                 }
             }
-            if is_ours && !visible.is_empty() && keys.prefixes.last().is_none_or(|p: &Prefix| p.hash != hash) {
+            if is_ours && !visible.is_empty() && keys.prefixes.last().is_none_or(|p: &PrefixMatch| p.hash != hash) {
                 let tells_enough = visible.len() >= MIN_WINDOW_MESSAGES || chars >= MIN_WINDOW_CHARS;
                 let is_followed_by_an_answer = false;
-                keys.prefixes.push(Prefix { hash, is_answered, is_followed_by_an_answer, tells_enough });
+                keys.prefixes.push(PrefixMatch { hash, is_answered, is_followed_by_an_answer, tells_enough });
                 answers.push(answered);
             }
         }
@@ -120,7 +120,7 @@ impl Tenure {
     ///
     /// An ambiguous match returns `None`.
     pub async fn find(&self, who: &Principal, messages: &[Message]) -> Result<Option<SessionId>> {
-        let keys = Keys::of(messages);
+        let keys = MatchKeys::of(messages);
         if keys.prefixes.is_empty() && keys.calls.is_empty() {
             return Ok(None);
         }
@@ -145,7 +145,7 @@ impl Tenure {
     async fn find_by_call(
         &self,
         who: &Principal,
-        keys: &Keys<'_>,
+        keys: &MatchKeys<'_>,
         messages: &[Message],
     ) -> Result<Option<Option<SessionId>>> {
         let matches: Vec<_> = keys.calls.iter().take(MAX_CALLS).map(|id| VisibleHash::of_call(id)).collect();
@@ -171,7 +171,7 @@ impl Tenure {
     async fn find_by_prefix(
         &self,
         who: &Principal,
-        keys: &Keys<'_>,
+        keys: &MatchKeys<'_>,
         messages: &[Message],
     ) -> Result<Option<Option<SessionId>>> {
         let hashes: Vec<_> = keys.prefixes.iter().map(|p| p.hash).collect();
@@ -228,7 +228,7 @@ impl Tenure {
     }
 
     /// Finds the only session that ends with the request's window.
-    async fn find_by_window(&self, who: &Principal, keys: &Keys<'_>) -> Result<Option<SessionId>> {
+    async fn find_by_window(&self, who: &Principal, keys: &MatchKeys<'_>) -> Result<Option<SessionId>> {
         let Some((window, exchange)) = &keys.window else { return Ok(None) };
         let chars: usize = window.iter().map(|m| m.text().chars().count()).sum();
         if window.len() < MIN_WINDOW_MESSAGES && chars < MIN_WINDOW_CHARS {
@@ -263,8 +263,8 @@ impl Tenure {
     }
 
     /// Queries the principal's own live sessions that match, newest first.
-    async fn live_matches(&self, who: &Principal, condition: impl FnOnce(&mut Query)) -> Result<Vec<Head>> {
-        let mut query = Query::new(Whose::User(who.tenant.clone(), who.user.clone()), MAX_CANDIDATES);
+    async fn live_matches(&self, who: &Principal, condition: impl FnOnce(&mut SessionQuery)) -> Result<Vec<Head>> {
+        let mut query = SessionQuery::new(OwnerFilter::User(who.tenant.clone(), who.user.clone()), MAX_CANDIDATES);
         query.status = vec![Status::Active, Status::Paused];
         condition(&mut query);
         if query.hashes.is_empty() && query.matches.is_empty() {

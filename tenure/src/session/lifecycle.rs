@@ -1,21 +1,21 @@
 //! The lifecycle of sessions: create, load, update, pause, delete, restore and purge.
 
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::engine::status::check_derived;
-use crate::rules::session::{Said, Session};
+use crate::rules::session::{Session, StoredMessage};
 use crate::types::error::{Error, Result};
 
-use crate::store::query::Range;
+use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
-use crate::types::entry::{Change, Created, Entry, InfoChange, Post, Record};
+use crate::types::entry::{Entry, MessageEntry, Patch, Record, SessionCreated, SessionPatch};
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, SessionId, check_text};
+use crate::types::id::{Principal, SessionId, SessionKey, check_text};
 use crate::types::status::Status;
 use serde_json::{Map, Value};
 
 /// The parameters of a new session.
 #[derive(Clone, Debug, Default)]
-pub struct New {
+pub struct NewSession {
     /// The session id. `None` means that one is generated.
     pub id: Option<SessionId>,
     /// The assistant that the session belongs to.
@@ -34,11 +34,12 @@ pub struct New {
 
 impl Tenure {
     /// Creates a session. It is durable when it returns.
-    pub async fn create(&self, who: &Principal, new: New) -> Result<Session> {
+    pub async fn create(&self, who: &Principal, new: NewSession) -> Result<Session> {
         let id = new.id.clone().unwrap_or_else(SessionId::generate);
-        let New { assistant, thread, model, title, tags, metadata, .. } = new;
+        let NewSession { assistant, thread, model, title, tags, metadata, .. } = new;
         let user = who.user.clone();
-        let created = Created { user, assistant, thread, model, title, tags, metadata, ..Created::default() };
+        let created =
+            SessionCreated { user, assistant, thread, model, title, tags, metadata, ..SessionCreated::default() };
         self.engine.check_info(&created)?;
         let record = Record { seq: 1, at: self.now(), entry: Entry::created(created) };
         self.engine.reserve_session(who, [&record].into_iter()).await?;
@@ -48,21 +49,21 @@ impl Tenure {
 
     /// Loads a whole session with its media. An expired or deleted session is [`Error::Gone`].
     pub async fn load(&self, who: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(who, id, Need::Session, |state| self.engine.whole(state)).await?;
+        let session = self.engine.read(who, id, Depth::Session, |state| self.engine.whole(state)).await?;
         self.engine.check_live(&session)?;
         self.engine.attach(session).await
     }
 
     /// Loads a whole session with its media, whatever its status.
     pub async fn load_any(&self, who: &Principal, id: &SessionId) -> Result<Session> {
-        let session = self.engine.read(who, id, Need::Session, |state| self.engine.whole(state)).await?;
+        let session = self.engine.read(who, id, Depth::Session, |state| self.engine.whole(state)).await?;
         self.engine.attach(session).await
     }
 
     /// The messages of a session as one JSON array, each byte for byte as it was given. A server
     /// can send it without serializing the messages again.
     pub async fn messages_json(&self, who: &Principal, id: &SessionId) -> Result<String> {
-        let json = self.engine.read(who, id, Need::Session, |state| {
+        let json = self.engine.read(who, id, Depth::Session, |state| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let whole = session.messages.iter().all(|m| m.message.cuts().is_empty());
@@ -77,13 +78,18 @@ impl Tenure {
 
     /// Reads the last messages of a session, oldest first, with its head. The cost is proportional
     /// to the number of messages returned, however long the session is.
-    pub async fn last_messages(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<(Head, Vec<Said>)> {
+    pub async fn last_messages(
+        &self,
+        who: &Principal,
+        id: &SessionId,
+        limit: usize,
+    ) -> Result<(Head, Vec<StoredMessage>)> {
         let head = self.live(who, id).await?;
         let (mut current, mut upto) = (head.clone(), head.seq);
-        let mut tail: Vec<Said> = Vec::new();
+        let mut tail: Vec<StoredMessage> = Vec::new();
         'log: while tail.len() < limit {
             let about = (limit - tail.len()).saturating_mul(2).saturating_add(8);
-            let range = Range { after: current.first - 1, ..Range::back_from(upto, about) };
+            let range = RecordRange { after: current.first - 1, ..RecordRange::back_from(upto, about) };
             let page = self.store().records(&current.key(), &range).await?;
             if page.is_empty() && upto >= current.first {
                 // The session was purged during the read, or a purge moved its records to another
@@ -104,7 +110,7 @@ impl Tenure {
                     }
                     Entry::Message(post) => {
                         let message = self.engine.attach_message(&head.tenant, &post.message).await?;
-                        tail.push(Said::new(record.seq, record.at, Post { message, ..post.clone() }));
+                        tail.push(StoredMessage::new(record.seq, record.at, MessageEntry { message, ..post.clone() }));
                         if tail.len() == limit {
                             break 'log;
                         }
@@ -117,7 +123,7 @@ impl Tenure {
             }
             let Some(parent) = current.parent.clone() else { break };
             upto = upto.min(parent.seq);
-            let key = Key { tenant: head.tenant.clone(), session: parent.session };
+            let key = SessionKey { tenant: head.tenant.clone(), session: parent.session };
             let next = self.store().head(&key).await?;
             current = next.ok_or_else(|| {
                 Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))
@@ -128,7 +134,7 @@ impl Tenure {
     }
 
     /// Changes the title, tags, metadata or model of a session.
-    pub async fn update(&self, who: &Principal, id: &SessionId, change: InfoChange) -> Result<Head> {
+    pub async fn update(&self, who: &Principal, id: &SessionId, change: SessionPatch) -> Result<Head> {
         self.patch(who, id, change, None).await
     }
 
@@ -138,23 +144,23 @@ impl Tenure {
         &self,
         who: &Principal,
         id: &SessionId,
-        change: InfoChange,
+        change: SessionPatch,
         status: Option<Status>,
     ) -> Result<Head> {
         if status.is_some_and(|s| !s.is_live()) {
             return Err(Error::invalid("status", "it can be set to active or paused; delete a session to end it"));
         }
         check_derived(&change.metadata)?;
-        self.write(who, id, Need::Head, |state, now| {
+        self.write(who, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             self.engine.check_live(head)?;
-            if let Change::Set(model) = &change.model
+            if let Patch::Set(model) = &change.model
                 && let Err(why) = check_text(model)
             {
                 return Err(Error::invalid("model", format!("not a valid model: {why}")));
             }
             let mut entries = Vec::new();
-            if change != InfoChange::default() {
+            if change != SessionPatch::default() {
                 entries.push(Entry::info(change.clone()));
             }
             check_waiting(head, status)?;
@@ -166,26 +172,26 @@ impl Tenure {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });
             }
             self.engine.check_info_of(&after)?;
-            Ok(Draft::new(entries, after))
+            Ok(PendingCommit::new(entries, after))
         })
         .await
     }
 
     /// Changes the status of a session. Does nothing if it has that status already.
     async fn set_status(&self, who: &Principal, id: &SessionId, to: Status, reason: Option<&str>) -> Result<Head> {
-        self.write(who, id, Need::Head, |state, now| {
+        self.write(who, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if to.is_live() {
                 self.engine.check_live(head)?;
             }
             check_waiting(head, Some(to))?;
             if head.status == to {
-                return Ok(Draft::new(Vec::new(), head.clone()));
+                return Ok(PendingCommit::new(Vec::new(), head.clone()));
             }
             let entry = Entry::Status { to, reason: reason.map(str::to_owned) };
             let mut after = head.clone();
             after.apply(&Record { seq: head.seq + 1, at: now, entry: entry.clone() });
-            Ok(Draft::new(vec![entry], after))
+            Ok(PendingCommit::new(vec![entry], after))
         })
         .await
     }
@@ -211,10 +217,10 @@ impl Tenure {
 
     /// Restores an expired or deleted session.
     pub async fn restore(&self, who: &Principal, id: &SessionId) -> Result<Head> {
-        self.write(who, id, Need::Head, |state, now| {
+        self.write(who, id, Depth::Head, |state, now| {
             let Some(head) = state.head() else { return Err(Error::NotFound { session_id: id.clone() }) };
             if self.engine.status_of(head).is_live() {
-                return Ok(Draft::new(Vec::new(), head.clone()));
+                return Ok(PendingCommit::new(Vec::new(), head.clone()));
             }
             // The session is past its time to live but was not swept yet: the expiry is recorded
             // first, so that the log is complete.
@@ -227,7 +233,7 @@ impl Tenure {
             for (seq, entry) in (head.seq + 1..).zip(&entries) {
                 after.apply(&Record { seq, at: now, entry: entry.clone() });
             }
-            Ok(Draft::new(entries, after))
+            Ok(PendingCommit::new(entries, after))
         })
         .await
     }

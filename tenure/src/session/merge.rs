@@ -1,7 +1,7 @@
 //! Merges the messages of a client into a session, without a run.
 
-use crate::engine::draft::{Draft, Need};
-use crate::rules::reconcile::plan::{Incoming, Plan};
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::rules::reconcile::plan::{IncomingRequest, ReconcilePlan};
 use crate::rules::reconcile::reconcile;
 use crate::tenure::Tenure;
 use crate::types::entry::Entry;
@@ -19,12 +19,13 @@ impl Tenure {
         id: &SessionId,
         messages: &[Message],
         history: HistoryMode,
-    ) -> Result<Plan> {
+    ) -> Result<ReconcilePlan> {
         let (incoming, blobs) = self.engine.detach(messages)?;
-        self.write(who, id, Need::Session, |state, _| {
+        self.write(who, id, Depth::Session, |state, _| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_active(session)?;
-            let plan = reconcile(session, &Incoming { messages: &incoming, history, ..Incoming::default() });
+            let plan =
+                reconcile(session, &IncomingRequest { messages: &incoming, history, ..IncomingRequest::default() });
             let mut entries = Vec::new();
             let mut cut = Vec::new();
             if plan.keep < session.messages.len() {
@@ -34,7 +35,7 @@ impl Tenure {
             }
             let first = session.seq + 1 + entries.len() as Seq;
             entries.extend(plan.posts(first).into_iter().map(Entry::Message));
-            let mut draft = Draft::new(entries, plan);
+            let mut draft = PendingCommit::new(entries, plan);
             let used = draft.reply.append.iter().flat_map(|p| p.message.cuts()).map(|c| c.id).collect::<Vec<_>>();
             draft.blobs = blobs.iter().filter(|b| used.contains(&b.id)).cloned().collect();
             draft.cut = cut;

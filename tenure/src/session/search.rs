@@ -4,14 +4,14 @@
 //! a time. Discarded messages are not found because the scan skips them; erased and purged messages
 //! are not found because they are no longer stored (D-082).
 
-use crate::rules::matcher::{Needle, snippet};
+use crate::rules::matcher::{Matcher, snippet};
 use crate::rules::redaction::Redaction;
-use crate::store::query::{Cursor, HeadPage, Order, Query, Range, Whose};
+use crate::store::query::{HeadPage, OwnerFilter, RecordRange, SessionCursor, SessionOrder, SessionQuery};
 use crate::tenure::Tenure;
-use crate::types::entry::{Entry, Post, Record};
+use crate::types::entry::{Entry, MessageEntry, Record};
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Principal, Seq, SessionId, User};
+use crate::types::id::{Principal, Seq, SessionId, SessionKey, User};
 use crate::types::message::{Message, Role};
 use jiff::Timestamp;
 use std::fmt;
@@ -28,7 +28,7 @@ const MUCH: usize = 256 << 10;
 
 /// A search request: what to find, in which sessions, and how much work one page may do.
 #[derive(Clone, Debug)]
-pub struct Search {
+pub struct SearchRequest {
     /// The search terms. All words must be in a message, in any order, regardless of case and
     /// accents; `"words in quotes"` must be adjacent; `begin*` matches a prefix.
     pub text: String,
@@ -36,7 +36,7 @@ pub struct Search {
     pub role: Option<Role>,
     /// Selects the sessions. Its `limit` is the maximum number of results of a page; its cursor and
     /// order are not used.
-    pub query: Query,
+    pub query: SessionQuery,
     /// The cursor that the previous page returned. `None` starts from the beginning.
     pub cursor: Option<SearchCursor>,
     /// The number of sessions after which a page ends, whether they had results or not.
@@ -48,10 +48,10 @@ pub struct Search {
     pub max_reads: usize,
 }
 
-impl Search {
+impl SearchRequest {
     /// Searches for `text` in everything that the principal may see, with default bounds.
     pub fn new(text: impl Into<String>, limit: usize) -> Self {
-        let query = Query::new(Whose::Everyone, limit);
+        let query = SessionQuery::new(OwnerFilter::Everyone, limit);
         Self {
             text: text.into(),
             role: None,
@@ -66,7 +66,7 @@ impl Search {
 
 /// A search result: a message, or a session whose title matches.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct SearchHit {
     /// The id of the session.
     pub session_id: SessionId,
     /// The user who owns the session.
@@ -76,7 +76,7 @@ pub struct Found {
     /// The time of the last activity in the session.
     pub active_at: Timestamp,
     /// The matching message. `None` means that the title matched.
-    pub said: Option<FoundMessage>,
+    pub said: Option<MessageHit>,
     /// An excerpt of the text around the matches, redacted.
     pub snippet: String,
     /// The matches in the excerpt as ranges of characters: start inclusive, end exclusive, in
@@ -86,7 +86,7 @@ pub struct Found {
 
 /// The location of a matching message.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FoundMessage {
+pub struct MessageHit {
     /// The position of the message in the session, from 0.
     pub position: usize,
     /// The sequence number of its record.
@@ -99,9 +99,9 @@ pub struct FoundMessage {
 
 /// A page of search results.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FoundPage {
+pub struct SearchPage {
     /// The results: the most recently active session first, and within a session the newest message first.
-    pub found: Vec<Found>,
+    pub found: Vec<SearchHit>,
     /// The cursor of the next page. `None` means that everything was searched. A page without
     /// results may have a next one.
     pub next: Option<SearchCursor>,
@@ -117,13 +117,13 @@ pub struct FoundPage {
 /// A position in a search, opaque to clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchCursor {
-    session: Cursor,
-    inside: Option<Inside>,
+    session: SessionCursor,
+    inside: Option<ScanPosition>,
 }
 
 /// A position in a session: records up to `upto` have not been searched yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Inside {
+struct ScanPosition {
     upto: Seq,
     /// The number of messages up to `upto`. It is valid only if the log still ends at `seq`.
     messages: usize,
@@ -134,7 +134,7 @@ impl fmt::Display for SearchCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.inside {
             None => write!(f, "{}", self.session),
-            Some(Inside { upto, messages, seq }) => write!(f, "{}~{upto}~{messages}~{seq}", self.session),
+            Some(ScanPosition { upto, messages, seq }) => write!(f, "{}~{upto}~{messages}~{seq}", self.session),
         }
     }
 }
@@ -151,7 +151,7 @@ impl FromStr for SearchCursor {
         let numbers: Vec<Seq> = rest.split('~').map(|n| n.parse().map_err(|_| wrong())).collect::<Result<_>>()?;
         match numbers[..] {
             [upto, messages, seq] => {
-                Ok(Self { session, inside: Some(Inside { upto, messages: messages as usize, seq }) })
+                Ok(Self { session, inside: Some(ScanPosition { upto, messages: messages as usize, seq }) })
             }
             _ => Err(wrong()),
         }
@@ -159,17 +159,17 @@ impl FromStr for SearchCursor {
 }
 
 /// The state of a search while it fills a page.
-struct Hunt<'a> {
+struct SearchState<'a> {
     who: &'a Principal,
-    search: &'a Search,
-    needle: Arc<Needle>,
+    search: &'a SearchRequest,
+    needle: Arc<Matcher>,
     redaction: &'a Redaction,
-    page: FoundPage,
+    page: SearchPage,
     bytes: usize,
     reads: usize,
 }
 
-impl Hunt<'_> {
+impl SearchState<'_> {
     /// Returns true if the page has all the results that it may have.
     fn is_full(&self) -> bool {
         self.page.found.len() >= self.search.query.limit.max(1)
@@ -181,22 +181,22 @@ impl Hunt<'_> {
     }
 
     /// Adds a result to the page.
-    fn note(&mut self, head: &Head, said: Option<FoundMessage>, (snippet, highlights): (String, Vec<(usize, usize)>)) {
+    fn note(&mut self, head: &Head, said: Option<MessageHit>, (snippet, highlights): (String, Vec<(usize, usize)>)) {
         let title = head.info.title.as_deref().map(|t| self.redaction.apply(t).0.into_owned());
         let (session_id, user, active_at) = (head.info.session_id.clone(), head.user.clone(), head.active_at);
-        self.page.found.push(Found { session_id, user, title, active_at, said, snippet, highlights });
+        self.page.found.push(SearchHit { session_id, user, title, active_at, said, snippet, highlights });
     }
 }
 
 /// A message that the scan has reached.
-struct Passed {
-    at: FoundMessage,
+struct SearchCandidate {
+    at: MessageHit,
     message: Message,
 }
 
 /// A backward scan through the log of a session and the logs of its ancestors, from the last
 /// message to the first.
-struct Walk {
+struct BackwardScan {
     head: Head,
     /// The session or ancestor whose records are being read.
     current: Head,
@@ -212,9 +212,9 @@ struct Walk {
     seeking: bool,
 }
 
-impl Walk {
+impl BackwardScan {
     /// Starts a scan at the end of a session, or continues it from a position.
-    fn begin(head: Head, inside: Option<Inside>) -> Self {
+    fn begin(head: Head, inside: Option<ScanPosition>) -> Self {
         let (upto, messages) = match inside {
             Some(inside) if inside.seq == head.seq => (inside.upto.min(head.seq), inside.messages),
             _ => (head.seq, head.mark.messages),
@@ -224,13 +224,13 @@ impl Walk {
     }
 
     /// The current position, for the cursor.
-    fn place(&self) -> Inside {
-        Inside { upto: self.upto, messages: self.messages, seq: self.head.seq }
+    fn place(&self) -> ScanPosition {
+        ScanPosition { upto: self.upto, messages: self.messages, seq: self.head.seq }
     }
 
     /// The messages among records, newest first, up to the next rewind. The scan continues at the
     /// rewind's target: the records between were discarded.
-    fn take(&mut self, records: Vec<Record>) -> Vec<Passed> {
+    fn take(&mut self, records: Vec<Record>) -> Vec<SearchCandidate> {
         let mut passed = Vec::new();
         for record in records {
             self.upto = record.seq - 1;
@@ -239,11 +239,11 @@ impl Walk {
                     self.upto = r.to;
                     break;
                 }
-                Entry::Message(Post { message, .. }) => {
+                Entry::Message(MessageEntry { message, .. }) => {
                     self.messages = self.messages.saturating_sub(1);
                     let (position, seq, at, role) = (self.messages, record.seq, record.at, message.role());
                     if seq <= self.below {
-                        passed.push(Passed { at: FoundMessage { position, seq, role, at }, message });
+                        passed.push(SearchCandidate { at: MessageHit { position, seq, role, at }, message });
                     }
                 }
                 _ => {}
@@ -254,11 +254,11 @@ impl Walk {
 }
 
 /// An excerpt and the ranges of its matches.
-type Shown = (String, Vec<(usize, usize)>);
+type SnippetSource = (String, Vec<(usize, usize)>);
 
 /// Filters the messages that match, with their redacted excerpts.
-fn look(needle: &Needle, redaction: &Redaction, passed: Vec<Passed>) -> Vec<(FoundMessage, Shown)> {
-    let found = passed.into_iter().filter_map(|Passed { at, message }| {
+fn look(needle: &Matcher, redaction: &Redaction, passed: Vec<SearchCandidate>) -> Vec<(MessageHit, SnippetSource)> {
+    let found = passed.into_iter().filter_map(|SearchCandidate { at, message }| {
         let text = words_of(&message);
         let spots = needle.find(&text)?;
         let (redacted, rules) = redaction.message(&message);
@@ -289,22 +289,22 @@ impl Tenure {
     /// One page is bounded in results, sessions, bytes and store reads, including those of
     /// ancestors of forks; continue with the returned cursor. Expired and deleted sessions are
     /// omitted unless the query asks for them. Discarded and redacted text is not found.
-    pub async fn search_sessions(&self, who: &Principal, search: &Search) -> Result<FoundPage> {
-        let needle = Arc::new(Needle::parse(&search.text)?);
+    pub async fn search_sessions(&self, who: &Principal, search: &SearchRequest) -> Result<SearchPage> {
+        let needle = Arc::new(Matcher::parse(&search.text)?);
         self.engine.know(&who.tenant).await?;
         let mut query = search.query.clone();
         self.engine.narrow(who, &mut query)?;
-        (query.order, query.offset, query.limit) = (Order::Newest, 0, CARDS);
+        (query.order, query.offset, query.limit) = (SessionOrder::Newest, 0, CARDS);
         query.cursor = search.cursor.as_ref().map(|c| c.session.clone());
-        let page = FoundPage::default();
-        let mut hunt = Hunt { who, search, needle, redaction: self.redaction(), page, bytes: 0, reads: 0 };
+        let page = SearchPage::default();
+        let mut hunt = SearchState { who, search, needle, redaction: self.redaction(), page, bytes: 0, reads: 0 };
         self.hunt_through(who, query, &mut hunt).await?;
         hunt.page.cut = hunt.page.next.is_some() && !hunt.is_full();
         Ok(hunt.page)
     }
 
     /// Searches the sessions that a query selects, until one of the bounds is reached.
-    async fn hunt_through(&self, who: &Principal, mut query: Query, hunt: &mut Hunt<'_>) -> Result<()> {
+    async fn hunt_through(&self, who: &Principal, mut query: SessionQuery, hunt: &mut SearchState<'_>) -> Result<()> {
         let search = hunt.search;
         if let Some(SearchCursor { session, inside: Some(inside) }) = &search.cursor {
             match self.head(who, &session.session).await {
@@ -330,7 +330,7 @@ impl Tenure {
                     return Ok(());
                 }
                 cards += 1;
-                let place = Cursor::of(&head);
+                let place = SessionCursor::of(&head);
                 query.cursor = Some(place.clone());
                 // The stored status may be out of date: sessions may have expired since the last sweep.
                 if query.status.contains(&self.engine.status_of(&head))
@@ -348,9 +348,15 @@ impl Tenure {
 
     /// Searches one session. Returns true if all of it was searched; otherwise sets the cursor of
     /// the next page.
-    async fn look_into(&self, head: Head, inside: Option<Inside>, place: &Cursor, hunt: &mut Hunt<'_>) -> Result<bool> {
+    async fn look_into(
+        &self,
+        head: Head,
+        inside: Option<ScanPosition>,
+        place: &SessionCursor,
+        hunt: &mut SearchState<'_>,
+    ) -> Result<bool> {
         hunt.page.looked_at += 1;
-        let mut walk = Walk::begin(head, inside);
+        let mut walk = BackwardScan::begin(head, inside);
         match self.walk_through(&mut walk, inside.is_none(), hunt).await {
             Ok(true) => Ok(true),
             Ok(false) => {
@@ -369,7 +375,12 @@ impl Tenure {
     }
 
     /// Scans one session. Returns true if the scan has reached its beginning.
-    async fn walk_through(&self, walk: &mut Walk, with_title: bool, hunt: &mut Hunt<'_>) -> Result<bool> {
+    async fn walk_through(
+        &self,
+        walk: &mut BackwardScan,
+        with_title: bool,
+        hunt: &mut SearchState<'_>,
+    ) -> Result<bool> {
         let title = walk.head.info.title.clone().filter(|_| with_title && hunt.search.role.is_none());
         if let Some(title) = title.map(|t| hunt.redaction.apply(&t).0.into_owned())
             && let Some(spots) = hunt.needle.find(&title)
@@ -411,11 +422,11 @@ impl Tenure {
 
     /// Reads the next records of the backward scan. `None` means that it has reached the beginning.
     /// Adds the number of store reads to `reads`.
-    async fn read_back(&self, walk: &mut Walk, reads: &mut usize) -> Result<Option<Vec<Record>>> {
+    async fn read_back(&self, walk: &mut BackwardScan, reads: &mut usize) -> Result<Option<Vec<Record>>> {
         loop {
             *reads += usize::from(!walk.seeking);
             if walk.upto >= walk.current.first {
-                let range = Range { after: walk.current.first - 1, ..Range::back_from(walk.upto, RECORDS) };
+                let range = RecordRange { after: walk.current.first - 1, ..RecordRange::back_from(walk.upto, RECORDS) };
                 let records = self.store().records(&walk.current.key(), &range).await?;
                 if !records.is_empty() {
                     walk.seeking = false;
@@ -423,7 +434,7 @@ impl Tenure {
                 }
             } else {
                 let Some(parent) = walk.current.parent.clone() else { return Ok(None) };
-                let key = Key { tenant: walk.head.tenant.clone(), session: parent.session };
+                let key = SessionKey { tenant: walk.head.tenant.clone(), session: parent.session };
                 if let Some(next) = self.store().head(&key).await? {
                     (walk.upto, walk.current) = (walk.upto.min(parent.seq), next);
                     continue;
@@ -438,7 +449,7 @@ impl Tenure {
                 Some(new) if (new.first, &new.parent) != (old.first, &old.parent) => {
                     // Records that were scanned already are skipped, wherever they are stored now.
                     let upto = walk.upto.min(walk.below);
-                    *walk = Walk { below: upto, ..Walk::begin(new, None) };
+                    *walk = BackwardScan { below: upto, ..BackwardScan::begin(new, None) };
                 }
                 Some(_) => {
                     let place = format!("session {}, record {}", walk.current.key(), walk.upto);
@@ -452,21 +463,21 @@ impl Tenure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::lifecycle::New;
+    use crate::session::lifecycle::NewSession;
 
     #[tokio::test]
     async fn a_search_leaves_the_cache_alone() {
         let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
         for i in 0..50 {
             let id = SessionId::new(format!("s{i}")).unwrap();
-            tenure.create(&who, New { id: Some(id.clone()), ..New::default() }).await.unwrap();
+            tenure.create(&who, NewSession { id: Some(id.clone()), ..NewSession::default() }).await.unwrap();
             tenure.append(&who, &id, vec![Message::user("the ferry")]).await.unwrap();
             tenure.engine.forget(&who.key(&id));
         }
         let hot = SessionId::new("s0").unwrap();
         tenure.load(&who, &hot).await.unwrap();
         let before = (tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight());
-        assert_eq!(tenure.search_sessions(&who, &Search::new("ferry", 100)).await.unwrap().found.len(), 50);
+        assert_eq!(tenure.search_sessions(&who, &SearchRequest::new("ferry", 100)).await.unwrap().found.len(), 50);
         assert_eq!((tenure.engine.hot_sessions().len(), tenure.engine.hot_sessions().weight()), before);
     }
 }

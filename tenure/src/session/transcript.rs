@@ -10,7 +10,7 @@ use crate::rules::session::Session;
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Parent, Record};
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -27,12 +27,12 @@ pub struct JsonlTranscript {
     /// The messages, in order.
     pub messages: Vec<Message>,
     /// The lines that could not be parsed.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<TranscriptProblem>,
 }
 
 /// A line of a transcript that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct TranscriptProblem {
     /// The path of the file.
     pub path: PathBuf,
     /// The line number, from 1.
@@ -78,7 +78,7 @@ impl JsonlTranscript {
 /// parsed are in `problems`.
 pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
     let path = path.as_ref();
-    let mut read = Reader::new(path);
+    let mut read = TranscriptReader::new(path);
     let file = File::open(path).map_err(|e| io_error(path, e))?;
     let mut lines = BufReader::new(file);
     let (mut bytes, mut number) = (Vec::new(), 0);
@@ -128,29 +128,29 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// Parses the lines of one file.
-struct Reader<'a> {
+struct TranscriptReader<'a> {
     path: &'a Path,
     messages: Vec<Message>,
     records: Vec<Record>,
     /// The last head in the file: the parent of the session may have changed since it was created (D-001).
-    card: Option<Card>,
-    problems: Vec<Problem>,
+    card: Option<HeadFields>,
+    problems: Vec<TranscriptProblem>,
 }
 
 /// A line of the JSONL store that contains a head.
 #[derive(Deserialize)]
-struct CardLine {
-    head: Card,
+struct HeadLine {
+    head: HeadFields,
 }
 
 /// The part of a head that is needed here.
 #[derive(Deserialize)]
-struct Card {
+struct HeadFields {
     parent: Option<Parent>,
 }
 
 /// The current parent of the session with these records.
-fn leans_on(records: &[Record], card: &Option<Card>) -> Option<Parent> {
+fn leans_on(records: &[Record], card: &Option<HeadFields>) -> Option<Parent> {
     match (card, records.first()) {
         (Some(card), _) => card.parent.clone(),
         (None, Some(Record { entry: Entry::Created(created), .. })) => created.parent.clone(),
@@ -167,17 +167,17 @@ struct RecordLine<'a> {
     entry: &'a RawValue,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> TranscriptReader<'a> {
     fn new(path: &'a Path) -> Self {
         Self { path, messages: Vec::new(), records: Vec::new(), card: None, problems: Vec::new() }
     }
 
     fn problem(&mut self, line: usize, why: impl Into<String>) {
-        self.problems.push(Problem { path: self.path.to_owned(), line, why: why.into() });
+        self.problems.push(TranscriptProblem { path: self.path.to_owned(), line, why: why.into() });
     }
 
     fn line(&mut self, number: usize, text: &str, whole: bool) {
-        if let Ok(line) = serde_json::from_str::<CardLine>(text) {
+        if let Ok(line) = serde_json::from_str::<HeadLine>(text) {
             self.card = Some(line.head);
         }
         if let Ok(line) = serde_json::from_str::<RecordLine<'_>>(text) {
@@ -199,13 +199,13 @@ impl<'a> Reader<'a> {
 
 /// The messages of a session file of the JSONL store. Records that a fork inherits are read from
 /// its parent's file in the same directory.
-fn fold(path: &Path, read: &mut Reader<'_>) -> Result<Vec<Message>> {
-    let key = Key { tenant: Tenant::default(), session: SessionId::new("transcript")? };
+fn fold(path: &Path, read: &mut TranscriptReader<'_>) -> Result<Vec<Message>> {
+    let key = SessionKey { tenant: Tenant::default(), session: SessionId::new("transcript")? };
     let mut all = std::mem::take(&mut read.records);
     let mut leaning = leans_on(&all, &read.card);
     while let Some(parent) = leaning {
         let beside = path.with_file_name(format!("{}.jsonl", parent.session));
-        let mut other = Reader::new(&beside);
+        let mut other = TranscriptReader::new(&beside);
         for (i, text) in fs::read_to_string(&beside).unwrap_or_default().lines().enumerate() {
             other.line(i + 1, text, true);
         }

@@ -4,14 +4,14 @@ pub(crate) mod export;
 pub(crate) mod log;
 pub(crate) mod records;
 
-use crate::engine::draft::{Draft, Need};
+use crate::engine::draft::{Depth, PendingCommit};
 use crate::rules::session::Session;
 use crate::session::transfer::export::{EXPORT_FORMAT, Export, ExportedCheckpoint, replacement};
-use crate::store::query::{Query, Whose};
+use crate::store::query::{OwnerFilter, SessionQuery};
 use crate::tenure::Tenure;
 use crate::types::blob::Blob;
-use crate::types::digest::Mark;
-use crate::types::entry::{Checkpointed, Created, Entry, Origin, Post, Record, Rewound};
+use crate::types::digest::LogDigest;
+use crate::types::entry::{CheckpointEntry, Entry, MessageEntry, Origin, Record, RewindEntry, SessionCreated};
 use crate::types::error::{Error, Result};
 use crate::types::head::{DECISIONS, Head};
 use crate::types::id::{Principal, Seq, SessionId};
@@ -50,7 +50,7 @@ impl Tenure {
     /// first, at most ten.
     pub async fn imported_before(&self, who: &Principal, export: &Export) -> Result<Vec<SessionId>> {
         self.engine.know(&who.tenant).await?;
-        let mut query = Query::new(Whose::Tenant(who.tenant.clone()), MAX_DUPLICATES);
+        let mut query = SessionQuery::new(OwnerFilter::Tenant(who.tenant.clone()), MAX_DUPLICATES);
         query.origin = Some(hash(&of_form(export.clone())));
         self.engine.narrow(who, &mut query)?;
         let heads = self.store().heads(&query).await?;
@@ -66,7 +66,7 @@ impl Tenure {
         let export = of_form(export);
         let (entries, blobs) = self.prepare(who, &export)?;
         for _ in 0..=self.limits().max_retries {
-            let replaced = self.write(who, id, Need::Session, |state, now| {
+            let replaced = self.write(who, id, Depth::Session, |state, now| {
                 let session = self.engine.whole_ref(state, id)?;
                 if session.status == Status::Deleted {
                     return Err(Error::Gone { session_id: id.clone(), status: Status::Deleted.as_str() });
@@ -78,7 +78,7 @@ impl Tenure {
                 let mut cut = Vec::new();
                 if !session.messages.is_empty() || !session.checkpoints.is_empty() {
                     // To the very beginning: checkpoints before the first message are discarded too.
-                    all.push(Entry::Rewound(Rewound { to: 0, mark: Mark::default() }));
+                    all.push(Entry::Rewound(RewindEntry { to: 0, mark: LogDigest::default() }));
                     cut = session.messages.iter().map(|m| m.message.clone()).collect();
                 }
                 all.push(Entry::info(replacement(&session.info.metadata, &export)));
@@ -87,7 +87,7 @@ impl Tenure {
                 for (seq, entry) in (after.seq + 1..).zip(&all) {
                     after.apply(&Record { seq, at: now, entry: entry.clone() });
                 }
-                let mut draft = Draft::new(all, after);
+                let mut draft = PendingCommit::new(all, after);
                 (draft.cut, draft.blobs) = (cut, blobs.clone());
                 Ok(draft)
             });
@@ -151,7 +151,7 @@ impl Tenure {
         let (now, mut origin) = (self.now(), self.origin(export));
         let (mut records, blobs) = if export.log.is_empty() {
             origin.upto = 1 + entries.len() as Seq;
-            let created = Entry::created(Created { origin: Some(origin), ..created(who, export) });
+            let created = Entry::created(SessionCreated { origin: Some(origin), ..created(who, export) });
             let records = (1..).zip([created].into_iter().chain(entries.iter().cloned()));
             (records.map(|(seq, entry)| Record { seq, at: now, entry }).collect(), blobs)
         } else {
@@ -185,9 +185,18 @@ fn of_form(mut export: Export) -> Export {
 }
 
 /// The entry that creates the session of an import without the log.
-fn created(who: &Principal, export: &Export) -> Created {
+fn created(who: &Principal, export: &Export) -> SessionCreated {
     let Export { assistant, thread, model, title, tags, metadata, .. } = export.clone();
-    Created { user: who.user.clone(), assistant, thread, model, title, tags, metadata, ..Created::default() }
+    SessionCreated {
+        user: who.user.clone(),
+        assistant,
+        thread,
+        model,
+        title,
+        tags,
+        metadata,
+        ..SessionCreated::default()
+    }
 }
 
 /// Converts messages and checkpoints to entries, in log order.
@@ -204,11 +213,11 @@ fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     for position in 0..=stored.len() {
         while let Some(c) = checkpoints.next_if(|c| c.position == position) {
             let (label, auto, state) = (c.label.clone(), c.auto, c.state.clone());
-            entries.push(Entry::Checkpoint(Checkpointed { label, auto, run: None, step: None, state }));
+            entries.push(Entry::Checkpoint(CheckpointEntry { label, auto, run: None, step: None, state }));
         }
         if let Some(message) = stored.get(position) {
             let lead = lead.contains(&position);
-            entries.push(Entry::Message(Post { lead, ..Post::from(message.clone()) }));
+            entries.push(Entry::Message(MessageEntry { lead, ..MessageEntry::from(message.clone()) }));
         }
     }
     Ok(entries)

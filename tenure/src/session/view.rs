@@ -1,9 +1,9 @@
 //! Read access to sessions and to parts of them, without copying the rest.
 
-use crate::engine::draft::Need;
-use crate::engine::list::Page;
-use crate::rules::session::{Point, Said, Session};
-use crate::store::query::Query;
+use crate::engine::draft::Depth;
+use crate::engine::list::SessionPage;
+use crate::rules::session::{Point, Session, StoredMessage};
+use crate::store::query::SessionQuery;
 use crate::tenure::Tenure;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
@@ -14,7 +14,7 @@ impl Tenure {
     /// Lists sessions that match the query, most recently active first (D-029). Expired and deleted
     /// sessions are omitted unless the query asks for them. The work of one page is bounded by
     /// `max_scan`: a page may be short or empty and still have a next one.
-    pub async fn list(&self, who: &Principal, query: Query) -> Result<Page> {
+    pub async fn list(&self, who: &Principal, query: SessionQuery) -> Result<SessionPage> {
         self.engine.list(who, query).await
     }
 
@@ -55,7 +55,7 @@ impl Tenure {
         let at = at.into();
         let (head, seq) = self
             .engine
-            .read(who, id, Need::Session, |state| {
+            .read(who, id, Depth::Session, |state| {
                 let session = self.engine.whole_ref(state, id)?;
                 self.engine.check_live(session)?;
                 Ok((session.head().clone(), crate::rules::checkpoint::place(session, &at)?.seq))
@@ -74,14 +74,14 @@ impl Tenure {
         id: &SessionId,
         position: usize,
         limit: usize,
-    ) -> Result<(Head, Vec<Said>)> {
-        let seen = self.engine.read(who, id, Need::Session, |state| {
+    ) -> Result<(Head, Vec<StoredMessage>)> {
+        let seen = self.engine.read(who, id, Depth::Session, |state| {
             let session = self.engine.whole_ref(state, id)?;
             self.engine.check_live(session)?;
             let page = session.messages.iter().skip(position).take(limit).cloned().collect();
             Ok((session.head().clone(), page))
         });
-        let (head, mut page): (Head, Vec<Said>) = seen.await?;
+        let (head, mut page): (Head, Vec<StoredMessage>) = seen.await?;
         for said in page.iter_mut().filter(|m| !m.message.cuts().is_empty()) {
             said.message = self.engine.attach_message(&head.tenant, &said.message).await?;
         }
@@ -90,7 +90,7 @@ impl Tenure {
 
     /// Reads the last messages of a session, oldest first. The cost is proportional to the number
     /// of messages returned, however long the session is.
-    pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<Said>> {
+    pub async fn tail(&self, who: &Principal, id: &SessionId, limit: usize) -> Result<Vec<StoredMessage>> {
         Ok(self.last_messages(who, id, limit).await?.1)
     }
 }

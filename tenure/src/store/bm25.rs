@@ -11,7 +11,7 @@ const B: f64 = 0.75;
 
 /// An inverted index: the words of many texts, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Words {
+pub(crate) struct Bm25Index {
     /// For each word, the keys of the texts that contain it, with the number of occurrences.
     found: HashMap<String, BTreeMap<String, u32>>,
     /// The number of words of each text.
@@ -19,7 +19,7 @@ pub(crate) struct Words {
     total: usize,
 }
 
-impl Words {
+impl Bm25Index {
     /// Adds a text under a key that is not in use.
     pub fn put(&mut self, key: &str, text: &str) {
         let words = words(text);
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn found(texts: &[&str], query: &str) -> Vec<String> {
-        let mut words = Words::default();
+        let mut words = Bm25Index::default();
         for (i, text) in texts.iter().enumerate() {
             words.put(&format!("k{i}"), text);
         }
@@ -104,14 +104,14 @@ mod tests {
     fn equals_come_by_key_and_the_limit_holds() {
         let texts = ["same", "same", "same"];
         assert_eq!(found(&texts, "same"), ["k0", "k1", "k2"]);
-        let mut words = Words::default();
+        let mut words = Bm25Index::default();
         texts.iter().enumerate().for_each(|(i, text)| words.put(&format!("k{i}"), text));
         assert_eq!(words.search("same", 2).len(), 2);
     }
 
     #[test]
     fn what_is_taken_out_leaves_nothing() {
-        let mut words = Words::default();
+        let mut words = Bm25Index::default();
         words.put("a", "green tea tea");
         words.put("b", "tea");
         words.take("a", "green tea tea");

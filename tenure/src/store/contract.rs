@@ -4,13 +4,13 @@
 //! tests them, and every implementation passes the same suite.
 
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::query::{HeadPage, Query, Range};
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::{Head, LogEnd};
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::message::Message;
 use crate::types::status::Status;
 use async_trait::async_trait;
@@ -41,7 +41,7 @@ pub const MAX_PAGE_BYTES: usize = 8 << 20;
 ///   elsewhere (the fold of a session).
 /// * **Heads.** Each session has one [`Head`], its index row. A commit replaces it together with
 ///   the append, and all queries for sessions are answered from heads.
-/// * **Items.** Key-value [`Item`]s with use and expiry times, grouped in namespaces ([`Shelf`]),
+/// * **Items.** Key-value [`Item`]s with use and expiry times, grouped in namespaces ([`Namespace`]),
 ///   each of which belongs to an [`Owner`].
 /// * **Blobs.** Content-addressed media, stored once per tenant and kept as long as a session
 ///   references them. Only a commit writes blobs, so a blob without a session cannot be created
@@ -135,19 +135,19 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Returns the head of a session, or `None` if the session does not exist. It reflects every
     /// commit acknowledged before the call.
-    async fn head(&self, key: &Key) -> Result<Option<Head>>;
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>>;
 
     /// Non-blocking variant of [`Store::head`], for sessions that are in use and whose head the
     /// caller has cached.
     ///
     /// Returns `None` if answering would block; the caller then calls [`Store::head`]. `known` is
     /// the caller's cached head as JSON: if the stored head is equal, a store may return
-    /// [`Glance::Same`] without deserializing it.
-    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>>;
+    /// [`HeadCheck::Same`] without deserializing it.
+    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>>;
 
     /// Notifies other processes on this store that a session has changed. Returns at once; the
     /// notification is sent soon afterwards. It is a hint, and nothing depends on its delivery.
-    fn tell(&self, key: &Key);
+    fn tell(&self, key: &SessionKey);
 
     /// Subscribes to the change notifications of other processes. Delivery is best effort: late,
     /// duplicated or lost.
@@ -155,7 +155,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The receiver yields the key of a changed session, or `None` for a gap, after which any
     /// session may have changed. Returns no receiver if the store has no notification channel;
     /// callers then poll.
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>>;
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>>;
 
     /// Returns how many calls the store serves concurrently. The scheduler in front of the store
     /// uses it to admit calls (D-106).
@@ -164,7 +164,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Returns the heads that match a query, in the query's order. The number of heads scanned is
     /// unbounded, so this is for background work of the server, not for requests; those use
     /// [`Store::page`].
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>>;
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>>;
 
     /// Returns a page of heads that match a query, newest first, and scans at most `max_scan`
     /// heads.
@@ -174,7 +174,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// A scan that reaches the bound ends the page early, possibly with no heads at all:
     /// [`HeadPage::stopped`] is then the cursor from which the next page continues. Queries by hash,
     /// match key or parent are answered from an index of those, without the bound.
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage>;
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage>;
 
     /// Counts the sessions by status, over all tenants. A status without sessions may be omitted.
     async fn count(&self) -> Result<Vec<(Status, u64)>>;
@@ -184,7 +184,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// A page may end early ([`MAX_PAGE_BYTES`]), but contains at least one record if the range has
     /// any: continue after its last record. An unknown session has no records. Damaged data is
     /// reported as [`Error::Corrupt`], which names its location.
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>>;
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>>;
 
     /// Destroys a session: its head, log and items, and the blobs that no other session references.
     /// Idempotent.
@@ -197,7 +197,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// use them. If every fork point lies before the purged session's own first record, there are no
     /// records to inherit, and the forks are re-parented so that they read from that session's
     /// parent. Forks that were deleted and can be restored inherit like any other (D-001).
-    async fn purge(&self, key: &Key) -> Result<()>;
+    async fn purge(&self, key: &SessionKey) -> Result<()>;
 
     /// Purges a session on condition: only if it still has this `created_at` and its log still ends
     /// at `seq`.
@@ -205,7 +205,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Otherwise returns [`Error::Conflict`] and changes nothing. A session that does not exist is
     /// not a conflict. The check and the purge are one atomic step, so a commit that was
     /// acknowledged in between is never destroyed.
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()>;
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()>;
 
     /// Inserts or replaces an item by its key.
     ///
@@ -213,24 +213,24 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// are evicted, never the new one; concurrent calls may exceed the bound briefly. Items that
     /// contain NUL characters are rejected. A namespace of a session that does not exist rejects
     /// the item with [`Error::NotFound`].
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()>;
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()>;
 
     /// Returns an item by its key, or `None` if there is none. With `used`, also sets the item's
     /// last use to that time and increments its use count; the returned item includes the update.
     /// This update may be lost in a crash.
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>>;
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>>;
 
     /// Lists the items of a namespace in the order of their keys, after a key (exclusive), at most
     /// `limit`.
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>>;
 
     /// Removes an item. Returns whether it existed.
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool>;
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool>;
 
     /// Full-text search: returns items of a namespace whose text contains any word of `text`,
     /// ranked best first, at most `limit`. Words are compared case-insensitively; a store may use
     /// only the first 64 words of the query, and may ignore accents.
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>>;
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>>;
 
     /// Removes expired items (`expires_at` at or before `now`) of all namespaces, at most `limit`.
     /// Returns the number removed.
@@ -265,12 +265,12 @@ pub struct Concurrency {
     /// The number of concurrent reads.
     pub reads: usize,
     /// The capacity that a write uses.
-    pub writes: Writes,
+    pub writes: WriteCost,
 }
 
 /// The share of a store's capacity that a write uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writes {
+pub enum WriteCost {
     /// None that reads need: a dedicated writer performs the writes.
     Apart,
     /// As much as a read, such as a connection of a shared pool.
@@ -279,7 +279,7 @@ pub enum Writes {
 
 /// The result of a head check ([`Store::glance`]).
 #[derive(Clone, Debug, PartialEq)]
-pub enum Glance {
+pub enum HeadCheck {
     /// The stored head is equal to the caller's.
     Same,
     /// The stored head as it is now, which may be equal to the caller's. `None` means that the
@@ -340,7 +340,7 @@ impl Commit {
 
 /// A repair that was made while a store was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Repair {
+pub struct OpenRepair {
     /// The file that was repaired.
     pub place: String,
     /// The damage that was found, and the repair that was made.

@@ -4,7 +4,7 @@
 //! (D-028).
 
 use crate::types::blob::BlobId;
-use crate::types::id::{Key, SessionId, Tenant};
+use crate::types::id::{SessionId, SessionKey, Tenant};
 use serde::Serialize;
 use std::fmt;
 
@@ -19,17 +19,17 @@ pub struct Finding {
     /// The defect, as text.
     pub what: String,
     /// The remedy.
-    pub cure: Cure,
+    pub cure: Remedy,
 }
 
 /// The remedy for a finding. Its `Display` text is for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cure {
+pub enum Remedy {
     /// An orphan, which can be removed without loss.
     Remove(Orphan),
     /// The session's head, which can be rebuilt from its log.
-    Card(Key),
+    Card(SessionKey),
     /// No automatic remedy is safe; the text advises what an operator can do.
     Advice(String),
 }
@@ -53,17 +53,17 @@ pub enum Orphan {
 impl Finding {
     /// Creates a finding with advice for an operator.
     pub fn new(place: impl fmt::Display, what: impl fmt::Display, advice: &str) -> Self {
-        Self { place: place.to_string(), what: what.to_string(), cure: Cure::Advice(advice.to_owned()) }
+        Self { place: place.to_string(), what: what.to_string(), cure: Remedy::Advice(advice.to_owned()) }
     }
 
     /// Creates a finding for an orphan.
     pub fn orphan(place: impl fmt::Display, what: impl fmt::Display, orphan: Orphan) -> Self {
-        Self { place: place.to_string(), what: what.to_string(), cure: Cure::Remove(orphan) }
+        Self { place: place.to_string(), what: what.to_string(), cure: Remedy::Remove(orphan) }
     }
 
     /// Returns whether [`Tenure::repair`](crate::Tenure::repair) can fix it automatically.
     pub fn is_mendable(&self) -> bool {
-        !matches!(self.cure, Cure::Advice(_))
+        !matches!(self.cure, Remedy::Advice(_))
     }
 }
 
@@ -73,12 +73,12 @@ impl fmt::Display for Finding {
     }
 }
 
-impl fmt::Display for Cure {
+impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cure::Remove(_) => f.write_str("repairing removes it; nothing else needs it"),
-            Cure::Card(_) => f.write_str("repairing writes the card anew from the log"),
-            Cure::Advice(advice) => f.write_str(advice),
+            Remedy::Remove(_) => f.write_str("repairing removes it; nothing else needs it"),
+            Remedy::Card(_) => f.write_str("repairing writes the card anew from the log"),
+            Remedy::Advice(advice) => f.write_str(advice),
         }
     }
 }

@@ -34,7 +34,7 @@ impl fmt::Display for Owner {
 
 /// A namespace of items: a tenant, an owner and a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Shelf {
+pub struct Namespace {
     /// The tenant whose data this is.
     pub tenant: Tenant,
     /// The owner within the tenant.

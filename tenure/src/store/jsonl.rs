@@ -26,18 +26,18 @@ mod recover;
 #[cfg(test)]
 mod tests;
 
-use self::engine::Disk;
-use self::locks::Gates;
-use self::paths::Place;
-use crate::store::contract::{Commit, Concurrency, Glance, Repair, Store, Writes};
+use self::engine::JsonlEngine;
+use self::locks::FileLocks;
+use self::paths::LogFile;
+use crate::store::contract::{Commit, Concurrency, HeadCheck, OpenRepair, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::query::{HeadPage, Query, Range};
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -48,8 +48,8 @@ use tokio::sync::{RwLock, broadcast};
 
 /// A store of sessions in JSONL files. A lock file limits a directory to one process at a time.
 pub struct JsonlStore {
-    disk: Arc<Disk>,
-    gates: Gates,
+    disk: Arc<JsonlEngine>,
+    gates: FileLocks,
     /// Held for reading by a commit that depends on data outside its session (a parent, blobs), and
     /// for writing by a purge, so that no purge removes those data concurrently.
     leaning: Arc<RwLock<()>>,
@@ -57,7 +57,7 @@ pub struct JsonlStore {
 
 impl JsonlStore {
     /// Opens a directory; a new or empty one becomes a store. Returns the repairs that were made.
-    pub async fn open(dir: &str) -> Result<(Self, Vec<Repair>)> {
+    pub async fn open(dir: &str) -> Result<(Self, Vec<OpenRepair>)> {
         if dir.is_empty() {
             return Err(Error::invalid("store", "jsonl: needs a directory, as in jsonl:DIR"));
         }
@@ -65,10 +65,10 @@ impl JsonlStore {
         let (disk, repairs) = blocking(move || {
             let (root, lock) = open::claim(&dir)?;
             let (state, repairs) = open::load(&root)?;
-            Ok((Disk::new(root, lock, state), repairs))
+            Ok((JsonlEngine::new(root, lock, state), repairs))
         })
         .await?;
-        Ok((Self { disk: Arc::new(disk), gates: Gates::default(), leaning: Arc::default() }, repairs))
+        Ok((Self { disk: Arc::new(disk), gates: FileLocks::default(), leaning: Arc::default() }, repairs))
     }
 
     /// Returns the format of a directory, which is only read. `None` means that it is not a store
@@ -78,17 +78,17 @@ impl JsonlStore {
     }
 
     /// Returns a head from the in-memory index; fails if the session's file is damaged.
-    fn card(&self, key: &Key) -> Result<Option<Head>> {
+    fn card(&self, key: &SessionKey) -> Result<Option<Head>> {
         let state = self.disk.state();
-        state.intact(&Place::session(key))?;
+        state.intact(&LogFile::session(key))?;
         Ok(state.index.head(key).cloned())
     }
 
     /// Runs work on a file while holding its lock.
     async fn in_turn<T: Send + 'static>(
         &self,
-        place: Place,
-        work: impl FnOnce(&Disk, &Place) -> Result<T> + Send + 'static,
+        place: LogFile,
+        work: impl FnOnce(&JsonlEngine, &LogFile) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let turn = self.gates.turn(place.clone()).await;
         self.with_disk(move |disk| {
@@ -98,7 +98,10 @@ impl JsonlStore {
         .await
     }
 
-    async fn with_disk<T: Send + 'static>(&self, work: impl FnOnce(&Disk) -> Result<T> + Send + 'static) -> Result<T> {
+    async fn with_disk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&JsonlEngine) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let disk = self.disk.clone();
         blocking(move || work(&disk)).await
     }
@@ -117,17 +120,17 @@ impl fmt::Debug for JsonlStore {
 }
 
 impl JsonlStore {
-    async fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+    async fn purge_if(&self, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         // No fork can be created meanwhile. Only a purge holds more than one file lock, so there is
         // no deadlock.
         let leaning = self.leaning.clone().write_owned().await;
         let forks = self.disk.state().index.estate(key);
         let mut turns = Vec::new();
         for head in forks.heir.iter().map(|(head, _)| head).chain(&forks.others) {
-            turns.push(self.gates.turn(Place::session(&head.key())).await);
+            turns.push(self.gates.turn(LogFile::session(&head.key())).await);
         }
-        let (place, key) = (Place::session(key), key.clone());
-        let work = move |disk: &Disk, place: &Place| {
+        let (place, key) = (LogFile::session(key), key.clone());
+        let work = move |disk: &JsonlEngine, place: &LogFile| {
             let _held = (leaning, turns);
             disk.state().index.check_at(&key, expected)?;
             disk.purge(place, &key)
@@ -141,38 +144,38 @@ impl Store for JsonlStore {
     async fn commit(&self, commit: &Commit) -> Result<()> {
         let leans = (commit.base.is_none() && commit.head.parent.is_some()) || !commit.blobs.is_empty();
         let leaning = if leans { Some(self.leaning.clone().read_owned().await) } else { None };
-        let (place, commit) = (Place::session(&commit.head.key()), commit.clone());
-        let work = move |disk: &Disk, place: &Place| {
+        let (place, commit) = (LogFile::session(&commit.head.key()), commit.clone());
+        let work = move |disk: &JsonlEngine, place: &LogFile| {
             let _leaning = leaning;
             disk.commit(place, &commit)
         };
         self.in_turn(place, work).await
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         self.card(key)
     }
 
-    fn glance(&self, key: &Key, _: &str) -> Option<Result<Glance>> {
-        Some(self.card(key).map(|card| Glance::Now(card.map(Box::new))))
+    fn glance(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+        Some(self.card(key).map(|card| HeadCheck::Now(card.map(Box::new))))
     }
 
     // There is no notification channel: only one process has the files open.
-    fn tell(&self, _: &Key) {}
+    fn tell(&self, _: &SessionKey) {}
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         None
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: 8, writes: Writes::Apart }
+        Concurrency { reads: 8, writes: WriteCost::Apart }
     }
 
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
         Ok(self.disk.state().index.heads(query))
     }
 
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         Ok(self.disk.state().index.page(query, max_scan))
     }
 
@@ -180,8 +183,8 @@ impl Store for JsonlStore {
         Ok(self.disk.state().index.count())
     }
 
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
-        let (place, range) = (Place::session(key), range.clone());
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
+        let (place, range) = (LogFile::session(key), range.clone());
         let again = (place.clone(), range.clone());
         match self.with_disk(move |disk| disk.records(&place, &range)).await {
             // The file may have been rewritten during the read: retry under the file's lock.
@@ -190,47 +193,47 @@ impl Store for JsonlStore {
         }
     }
 
-    async fn purge(&self, key: &Key) -> Result<()> {
+    async fn purge(&self, key: &SessionKey) -> Result<()> {
         self.purge_if(key, None).await
     }
 
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         self.purge_if(key, Some((created_at, seq))).await
     }
 
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
         item.check()?;
         let (shelf, item) = (shelf.clone(), item.clone());
-        self.in_turn(Place::of(&shelf), move |disk, place| disk.put(place, &shelf, &item, keep)).await
+        self.in_turn(LogFile::of(&shelf), move |disk, place| disk.put(place, &shelf, &item, keep)).await
     }
 
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
         let mut state = self.disk.state();
-        state.intact(&Place::of(shelf))?;
+        state.intact(&LogFile::of(shelf))?;
         Ok(state.index.get(shelf, key, used))
     }
 
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         let state = self.disk.state();
-        state.intact(&Place::of(shelf))?;
+        state.intact(&LogFile::of(shelf))?;
         Ok(state.index.items(shelf, after).take(limit).map(|i| Item::clone(i)).collect())
     }
 
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
         let items = vec![(shelf.clone(), key.to_owned())];
-        Ok(self.in_turn(Place::of(shelf), move |disk, place| disk.remove(place, items, |_| true)).await? > 0)
+        Ok(self.in_turn(LogFile::of(shelf), move |disk, place| disk.remove(place, items, |_| true)).await? > 0)
     }
 
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
         let state = self.disk.state();
-        state.intact(&Place::of(shelf))?;
+        state.intact(&LogFile::of(shelf))?;
         Ok(state.index.search(shelf, text, limit))
     }
 
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
-        let mut over: HashMap<Place, Vec<_>> = HashMap::new();
+        let mut over: HashMap<LogFile, Vec<_>> = HashMap::new();
         for (shelf, key) in self.disk.state().index.expired(now, limit) {
-            over.entry(Place::of(&shelf)).or_default().push((shelf, key));
+            over.entry(LogFile::of(&shelf)).or_default().push((shelf, key));
         }
         let mut removed = 0;
         for (place, items) in over {
@@ -242,7 +245,7 @@ impl Store for JsonlStore {
     }
 
     async fn clear(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        let place = Place { tenant: tenant.clone(), owner: owner.clone() };
+        let place = LogFile { tenant: tenant.clone(), owner: owner.clone() };
         self.in_turn(place, |disk, place| disk.clear(place)).await?;
         let places = self.disk.state().with_dead_lines();
         for place in places {
@@ -258,7 +261,7 @@ impl Store for JsonlStore {
     }
 
     async fn wipe(&self, tenant: &Tenant, owner: &Owner) -> Result<()> {
-        let place = Place { tenant: tenant.clone(), owner: owner.clone() };
+        let place = LogFile { tenant: tenant.clone(), owner: owner.clone() };
         if !self.disk.state().has_dead_lines(&place) {
             return Ok(());
         }
@@ -281,7 +284,7 @@ impl Store for JsonlStore {
                 disk.check()
             })
             .await?;
-        let places: Vec<Place> = self.disk.state().logs.keys().cloned().collect();
+        let places: Vec<LogFile> = self.disk.state().logs.keys().cloned().collect();
         for place in places {
             findings.extend(self.in_turn(place, |disk, place| disk.check_file(place)).await?);
         }

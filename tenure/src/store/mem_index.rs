@@ -2,15 +2,15 @@
 //!
 //! Invariant: all secondary indexes agree with the heads after every method. No I/O and no locks.
 
-use crate::store::bm25::Words;
+use crate::store::bm25::Bm25Index;
 use crate::store::contract::Commit;
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::query::{Cursor, HeadPage, Order, Query, Whose};
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::query::{HeadPage, OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::digest::VisibleHash;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, SessionId, Tenant, User};
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant, User};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use std::cmp::Reverse;
@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 /// Heads, items and blob references, with secondary indexes for queries.
 #[derive(Default)]
-pub(super) struct Index {
-    heads: BTreeMap<Key, Head>,
+pub(super) struct MemIndex {
+    heads: BTreeMap<SessionKey, Head>,
     newest: HashMap<(Tenant, User), BTreeSet<(Timestamp, SessionId)>>,
     /// Sessions of a whole tenant, ordered by activity like `newest`.
     newest_of_all: HashMap<Tenant, BTreeSet<(Timestamp, SessionId)>>,
@@ -29,25 +29,25 @@ pub(super) struct Index {
     threads: HashMap<(Tenant, String), BTreeSet<SessionId>>,
     hashes: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
     matches: HashMap<(Tenant, VisibleHash), BTreeSet<SessionId>>,
-    children: HashMap<Key, BTreeSet<SessionId>>,
-    shelves: BTreeMap<Shelf, Rack>,
+    children: HashMap<SessionKey, BTreeSet<SessionId>>,
+    shelves: BTreeMap<Namespace, ItemSpace>,
     /// The blobs that each session references, with the first record that does.
-    uses: HashMap<Key, BTreeMap<BlobId, Seq>>,
+    uses: HashMap<SessionKey, BTreeMap<BlobId, Seq>>,
     /// The number of sessions that reference a blob.
     counts: HashMap<(Tenant, BlobId), usize>,
 }
 
 /// Fork inheritance: the new heads of the forks of a session that is purged (D-001).
 #[derive(Debug, PartialEq)]
-pub(super) struct Estate {
+pub(super) struct ForkInheritance {
     /// The fork that inherits the session's records up to a fork point, and takes its place.
     pub heir: Option<(Head, Seq)>,
     /// The forks that are only re-parented.
     pub others: Vec<Head>,
 }
 
-impl Index {
-    pub fn head(&self, key: &Key) -> Option<&Head> {
+impl MemIndex {
+    pub fn head(&self, key: &SessionKey) -> Option<&Head> {
         self.heads.get(key)
     }
 
@@ -77,7 +77,7 @@ impl Index {
         if commit.base.is_none()
             && let Some(parent) = &commit.head.parent
         {
-            let at = Key { tenant: key.tenant, session: parent.session.clone() };
+            let at = SessionKey { tenant: key.tenant, session: parent.session.clone() };
             if self.heads.get(&at).is_none_or(|p| p.seq < parent.seq) {
                 return Err(missing(at.session));
             }
@@ -100,7 +100,7 @@ impl Index {
         self.set(self.card(commit));
         for (name, item) in &commit.items {
             let owner = Owner::Session(key.session.clone());
-            self.put(&Shelf { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
+            self.put(&Namespace { tenant: key.tenant.clone(), owner, name: name.clone() }, item.clone());
         }
         self.use_blobs(&key, commit.blobs.iter().map(|b| b.id), commit.first());
     }
@@ -131,7 +131,7 @@ impl Index {
 
     /// Removes a session with its items and blob references. Returns the blobs that no session
     /// references any more.
-    pub fn remove(&mut self, key: &Key) -> Vec<BlobId> {
+    pub fn remove(&mut self, key: &SessionKey) -> Vec<BlobId> {
         self.unlink(key);
         self.heads.remove(key);
         self.clear(&key.tenant, &Owner::Session(key.session.clone()));
@@ -140,7 +140,7 @@ impl Index {
     }
 
     /// Removes a head from all secondary indexes.
-    fn unlink(&mut self, key: &Key) {
+    fn unlink(&mut self, key: &SessionKey) {
         let Some(head) = self.heads.get(key) else { return };
         let (tenant, id) = (&key.tenant, &key.session);
         take(&mut self.newest, &(tenant.clone(), head.user.clone()), &(head.active_at, id.clone()));
@@ -161,35 +161,36 @@ impl Index {
     }
 
     /// Returns the heads that match a query, in its order.
-    pub fn heads(&self, query: &Query) -> Vec<Head> {
+    pub fn heads(&self, query: &SessionQuery) -> Vec<Head> {
         let after = |head: &&Head| match (&query.cursor, query.order) {
-            (Some(c), Order::Newest) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
+            (Some(c), SessionOrder::Newest) => (head.active_at, &head.info.session_id) < (c.active_at, &c.session),
             _ => true,
         };
         let page = |found: &mut dyn Iterator<Item = &Head>| -> Vec<Head> {
             found.filter(after).filter(|h| query.matches(h)).skip(query.offset).take(query.limit).cloned().collect()
         };
         let by_content = !query.hashes.is_empty() || !query.matches.is_empty();
-        if let (Whose::User(tenant, user), Order::Newest, false) = (&query.whose, query.order, by_content) {
+        if let (OwnerFilter::User(tenant, user), SessionOrder::Newest, false) = (&query.whose, query.order, by_content)
+        {
             let ids = self.newest.get(&(tenant.clone(), user.clone())).into_iter().flatten().rev();
             return page(&mut ids.filter_map(|(_, id)| self.at(tenant, id)));
         }
         let mut found = self.candidates(query);
         match query.order {
-            Order::Newest => found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
-            Order::Oldest => found.sort_by_key(|h| (h.active_at, &h.info.session_id, &h.tenant)),
-            Order::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
+            SessionOrder::Newest => found.sort_by_key(|h| Reverse((h.active_at, &h.info.session_id, &h.tenant))),
+            SessionOrder::Oldest => found.sort_by_key(|h| (h.active_at, &h.info.session_id, &h.tenant)),
+            SessionOrder::Due => found.sort_by_key(|h| (h.due_at, &h.tenant, &h.info.session_id)),
         }
         page(&mut found.into_iter())
     }
 
     /// Returns the newest matching heads, scanning at most `max_scan`.
-    pub fn page(&self, query: &Query, max_scan: usize) -> HeadPage {
-        let query = &Query { order: Order::Newest, ..query.clone() };
+    pub fn page(&self, query: &SessionQuery, max_scan: usize) -> HeadPage {
+        let query = &SessionQuery { order: SessionOrder::Newest, ..query.clone() };
         let (tenant, places) = match &query.whose {
-            Whose::User(tenant, user) => (tenant, self.newest.get(&(tenant.clone(), user.clone()))),
-            Whose::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
-            Whose::Everyone => return HeadPage { heads: self.heads(query), stopped: None },
+            OwnerFilter::User(tenant, user) => (tenant, self.newest.get(&(tenant.clone(), user.clone()))),
+            OwnerFilter::Tenant(tenant) => (tenant, self.newest_of_all.get(tenant)),
+            OwnerFilter::Everyone => return HeadPage { heads: self.heads(query), stopped: None },
         };
         let is_indexed = !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some();
         if is_indexed {
@@ -225,7 +226,7 @@ impl Index {
                 }
             }
             if looked_at == max_scan && page.heads.len() < query.limit {
-                page.stopped = Some(Cursor::of(head));
+                page.stopped = Some(SessionCursor::of(head));
                 return page;
             }
         }
@@ -233,10 +234,10 @@ impl Index {
     }
 
     /// Returns a superset of the matching heads: a small one if an index serves the query.
-    fn candidates(&self, query: &Query) -> Vec<&Head> {
+    fn candidates(&self, query: &SessionQuery) -> Vec<&Head> {
         let tenant = match &query.whose {
-            Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant,
-            Whose::Everyone => return self.heads.values().collect(),
+            OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => tenant,
+            OwnerFilter::Everyone => return self.heads.values().collect(),
         };
         for (wanted, index) in [(&query.hashes, &self.hashes), (&query.matches, &self.matches)] {
             if !wanted.is_empty() {
@@ -246,22 +247,22 @@ impl Index {
             }
         }
         if let Some(parent) = &query.parent {
-            let parent = Key { tenant: tenant.clone(), session: parent.clone() };
+            let parent = SessionKey { tenant: tenant.clone(), session: parent.clone() };
             let ids = self.children.get(&parent).into_iter().flatten();
             return ids.filter_map(|id| self.at(tenant, id)).collect();
         }
         // The smallest valid id.
-        let first = Key { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
+        let first = SessionKey { tenant: tenant.clone(), session: SessionId::new("-").expect("a dash is a valid id") };
         self.heads.range(first..).map(|(_, head)| head).take_while(|h| h.tenant == *tenant).collect()
     }
 
     fn at(&self, tenant: &Tenant, session: &SessionId) -> Option<&Head> {
-        self.heads.get(&Key { tenant: tenant.clone(), session: session.clone() })
+        self.heads.get(&SessionKey { tenant: tenant.clone(), session: session.clone() })
     }
 
     /// Checks that a session, if it exists, still has this creation time and its log still ends at
     /// this record.
-    pub fn check_at(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+    pub fn check_at(&self, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         match (self.heads.get(key), expected) {
             (Some(head), Some((created_at, seq))) if (head.info.created_at, head.seq) != (created_at, seq) => {
                 Err(Error::Conflict { session_id: key.session.clone(), expected: seq })
@@ -274,13 +275,13 @@ impl Index {
     /// inherits the records that the forks need and takes the session's place; the others are
     /// re-parented to it. If all fork points lie before the session's own first record, all forks
     /// are re-parented to its parent (D-001).
-    pub fn estate(&self, key: &Key) -> Estate {
+    pub fn estate(&self, key: &SessionKey) -> ForkInheritance {
         let ids = self.children.get(key).into_iter().flatten();
         let mut forks: Vec<Head> = ids.filter_map(|id| self.at(&key.tenant, id)).cloned().collect();
         let left_at = |h: &Head| h.parent.as_ref().map_or(0, |p| p.seq);
         forks.sort_by_key(left_at);
         let (Some(gone), Some(last)) = (self.heads.get(key), forks.last()) else {
-            return Estate { heir: None, others: Vec::new() };
+            return ForkInheritance { heir: None, others: Vec::new() };
         };
         let upto = left_at(last);
         let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
@@ -295,11 +296,11 @@ impl Index {
                 parent.session = session.clone();
             }
         }
-        Estate { heir, others: forks }
+        ForkInheritance { heir, others: forks }
     }
 
     /// Adds references of a session to blobs, from a record on.
-    pub fn use_blobs(&mut self, key: &Key, blobs: impl IntoIterator<Item = BlobId>, from: Seq) {
+    pub fn use_blobs(&mut self, key: &SessionKey, blobs: impl IntoIterator<Item = BlobId>, from: Seq) {
         for blob in blobs {
             let used = self.uses.entry(key.clone()).or_default();
             let first = used.entry(blob).or_insert_with(|| {
@@ -311,7 +312,7 @@ impl Index {
     }
 
     /// Copies the blob references that belong to records up to `upto` to the heir.
-    pub fn inherit_blobs(&mut self, from: &Key, heir: &Key, upto: Seq) {
+    pub fn inherit_blobs(&mut self, from: &SessionKey, heir: &SessionKey, upto: Seq) {
         for (blob, first) in self.uses.get(from).cloned().unwrap_or_default() {
             if first <= upto {
                 self.use_blobs(heir, [blob], first);
@@ -336,7 +337,7 @@ impl Index {
     }
 
     /// Checks that a namespace can be written: one of a session requires that the session exists.
-    pub fn check_shelf(&self, shelf: &Shelf) -> Result<()> {
+    pub fn check_shelf(&self, shelf: &Namespace) -> Result<()> {
         match &shelf.owner {
             Owner::Session(id) if self.at(&shelf.tenant, id).is_none() => {
                 Err(Error::NotFound { session_id: id.clone() })
@@ -345,12 +346,12 @@ impl Index {
         }
     }
 
-    pub fn put(&mut self, shelf: &Shelf, item: Item) {
+    pub fn put(&mut self, shelf: &Namespace, item: Item) {
         self.shelves.entry(shelf.clone()).or_default().put(item);
     }
 
     /// Returns the items of a namespace that contain any word of a text, ranked best first.
-    pub fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Vec<Hit> {
+    pub fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Vec<Hit> {
         let Some(rack) = self.shelves.get(shelf) else { return Vec::new() };
         let hit = |(key, score)| Some(Hit { item: Item::clone(rack.items.get(key)?), score });
         rack.words.search(text, limit).into_iter().filter_map(hit).collect()
@@ -358,7 +359,7 @@ impl Index {
 
     /// Returns the keys to evict before an item is put into a namespace of at most `keep`: the
     /// least recently used, never the new one.
-    pub fn crowded_out(&self, shelf: &Shelf, key: &str, keep: Option<usize>) -> Vec<String> {
+    pub fn crowded_out(&self, shelf: &Namespace, key: &str, keep: Option<usize>) -> Vec<String> {
         let (Some(keep), Some(rack)) = (keep, self.shelves.get(shelf)) else { return Vec::new() };
         if rack.items.len() < keep {
             return Vec::new();
@@ -370,7 +371,7 @@ impl Index {
     }
 
     /// Returns an item. With `used`, records a use at that time.
-    pub fn get(&mut self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Option<Item> {
+    pub fn get(&mut self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Option<Item> {
         let item = self.shelves.get_mut(shelf)?.items.get_mut(key)?;
         if let Some(at) = used {
             let item = Arc::make_mut(item);
@@ -381,7 +382,7 @@ impl Index {
     }
 
     /// Iterates over the items of a namespace in the order of their keys, after a key (exclusive).
-    pub fn items(&self, shelf: &Shelf, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
+    pub fn items(&self, shelf: &Namespace, after: Option<&str>) -> impl Iterator<Item = &Arc<Item>> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.shelves
             .get(shelf)
@@ -389,11 +390,11 @@ impl Index {
             .flat_map(move |s| s.items.range::<str, _>((from, Bound::Unbounded)).map(|(_, i)| i))
     }
 
-    pub fn item(&self, shelf: &Shelf, key: &str) -> Option<&Item> {
+    pub fn item(&self, shelf: &Namespace, key: &str) -> Option<&Item> {
         Some(self.shelves.get(shelf)?.items.get(key)?.as_ref())
     }
 
-    pub fn remove_item(&mut self, shelf: &Shelf, key: &str) -> bool {
+    pub fn remove_item(&mut self, shelf: &Namespace, key: &str) -> bool {
         let Some(rack) = self.shelves.get_mut(shelf) else { return false };
         let was_there = rack.remove(key);
         if rack.items.is_empty() {
@@ -403,7 +404,7 @@ impl Index {
     }
 
     /// Returns expired items with their namespaces, at most `limit`.
-    pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Shelf, String)> {
+    pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Namespace, String)> {
         let all = self.shelves.iter().flat_map(|(shelf, rack)| rack.items.values().map(move |i| (shelf, i)));
         let over = all.filter(|(_, i)| i.expires_at.is_some_and(|t| t <= now));
         over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
@@ -414,8 +415,8 @@ impl Index {
         &self,
         tenant: &Tenant,
         owner: &Owner,
-    ) -> impl Iterator<Item = (&Shelf, &BTreeMap<String, Arc<Item>>)> {
-        let first = Shelf { tenant: tenant.clone(), owner: owner.clone(), name: String::new() };
+    ) -> impl Iterator<Item = (&Namespace, &BTreeMap<String, Arc<Item>>)> {
+        let first = Namespace { tenant: tenant.clone(), owner: owner.clone(), name: String::new() };
         let (tenant, owner) = (first.tenant.clone(), first.owner.clone());
         let ours = self.shelves.range(first..).take_while(move |(s, _)| s.tenant == tenant && s.owner == owner);
         ours.map(|(shelf, rack)| (shelf, &rack.items))
@@ -432,12 +433,12 @@ impl Index {
 
 /// The items of a namespace, with their word index.
 #[derive(Debug, Default)]
-struct Rack {
+struct ItemSpace {
     items: BTreeMap<String, Arc<Item>>,
-    words: Words,
+    words: Bm25Index,
 }
 
-impl Rack {
+impl ItemSpace {
     fn put(&mut self, item: Item) {
         self.remove(&item.key);
         if let Some(text) = &item.text {
@@ -455,8 +456,8 @@ impl Rack {
     }
 }
 
-fn parent_key(head: &Head) -> Option<Key> {
-    head.parent.as_ref().map(|p| Key { tenant: head.tenant.clone(), session: p.session.clone() })
+fn parent_key(head: &Head) -> Option<SessionKey> {
+    head.parent.as_ref().map(|p| SessionKey { tenant: head.tenant.clone(), session: p.session.clone() })
 }
 
 /// Removes a value from a map of sets, and the set when it becomes empty.
@@ -472,8 +473,8 @@ fn take<K: std::hash::Hash + Eq, V: Ord>(map: &mut HashMap<K, BTreeSet<V>>, key:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::digest::Mark;
-    use crate::types::entry::{Created, Entry, Parent, Record};
+    use crate::types::digest::LogDigest;
+    use crate::types::entry::{Entry, Parent, Record, SessionCreated};
     use crate::types::head::Lease;
     use crate::types::status::Status;
     use serde_json::json;
@@ -482,17 +483,17 @@ mod tests {
         Timestamp::from_second(seconds as i64).unwrap()
     }
 
-    fn key(tenant: &str, session: &str) -> Key {
-        Key { tenant: tenant.try_into().unwrap(), session: session.try_into().unwrap() }
+    fn key(tenant: &str, session: &str) -> SessionKey {
+        SessionKey { tenant: tenant.try_into().unwrap(), session: session.try_into().unwrap() }
     }
 
     fn head(tenant: &str, session: &str) -> Head {
-        let record = Record { seq: 1, at: at(0), entry: Entry::created(Created::default()) };
+        let record = Record { seq: 1, at: at(0), entry: Entry::created(SessionCreated::default()) };
         Head::begin(&key(tenant, session), &record).unwrap()
     }
 
     fn fork(session: &str, parent: &str, seq: Seq) -> Head {
-        let parent = Parent { session: parent.try_into().unwrap(), seq, mark: Mark::default() };
+        let parent = Parent { session: parent.try_into().unwrap(), seq, mark: LogDigest::default() };
         Head { first: seq + 1, seq: seq + 10, parent: Some(parent), ..head("t", session) }
     }
 
@@ -512,35 +513,43 @@ mod tests {
             head.info.metadata.insert("n".into(), json!(i % 3));
             let run = "r".try_into().unwrap();
             head.lease = i.is_multiple_of(8).then(|| Lease { run, node: "n".into(), until: at(i % 16) });
-            let parent = Parent { session: "s0".try_into().unwrap(), seq: 1, mark: Mark::default() };
+            let parent = Parent { session: "s0".try_into().unwrap(), seq: 1, mark: LogDigest::default() };
             head.parent = (i % 10 == 3).then_some(parent);
             head
         };
         (0..120).map(one).collect()
     }
 
-    fn queries() -> Vec<Query> {
+    fn queries() -> Vec<SessionQuery> {
         let whose = [
-            Whose::User("t".try_into().unwrap(), "ada".try_into().unwrap()),
-            Whose::Tenant("u".try_into().unwrap()),
-            Whose::Tenant("nobody".try_into().unwrap()),
-            Whose::Everyone,
+            OwnerFilter::User("t".try_into().unwrap(), "ada".try_into().unwrap()),
+            OwnerFilter::Tenant("u".try_into().unwrap()),
+            OwnerFilter::Tenant("nobody".try_into().unwrap()),
+            OwnerFilter::Everyone,
         ];
-        let about = |whose: Whose| {
-            let all = Query::new(whose, usize::MAX);
+        let about = |whose: OwnerFilter| {
+            let all = SessionQuery::new(whose, usize::MAX);
             let (hash, other) = (VisibleHash([2; 16]), VisibleHash([4; 16]));
             [
                 all.clone(),
-                Query { assistant: Some("helper".into()), status: vec![Status::Active, Status::Paused], ..all.clone() },
-                Query { thread: Some("thread".into()), created_after: Some(at(1)), ..all.clone() },
-                Query { created_before: Some(at(3)), tags: vec!["x".into(), "y".into()], ..all.clone() },
-                Query { metadata: vec![("n".into(), json!(2))], title: Some("GROSSE".into()), ..all.clone() },
-                Query { title: Some("große".into()), ..all.clone() },
-                Query { hashes: vec![hash, other, hash], ..all.clone() },
-                Query { parent: Some("s0".try_into().unwrap()), ..all.clone() },
-                Query { lease_before: Some(at(9)), ..all.clone() },
-                Query { order: Order::Oldest, status: vec![Status::Active, Status::Paused], ..all.clone() },
-                Query { due_before: Some(at(6)), order: Order::Due, ..all },
+                SessionQuery {
+                    assistant: Some("helper".into()),
+                    status: vec![Status::Active, Status::Paused],
+                    ..all.clone()
+                },
+                SessionQuery { thread: Some("thread".into()), created_after: Some(at(1)), ..all.clone() },
+                SessionQuery { created_before: Some(at(3)), tags: vec!["x".into(), "y".into()], ..all.clone() },
+                SessionQuery { metadata: vec![("n".into(), json!(2))], title: Some("GROSSE".into()), ..all.clone() },
+                SessionQuery { title: Some("große".into()), ..all.clone() },
+                SessionQuery { hashes: vec![hash, other, hash], ..all.clone() },
+                SessionQuery { parent: Some("s0".try_into().unwrap()), ..all.clone() },
+                SessionQuery { lease_before: Some(at(9)), ..all.clone() },
+                SessionQuery {
+                    order: SessionOrder::Oldest,
+                    status: vec![Status::Active, Status::Paused],
+                    ..all.clone()
+                },
+                SessionQuery { due_before: Some(at(6)), order: SessionOrder::Due, ..all },
             ]
         };
         whose.into_iter().flat_map(about).collect()
@@ -548,7 +557,7 @@ mod tests {
 
     #[test]
     fn answers_agree_with_what_a_query_says_it_matches() {
-        let (mut index, heads) = (Index::default(), many());
+        let (mut index, heads) = (MemIndex::default(), many());
         // Set each head twice, first with other contents: the old contents must not be found.
         for (old, new) in heads.iter().zip(heads.iter().rev()) {
             index.set(Head { tenant: old.tenant.clone(), info: old.info.clone(), ..new.clone() });
@@ -560,21 +569,23 @@ mod tests {
             let mut want: Vec<_> = heads.iter().filter(|h| query.matches(h)).cloned().collect();
             let got = index.heads(&query);
             match query.order {
-                Order::Newest => {
+                SessionOrder::Newest => {
                     want.sort_by_key(|h| Reverse((h.active_at, h.info.session_id.clone(), h.tenant.clone())))
                 }
-                Order::Oldest => want.sort_by_key(|h| (h.active_at, h.info.session_id.clone(), h.tenant.clone())),
-                Order::Due => want.sort_by_key(|h| (h.due_at, h.tenant.clone(), h.info.session_id.clone())),
+                SessionOrder::Oldest => {
+                    want.sort_by_key(|h| (h.active_at, h.info.session_id.clone(), h.tenant.clone()))
+                }
+                SessionOrder::Due => want.sort_by_key(|h| (h.due_at, h.tenant.clone(), h.info.session_id.clone())),
             }
             assert_eq!(got, want, "{query:?}");
 
-            let part = index.heads(&Query { offset: 2, limit: 3, ..query.clone() });
+            let part = index.heads(&SessionQuery { offset: 2, limit: 3, ..query.clone() });
             assert_eq!(part, want.iter().skip(2).take(3).cloned().collect::<Vec<_>>());
-            if query.order == Order::Newest && query.whose != Whose::Everyone {
+            if query.order == SessionOrder::Newest && query.whose != OwnerFilter::Everyone {
                 let (mut pages, mut cursor) = (Vec::new(), None);
                 loop {
-                    let page = index.heads(&Query { cursor, limit: 4, ..query.clone() });
-                    cursor = page.last().map(Cursor::of);
+                    let page = index.heads(&SessionQuery { cursor, limit: 4, ..query.clone() });
+                    cursor = page.last().map(SessionCursor::of);
                     pages.extend(page);
                     if cursor.is_none() {
                         break;
@@ -587,30 +598,30 @@ mod tests {
 
     #[test]
     fn the_fork_that_left_last_stands_in_for_what_is_purged() {
-        let mut index = Index::default();
-        let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, mark: Mark::default() };
+        let mut index = MemIndex::default();
+        let grandparent = Parent { session: "g".try_into().unwrap(), seq: 4, mark: LogDigest::default() };
         let gone = Head { first: 5, seq: 20, parent: Some(grandparent.clone()), ..head("t", "gone") };
         index.set(gone.clone());
-        assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![] });
+        assert_eq!(index.estate(&gone.key()), ForkInheritance { heir: None, others: vec![] });
 
         // A fork point before the session's own first record: such a fork needs none of its
         // records.
         let early = fork("early", "gone", 2);
         index.set(early.clone());
         index.set(fork("elsewhere", "g", 2));
-        assert_eq!(index.estate(&gone.key()), Estate { heir: None, others: vec![fork("early", "g", 2)] });
+        assert_eq!(index.estate(&gone.key()), ForkInheritance { heir: None, others: vec![fork("early", "g", 2)] });
 
         for (name, seq) in [("late", 9), ("middle", 7)] {
             index.set(fork(name, "gone", seq));
         }
         let heir = Head { first: 5, parent: Some(grandparent), ..fork("late", "gone", 9) };
         let others = vec![fork("early", "late", 2), fork("middle", "late", 7)];
-        assert_eq!(index.estate(&gone.key()), Estate { heir: Some((heir, 9)), others });
+        assert_eq!(index.estate(&gone.key()), ForkInheritance { heir: Some((heir, 9)), others });
     }
 
     #[test]
     fn blobs_are_free_when_the_last_session_goes() {
-        let mut index = Index::default();
+        let mut index = MemIndex::default();
         let (a, b, one, two) = (key("t", "a"), key("t", "b"), BlobId([1; 32]), BlobId([2; 32]));
         index.use_blobs(&a, [one, two], 5);
         index.use_blobs(&a, [one], 3);
@@ -624,8 +635,8 @@ mod tests {
 
     #[test]
     fn a_crowded_shelf_loses_what_was_used_least_recently() {
-        let mut index = Index::default();
-        let shelf = Shelf { tenant: Tenant::default(), owner: Owner::Tenant, name: "cache".into() };
+        let mut index = MemIndex::default();
+        let shelf = Namespace { tenant: Tenant::default(), owner: Owner::Tenant, name: "cache".into() };
         for (key, used) in [("a", 3), ("b", 1), ("c", 2), ("d", 1)] {
             let (created_at, used_at) = (at(0), at(used));
             let (key, value) = (key.to_owned(), "1".to_owned());

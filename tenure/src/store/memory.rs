@@ -1,16 +1,16 @@
 //! The in-memory store, for tests and for sessions that need not outlive the process. Nothing is
 //! persisted.
 
-use crate::store::contract::{Commit, Concurrency, Glance, MAX_PAGE_BYTES, Store, Writes};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, MAX_PAGE_BYTES, Store, WriteCost};
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::mem_index::Index;
-use crate::store::query::{Direction, HeadPage, Query, Range};
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::mem_index::MemIndex;
+use crate::store::query::{HeadPage, ReadDirection, RecordRange, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::Result;
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -23,13 +23,13 @@ use tokio::sync::broadcast;
 #[derive(Default)]
 pub struct MemoryStore {
     // A std mutex: no task awaits while it is held.
-    state: Mutex<State>,
+    state: Mutex<MemoryTables>,
 }
 
 #[derive(Default)]
-struct State {
-    index: Index,
-    logs: HashMap<Key, Vec<Record>>,
+struct MemoryTables {
+    index: MemIndex,
+    logs: HashMap<SessionKey, Vec<Record>>,
     blobs: HashMap<(Tenant, BlobId), Arc<[u8]>>,
 }
 
@@ -39,7 +39,7 @@ impl MemoryStore {
         Self::default()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryTables> {
         self.state.lock().expect("nothing panics while it holds the state")
     }
 }
@@ -52,7 +52,7 @@ impl fmt::Debug for MemoryStore {
 
 impl MemoryStore {
     /// Purges a session, with fork inheritance; with `expected`, on condition.
-    fn purge_if(&self, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+    fn purge_if(&self, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
         let mut guard = self.state();
         let state = &mut *guard;
         state.index.check_at(key, expected)?;
@@ -88,30 +88,30 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         Ok(self.state().index.head(key).cloned())
     }
 
-    fn glance(&self, key: &Key, _: &str) -> Option<Result<Glance>> {
-        Some(Ok(Glance::Now(self.state().index.head(key).cloned().map(Box::new))))
+    fn glance(&self, key: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
+        Some(Ok(HeadCheck::Now(self.state().index.head(key).cloned().map(Box::new))))
     }
 
     // There is no notification channel: no other process can use this store.
-    fn tell(&self, _: &Key) {}
+    fn tell(&self, _: &SessionKey) {}
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         None
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: 8, writes: Writes::Apart }
+        Concurrency { reads: 8, writes: WriteCost::Apart }
     }
 
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
         Ok(self.state().index.heads(query))
     }
 
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         Ok(self.state().index.page(query, max_scan))
     }
 
@@ -119,27 +119,27 @@ impl Store for MemoryStore {
         Ok(self.state().index.count())
     }
 
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         let state = self.state();
         let log = state.logs.get(key).map(Vec::as_slice).unwrap_or_default();
         let from = log.partition_point(|r| r.seq <= range.after);
         let to = log.partition_point(|r| r.seq <= range.upto).max(from);
         let log = log[from..to].iter();
         Ok(match range.order {
-            Direction::Forward => page(log, range.limit),
-            Direction::Backward => page(log.rev(), range.limit),
+            ReadDirection::Forward => page(log, range.limit),
+            ReadDirection::Backward => page(log.rev(), range.limit),
         })
     }
 
-    async fn purge(&self, key: &Key) -> Result<()> {
+    async fn purge(&self, key: &SessionKey) -> Result<()> {
         self.purge_if(key, None)
     }
 
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         self.purge_if(key, Some((created_at, seq)))
     }
 
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
         item.check()?;
         let index = &mut self.state().index;
         index.check_shelf(shelf)?;
@@ -150,19 +150,19 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
         Ok(self.state().index.get(shelf, key, used))
     }
 
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         Ok(self.state().index.items(shelf, after).take(limit).map(|i| Item::clone(i)).collect())
     }
 
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
         Ok(self.state().index.remove_item(shelf, key))
     }
 
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
         Ok(self.state().index.search(shelf, text, limit))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a URL reaches messages and logs only in its redacted form ([`redacted`]).
 
-use crate::store::contract::{Repair, Store};
+use crate::store::contract::{OpenRepair, Store};
 use crate::store::jsonl::JsonlStore;
 use crate::store::memory::MemoryStore;
 use crate::store::postgres::PostgresStore;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Opens a store by its URL: `memory:`, `jsonl:DIR`, `sqlite:FILE` or `postgres://…`. Runs pending
 /// migrations, and returns the repairs that were made on opening.
-pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<Repair>)> {
+pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<OpenRepair>)> {
     let none = Vec::new();
     match url.split_once(':') {
         Some(("memory", _)) => Ok((Arc::new(MemoryStore::new()), none)),

@@ -38,19 +38,19 @@ mod url;
 #[cfg(test)]
 mod tests;
 
-use crate::store::contract::{Commit, Concurrency, Glance, Store, Writes};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Owner, Shelf};
+use crate::store::item::{Hit, Item, Namespace, Owner};
 use crate::store::postgres::row::column;
-use crate::store::query::{HeadPage, Query, Range};
+use crate::store::query::{HeadPage, RecordRange, SessionQuery};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::status::Status;
 use async_trait::async_trait;
-use connection::Link;
+use connection::PgConnection;
 use jiff::Timestamp;
 use std::{fmt, sync::Arc};
 use tokio::sync::broadcast;
@@ -58,8 +58,8 @@ use tokio_postgres::types::Type;
 
 /// A store in a PostgreSQL database, version 14 or newer. Any number of processes may share it.
 pub struct PostgresStore {
-    link: Arc<Link>,
-    bell: notify::Bell,
+    link: Arc<PgConnection>,
+    bell: notify::Notifier,
     statements: commit::Statements,
     place: String,
 }
@@ -69,8 +69,8 @@ impl PostgresStore {
     pub async fn open(url: &str) -> Result<Self> {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
-        let link = Arc::new(Link::new(settings.clone())?);
-        let bell = notify::Bell::new(&settings, link.hosts().clone());
+        let link = Arc::new(PgConnection::new(settings.clone())?);
+        let bell = notify::Notifier::new(&settings, link.hosts().clone());
         migrate::migrate(&link, &place, &migrate::MIGRATIONS).await?;
         Ok(Self { link, bell, statements: commit::Statements::new(), place })
     }
@@ -80,7 +80,7 @@ impl PostgresStore {
     pub async fn format(url: &str) -> Result<Option<u32>> {
         let settings = url::Settings::parse(url)?;
         let place = settings.place();
-        migrate::found(&Link::new(settings)?, &place).await
+        migrate::found(&PgConnection::new(settings)?, &place).await
     }
 }
 
@@ -96,31 +96,31 @@ impl Store for PostgresStore {
         commit::commit(&self.link, &self.statements, commit).await
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         heads::head(&self.link, key).await
     }
 
-    fn glance(&self, _: &Key, _: &str) -> Option<Result<Glance>> {
+    fn glance(&self, _: &SessionKey, _: &str) -> Option<Result<HeadCheck>> {
         None
     }
 
-    fn tell(&self, key: &Key) {
+    fn tell(&self, key: &SessionKey) {
         self.bell.tell(&self.link, key);
     }
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         self.bell.hear()
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: self.link.connections(), writes: Writes::AsReads }
+        Concurrency { reads: self.link.connections(), writes: WriteCost::AsReads }
     }
 
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
         heads::heads(&self.link, query).await
     }
 
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         heads::page(&self.link, query, max_scan).await
     }
 
@@ -128,35 +128,35 @@ impl Store for PostgresStore {
         heads::count(&self.link).await
     }
 
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         records::records(&self.link, key, range).await
     }
 
-    async fn purge(&self, key: &Key) -> Result<()> {
+    async fn purge(&self, key: &SessionKey) -> Result<()> {
         purge::purge(&self.link, key, None).await
     }
 
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         purge::purge(&self.link, key, Some((created_at, seq))).await
     }
 
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
         items::put(&self.link, shelf, item, keep).await
     }
 
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
         items::get(&self.link, shelf, key, used).await
     }
 
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         items::items(&self.link, shelf, after, limit).await
     }
 
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
         items::remove(&self.link, shelf, key).await
     }
 
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
         items::search(&self.link, shelf, text, limit).await
     }
 

@@ -1,11 +1,11 @@
 //! Queries for heads and ranges of records.
 //!
-//! Invariant: [`Query::matches`] defines which sessions a query selects; every store's index must
+//! Invariant: [`SessionQuery::matches`] defines which sessions a query selects; every store's index must
 //! agree with it.
 
 use crate::types::digest::VisibleHash;
 use crate::types::error::{Error, Result};
-use crate::types::head::{Head, Reviewing, field_label, fold_case, origin_label, tag_label};
+use crate::types::head::{Head, ReviewIndexLabel, field_label, fold_case, origin_label, tag_label};
 use crate::types::id::{Seq, SessionId, Tenant, User};
 use crate::types::status::Status;
 use jiff::Timestamp;
@@ -20,37 +20,37 @@ pub struct HeadPage {
     pub heads: Vec<Head>,
     /// The position of the last head that was scanned, if the scan bound ended the page. `None`
     /// means that the page ended at its limit, or that there are no more heads.
-    pub stopped: Option<Cursor>,
+    pub stopped: Option<SessionCursor>,
 }
 
 /// A range of a session's records.
 #[derive(Clone, Debug)]
-pub struct Range {
+pub struct RecordRange {
     /// Exclusive lower bound: only records after this one.
     pub after: Seq,
     /// Inclusive upper bound: only records up to this one.
     pub upto: Seq,
     /// The order in which the records are read.
-    pub order: Direction,
+    pub order: ReadDirection,
     /// Maximum number of records.
     pub limit: usize,
 }
 
-impl Range {
+impl RecordRange {
     /// Selects all records after `seq`, oldest first.
     pub fn after(seq: Seq) -> Self {
-        Self { after: seq, upto: Seq::MAX, order: Direction::Forward, limit: usize::MAX }
+        Self { after: seq, upto: Seq::MAX, order: ReadDirection::Forward, limit: usize::MAX }
     }
 
     /// Selects the last `limit` records up to `upto` (inclusive), newest first.
     pub fn back_from(upto: Seq, limit: usize) -> Self {
-        Self { after: 0, upto, order: Direction::Backward, limit }
+        Self { after: 0, upto, order: ReadDirection::Backward, limit }
     }
 }
 
 /// The order in which records are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum ReadDirection {
     /// Oldest first.
     Forward,
     /// Newest first.
@@ -59,7 +59,7 @@ pub enum Direction {
 
 /// The owner filter of a query: the sessions that it considers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum OwnerFilter {
     /// The sessions of one user.
     User(Tenant, User),
     /// The sessions of one tenant.
@@ -70,11 +70,11 @@ pub enum Whose {
 
 /// The sort order of heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum SessionOrder {
     /// Most recently active first; equal times by session id, descending (D-029).
     #[default]
     Newest,
-    /// Least recently active first, the reverse of [`Order::Newest`]. Cannot be combined with a
+    /// Least recently active first, the reverse of [`SessionOrder::Newest`]. Cannot be combined with a
     /// cursor.
     Oldest,
     /// Earliest due time first. Requires `due_before`; cannot be combined with a cursor.
@@ -84,9 +84,9 @@ pub enum Order {
 /// A query for sessions. A session matches if it satisfies all conditions; a condition that is
 /// `None` or empty always holds.
 #[derive(Clone, Debug)]
-pub struct Query {
+pub struct SessionQuery {
     /// The owner of the session.
-    pub whose: Whose,
+    pub whose: OwnerFilter,
     /// The session's assistant.
     pub assistant: Option<String>,
     /// The session's chat thread.
@@ -104,7 +104,7 @@ pub struct Query {
     /// The session's title contains this text, compared case-insensitively.
     pub title: Option<String>,
     /// The session has this relation to human review.
-    pub reviewing: Option<Reviewing>,
+    pub reviewing: Option<ReviewIndexLabel>,
     /// The session was imported from the export with this hash
     /// ([`Origin::export`](crate::Origin::export)).
     pub origin: Option<String>,
@@ -112,26 +112,26 @@ pub struct Query {
     pub parent: Option<SessionId>,
     /// The session's visible messages have one of these hashes.
     pub hashes: Vec<VisibleHash>,
-    /// The session has one of these match keys ([`Mark::match_keys`](crate::Mark::match_keys)).
-    /// Requires [`Whose::User`].
+    /// The session has one of these match keys ([`Mark::match_keys`](crate::LogDigest::match_keys)).
+    /// Requires [`OwnerFilter::User`].
     pub matches: Vec<VisibleHash>,
     /// The session is due before this time.
     pub due_before: Option<Timestamp>,
     /// The session has a lease that ended before this time.
     pub lease_before: Option<Timestamp>,
     /// The sort order of the result.
-    pub order: Order,
+    pub order: SessionOrder,
     /// Only sessions after this position in the list.
-    pub cursor: Option<Cursor>,
+    pub cursor: Option<SessionCursor>,
     /// Number of matching sessions to skip.
     pub offset: usize,
     /// Maximum number of sessions.
     pub limit: usize,
 }
 
-impl Query {
+impl SessionQuery {
     /// Creates a query for all sessions of an owner filter, newest first.
-    pub fn new(whose: Whose, limit: usize) -> Self {
+    pub fn new(whose: OwnerFilter, limit: usize) -> Self {
         Self {
             whose,
             limit,
@@ -150,7 +150,7 @@ impl Query {
             matches: Vec::new(),
             due_before: None,
             lease_before: None,
-            order: Order::Newest,
+            order: SessionOrder::Newest,
             cursor: None,
             offset: 0,
         }
@@ -162,7 +162,7 @@ impl Query {
         let tags = self.tags.iter().map(|t| tag_label(t));
         let fields = self.metadata.iter().map(|(k, v)| field_label(k, v));
         let origin = self.origin.iter().map(|export| origin_label(export));
-        tags.chain(fields).chain(self.reviewing.iter().map(Reviewing::label)).chain(origin).collect()
+        tags.chain(fields).chain(self.reviewing.iter().map(ReviewIndexLabel::label)).chain(origin).collect()
     }
 
     /// The case-folded text that the folded title ([`Head::folded_title`]) must contain. `None`
@@ -181,9 +181,9 @@ impl Query {
             labels.iter().all(|l| have.contains(l))
         };
         (match &self.whose {
-            Whose::User(t, u) => head.tenant == *t && head.user == *u,
-            Whose::Tenant(t) => head.tenant == *t,
-            Whose::Everyone => true,
+            OwnerFilter::User(t, u) => head.tenant == *t && head.user == *u,
+            OwnerFilter::Tenant(t) => head.tenant == *t,
+            OwnerFilter::Everyone => true,
         }) && has(&self.assistant, &head.assistant)
             && has(&self.thread, &head.thread)
             && (self.status.is_empty() || self.status.contains(&head.status))
@@ -201,27 +201,27 @@ impl Query {
 
 /// A position in a list of sessions, newest first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cursor {
+pub struct SessionCursor {
     /// The last activity of the session at this position.
     pub active_at: Timestamp,
     /// The session at this position.
     pub session: SessionId,
 }
 
-impl Cursor {
+impl SessionCursor {
     /// Returns the position of a session: the next page starts after it.
     pub fn of(head: &Head) -> Self {
         Self { active_at: head.active_at, session: head.info.session_id.clone() }
     }
 }
 
-impl fmt::Display for Cursor {
+impl fmt::Display for SessionCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}~{}", self.active_at.as_microsecond(), self.session)
     }
 }
 
-impl std::str::FromStr for Cursor {
+impl std::str::FromStr for SessionCursor {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
         let wrong = || Error::invalid("cursor", "not a cursor; use the one that came with the page before");

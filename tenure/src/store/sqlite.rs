@@ -20,21 +20,21 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use self::blocking::Seat;
-use self::commit::Write;
-use self::database::{File, Pool};
+use self::blocking::BlockingContext;
+use self::commit::CommitRows;
+use self::database::{Database, Pool};
 use self::readers::Readers;
 use self::writer::Writer;
-use crate::store::contract::{Commit, Concurrency, Glance, Store, Writes};
+use crate::store::contract::{Commit, Concurrency, HeadCheck, Store, WriteCost};
 use crate::store::finding::{Finding, Orphan};
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::query::{HeadPage, Query, Range};
-use crate::store::sqlite::fault::Done;
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::query::{HeadPage, RecordRange, SessionQuery};
+use crate::store::sqlite::fault::StoreResult;
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::status::Status;
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -53,7 +53,7 @@ pub struct SqliteStore {
 impl SqliteStore {
     /// Opens a file, or creates it in an existing directory, and migrates it to the newest format.
     pub async fn open(file: &str) -> Result<Self> {
-        let file = File::new(file)?;
+        let file = Database::new(file)?;
         blocking(move || {
             let connection = file.open()?;
             file.migrate(&connection)?;
@@ -67,7 +67,7 @@ impl SqliteStore {
     /// Returns the format of a file, which is only read. `None` means that the file does not exist
     /// or has no format yet.
     pub async fn format(file: &str) -> Result<Option<u32>> {
-        let file = File::new(file)?;
+        let file = Database::new(file)?;
         blocking(move || file.found()).await
     }
 
@@ -75,11 +75,11 @@ impl SqliteStore {
     /// thread (D-031).
     async fn peek<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
         let permit = self.readers.permit().await?;
-        match Seat::here() {
-            Some(Seat::Own) => self.readers.with(work),
+        match BlockingContext::here() {
+            Some(BlockingContext::Own) => self.readers.with(work),
             _ => self.read_with(permit, work).await,
         }
     }
@@ -87,7 +87,7 @@ impl SqliteStore {
     /// Runs a read on a reader thread, with a connection of its own.
     async fn read<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
         self.read_with(self.readers.permit().await?, work).await
     }
@@ -95,7 +95,7 @@ impl SqliteStore {
     async fn read_with<T: Send + 'static>(
         &self,
         permit: OwnedSemaphorePermit,
-        work: impl FnOnce(&Connection, &File) -> Done<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
         self.on_reader(move |pool| {
             let _permit = permit;
@@ -129,36 +129,36 @@ impl fmt::Debug for SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     async fn commit(&self, commit: &Commit) -> Result<()> {
-        let write = Write::new(commit)?;
+        let write = CommitRows::new(commit)?;
         self.writer.write(move |conn, file| write.apply(conn, file)).await
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         let key = key.clone();
         self.peek(move |conn, file| heads::head(conn, file, &key)).await
     }
 
-    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
+    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
         self.readers.glance(|conn, file| heads::glance(conn, file, key, known))
     }
 
     // There is no notification channel: other processes on this file poll.
-    fn tell(&self, _: &Key) {}
+    fn tell(&self, _: &SessionKey) {}
 
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         None
     }
 
     fn concurrency(&self) -> Concurrency {
-        Concurrency { reads: database::MAX_READERS, writes: Writes::Apart }
+        Concurrency { reads: database::MAX_READERS, writes: WriteCost::Apart }
     }
 
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
         let query = query.clone();
         self.read(move |conn, file| heads::heads(conn, file, &query)).await
     }
 
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         let query = query.clone();
         self.read(move |conn, file| heads::page(conn, file, &query, max_scan)).await
     }
@@ -167,30 +167,30 @@ impl Store for SqliteStore {
         self.read(|conn, _| heads::count(conn)).await
     }
 
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         let (key, range) = (key.clone(), range.clone());
         let most = range.upto.saturating_sub(range.after).min(range.limit as Seq);
-        let work = move |conn: &Connection, file: &File| records::records(conn, file, &key, &range);
+        let work = move |conn: &Connection, file: &Database| records::records(conn, file, &key, &range);
         if most <= A_LITTLE { self.peek(work).await } else { self.read(work).await }
     }
 
-    async fn purge(&self, key: &Key) -> Result<()> {
+    async fn purge(&self, key: &SessionKey) -> Result<()> {
         let key = key.clone();
         self.writer.free(move |conn, file| purge::purge(conn, file, &key, None)).await
     }
 
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         let key = key.clone();
         self.writer.free(move |conn, file| purge::purge(conn, file, &key, Some((created_at, seq)))).await
     }
 
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
         item.check()?;
         let (shelf, item) = (shelf.clone(), item.clone());
         self.writer.write(move |conn, _| items::put(conn, &shelf, &item, keep)).await
     }
 
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
         if used.is_none() {
             self.writer.settle().await?;
         }
@@ -204,18 +204,18 @@ impl Store for SqliteStore {
         Ok(item)
     }
 
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         self.writer.settle().await?;
         let (shelf, after) = (shelf.clone(), after.map(str::to_owned));
         self.peek(move |conn, file| items::items(conn, file, &shelf, after.as_deref(), limit)).await
     }
 
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
         let (shelf, key) = (shelf.clone(), key.to_owned());
         self.writer.free(move |conn, _| items::remove(conn, &shelf, &key)).await
     }
 
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
         let (shelf, text) = (shelf.clone(), text.to_owned());
         self.read(move |conn, file| items::search(conn, file, &shelf, &text, limit)).await
     }

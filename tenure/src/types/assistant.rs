@@ -1,10 +1,12 @@
 //! An assistant: configuration shared by its sessions, and how it overrides the default [`Policy`].
 
 use crate::types::error::{Error, Result};
-use crate::types::human_duration::Period;
+use crate::types::human_duration::HumanDuration;
 use crate::types::id::check_text;
 use crate::types::policy::HistoryMode;
-use crate::types::policy::{Checkpoints, Compact, MemoryPolicy, OnDisconnect, Policy, ReviewRule, Scope};
+use crate::types::policy::{
+    CheckpointPolicy, CompactionPolicy, MemoryPolicy, MemoryScope, OnDisconnect, Policy, ReviewRule,
+};
 use crate::types::tool_source::ToolSource;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -25,26 +27,26 @@ pub struct Assistant {
     pub instructions: Option<String>,
     /// Overrides of the lifetime of its sessions, and of how requests to them are handled.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub sessions: Lifetime,
+    pub sessions: SessionConfig,
     /// Overrides of how much of the history a model is shown.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub short_term: ShortTerm,
+    pub short_term: WindowConfig,
     /// Overrides of the cache of tool results.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub cache: CacheSize,
+    pub cache: CacheConfig,
     /// When its runs set checkpoints. `None` means the server's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoints: Option<Checkpoints>,
+    pub checkpoints: Option<CheckpointPolicy>,
     /// Tool calls that need a reviewer's approval. They replace the server's rules, even if the list is
     /// empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub review: Vec<ReviewRule>,
     /// Overrides of the limits of its runs.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub runs: RunLimits,
+    pub runs: RunConfig,
     /// Its long-term memory. `None` means that nothing is remembered (D-077).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemorySize>,
+    pub memory: Option<MemoryConfig>,
     /// The sources of its tools. Only an assistant that is declared in the configuration file has any,
     /// because tools start programs and connect to addresses (D-059).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -57,19 +59,19 @@ pub struct Assistant {
 /// Overrides of the limits of an assistant's runs. `None` in a field means the server's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RunLimits {
+pub struct RunConfig {
     /// Maximum number of model requests per run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rounds: Option<usize>,
     /// Maximum duration of a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_time: Option<Period>,
+    pub max_time: Option<HumanDuration>,
     /// Maximum number of tokens that a run may use. 0 means unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
     /// Maximum duration of one tool call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_timeout: Option<Period>,
+    pub tool_timeout: Option<HumanDuration>,
     /// Maximum size of one tool result, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_result_bytes: Option<usize>,
@@ -82,13 +84,13 @@ pub struct RunLimits {
 /// field means the server's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Lifetime {
+pub struct SessionConfig {
     /// Idle time after which a session expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ttl: Option<Period>,
+    pub ttl: Option<HumanDuration>,
     /// Time after which an expired or deleted session is purged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retention: Option<Period>,
+    pub retention: Option<HumanDuration>,
     /// How the messages of a request are reconciled with the stored ones, if the request does not name a
     /// mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,7 +104,7 @@ pub struct Lifetime {
 /// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShortTerm {
+pub struct WindowConfig {
     /// Maximum number of turns, the newest ones. 0 means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_history_turns: Option<usize>,
@@ -111,17 +113,17 @@ pub struct ShortTerm {
     pub max_tokens: Option<usize>,
     /// Whether turns beyond the window are summarized, and by which model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compact: Option<Compact>,
+    pub compact: Option<CompactionPolicy>,
 }
 
 /// Overrides of the cache of tool results of an assistant's sessions. `None` in a field means the server's
 /// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CacheSize {
+pub struct CacheConfig {
     /// Time after which a cached result expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ttl: Option<Period>,
+    pub ttl: Option<HumanDuration>,
     /// Maximum number of cached results per session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_entries: Option<usize>,
@@ -130,16 +132,16 @@ pub struct CacheSize {
 /// The long-term memory of an assistant, beyond the messages of its sessions. Sessions cannot change it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MemorySize {
+pub struct MemoryConfig {
     /// Which sessions share the memories.
     #[serde(default)]
-    pub scope: Scope,
+    pub scope: MemoryScope,
     /// The group that shares the memories. Required with the scope `group`, rejected with any other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Time after which a memory expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retention: Option<Period>,
+    pub retention: Option<HumanDuration>,
     /// Maximum number of memories; the least recently used ones are evicted first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_entries: Option<usize>,
@@ -154,14 +156,14 @@ pub struct MemorySize {
     pub max_tokens: Option<usize>,
 }
 
-impl MemorySize {
+impl MemoryConfig {
     /// Checks that `group` is set exactly when the scope is `group`, and that it is a valid name.
     pub fn check(&self) -> Result<()> {
         match (self.scope, &self.group) {
-            (Scope::Group, None) => {
+            (MemoryScope::Group, None) => {
                 Err(Error::invalid("memory.group", "the scope `group` needs the name of the group that shares it"))
             }
-            (Scope::Group, Some(group)) => check_text(group)
+            (MemoryScope::Group, Some(group)) => check_text(group)
                 .map_err(|why| Error::invalid("memory.group", format!("not a valid name of a group: {why}"))),
             (_, Some(_)) => Err(Error::invalid("memory.group", "a group belongs to the scope `group`")),
             (_, None) => Ok(()),

@@ -61,7 +61,7 @@ pub struct Blob {
 /// A reference from a message to a blob: the position in the message's text where the base64 of the blob is
 /// inserted again (D-004).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cut {
+pub struct BlobRef {
     /// Byte offset in the text without any media.
     pub at: usize,
     /// The id of the blob.

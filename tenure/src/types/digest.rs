@@ -33,7 +33,7 @@ impl TryFrom<String> for VisibleHash {
 /// A log digest. It holds everything that is needed to continue from its position without reading earlier
 /// messages (D-005).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct LogDigest {
     /// Number of messages.
     pub messages: usize,
     /// Number of turns: user messages that do not follow another user message.
@@ -57,7 +57,7 @@ pub struct Mark {
     pub calls: Vec<String>,
 }
 
-impl Mark {
+impl LogDigest {
     /// Returns the keys by which a session is looked up, besides the hash of its whole conversation: its last
     /// exchange and the tool calls of its last turn (D-025).
     pub fn match_keys(&self) -> Vec<VisibleHash> {

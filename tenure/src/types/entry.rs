@@ -4,13 +4,13 @@
 //! `{"message":{"body":{"role":"user","content":"hi"}}}`. New kinds and fields may be added; the existing
 //! ones stay readable forever.
 
-use crate::types::blob::Cut;
+use crate::types::blob::BlobRef;
 use crate::types::decision_chain::DecisionChain;
 use crate::types::decision_chain::DecisionHash;
-use crate::types::digest::Mark;
+use crate::types::digest::LogDigest;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Label, ReviewId, RunId, Seq, SessionId, User};
-use crate::types::message::{Message, Text};
+use crate::types::id::{CheckpointLabel, ReviewId, RunId, Seq, SessionId, User};
+use crate::types::message::{Message, SharedStr};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -22,17 +22,17 @@ use serde_json::{Map, Value};
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
     /// The session was created, either empty or as a fork.
-    Created(Box<Created>),
+    Created(Box<SessionCreated>),
     /// A message was appended. Serialized and deserialized by hand, so that the text of the message is
     /// preserved byte for byte.
     #[serde(skip)]
-    Message(Post),
+    Message(MessageEntry),
     /// A checkpoint was set.
-    Checkpoint(Checkpointed),
+    Checkpoint(CheckpointEntry),
     /// All messages after `to` were discarded from the conversation. They stay in the log.
-    Rewound(Rewound),
+    Rewound(RewindEntry),
     /// Model, title, tags or metadata changed.
-    Info(Box<InfoChange>),
+    Info(Box<SessionPatch>),
     /// The status of the session changed.
     Status {
         /// The new status.
@@ -47,7 +47,7 @@ pub enum Entry {
         run: RunId,
         /// The lease of the node that executes the run.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        claim: Option<Claim>,
+        claim: Option<LeaseClaim>,
         /// Parameters of the run, such as its model and options.
         #[serde(default, skip_serializing_if = "Map::is_empty")]
         detail: Map<String, Value>,
@@ -58,7 +58,7 @@ pub enum Entry {
         run: RunId,
         /// The lease of the node that executes the run.
         #[serde(flatten)]
-        claim: Claim,
+        claim: LeaseClaim,
     },
     /// A tool call is about to be made. If no result follows, the call may or may not have been executed.
     ToolStarted {
@@ -77,7 +77,7 @@ pub enum Entry {
         /// The id of the run.
         run: RunId,
         /// How the run ended.
-        outcome: Outcome,
+        outcome: RunOutcome,
         /// A human-readable error, if the run failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
@@ -114,7 +114,7 @@ pub enum Entry {
 
 /// The first entry of a session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Created {
+pub struct SessionCreated {
     /// The owner of the session.
     pub user: User,
     /// The assistant that the session belongs to.
@@ -169,12 +169,12 @@ pub struct Parent {
     /// The last record of the parent's log that the fork includes.
     pub seq: Seq,
     /// The log digest at that position (D-005).
-    pub mark: Mark,
+    pub mark: LogDigest,
 }
 
 /// A message entry: a message and how it came into the log.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Post {
+pub struct MessageEntry {
     /// The run that produced the message. `None` means that no run did.
     pub run: Option<RunId>,
     /// Whether this system message replaces the initial instructions, from this position on.
@@ -188,13 +188,13 @@ pub struct Post {
     pub message: Message,
 }
 
-impl From<Message> for Post {
+impl From<Message> for MessageEntry {
     fn from(message: Message) -> Self {
         Self { run: None, lead: false, partial: false, replies_to: None, message }
     }
 }
 
-impl Post {
+impl MessageEntry {
     /// Creates an entry for a message that a run produced.
     pub fn by(run: &RunId, message: Message) -> Self {
         Self { run: Some(run.clone()), ..Self::from(message) }
@@ -203,9 +203,9 @@ impl Post {
 
 /// A checkpoint entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Checkpointed {
+pub struct CheckpointEntry {
     /// The name of the checkpoint.
-    pub label: Label,
+    pub label: CheckpointLabel,
     /// Whether the checkpoint was set automatically.
     #[serde(default, skip_serializing_if = "is_false")]
     pub auto: bool,
@@ -223,16 +223,16 @@ pub struct Checkpointed {
 /// A rewind: the messages in records after `to` are discarded from the conversation. The log digest describes
 /// what remains, so that a head is updated without reading the log (D-005).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rewound {
+pub struct RewindEntry {
     /// The last record that remains in effect.
     pub to: Seq,
     /// The log digest at that record.
-    pub mark: Mark,
+    pub mark: LogDigest,
 }
 
 /// An update of one optional field, with the semantics of a JSON merge patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Change<T> {
+pub enum Patch<T> {
     /// Leaves the field unchanged.
     #[default]
     Keep,
@@ -242,10 +242,10 @@ pub enum Change<T> {
     Set(T),
 }
 
-impl<T> Change<T> {
+impl<T> Patch<T> {
     /// Returns true if the field stays unchanged.
     pub fn is_keep(&self) -> bool {
-        matches!(self, Change::Keep)
+        matches!(self, Patch::Keep)
     }
 
     /// Applies the update to a field.
@@ -254,46 +254,46 @@ impl<T> Change<T> {
         T: Clone,
     {
         match self {
-            Change::Keep => {}
-            Change::Clear => *field = None,
-            Change::Set(v) => *field = Some(v.clone()),
+            Patch::Keep => {}
+            Patch::Clear => *field = None,
+            Patch::Set(v) => *field = Some(v.clone()),
         }
     }
 }
 
-impl<T> From<Option<T>> for Change<T> {
+impl<T> From<Option<T>> for Patch<T> {
     fn from(v: Option<T>) -> Self {
-        v.map_or(Change::Clear, Change::Set)
+        v.map_or(Patch::Clear, Patch::Set)
     }
 }
 
-impl<T: Serialize> Serialize for Change<T> {
+impl<T: Serialize> Serialize for Patch<T> {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         match self {
-            Change::Set(v) => v.serialize(s),
+            Patch::Set(v) => v.serialize(s),
             _ => s.serialize_none(),
         }
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Change<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Patch<T> {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        Option::deserialize(d).map(Change::from)
+        Option::deserialize(d).map(Patch::from)
     }
 }
 
 /// An update of a session's descriptive fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct InfoChange {
+pub struct SessionPatch {
     /// The update of the model.
-    #[serde(default, skip_serializing_if = "Change::is_keep")]
-    pub model: Change<String>,
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    pub model: Patch<String>,
     /// The update of the title.
-    #[serde(default, skip_serializing_if = "Change::is_keep")]
-    pub title: Change<String>,
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    pub title: Patch<String>,
     /// The update of the tags. Tags are replaced as a whole.
-    #[serde(default, skip_serializing_if = "Change::is_keep")]
-    pub tags: Change<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    pub tags: Patch<Vec<String>>,
     /// A JSON merge patch (RFC 7396): `null` removes a key.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
@@ -301,7 +301,7 @@ pub struct InfoChange {
 
 /// A lease on a run: one node's exclusive right to execute it until a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub struct LeaseClaim {
     /// The id of the node.
     pub node: String,
     /// When the lease expires.
@@ -311,7 +311,7 @@ pub struct Claim {
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RunOutcome {
     /// The run finished normally.
     Completed,
     /// The run failed. Everything committed until then is preserved.
@@ -342,7 +342,7 @@ pub struct ReviewOpened {
     pub lost: bool,
     /// When and how the review is decided without a person. `None` means that it has no timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Timeout>,
+    pub timeout: Option<ReviewTimeout>,
     /// Additional details, such as the arguments of the call.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub detail: Map<String, Value>,
@@ -350,7 +350,7 @@ pub struct ReviewOpened {
 
 /// The decision that applies to a review if no person decides it in time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Timeout {
+pub struct ReviewTimeout {
     /// When the timeout expires.
     pub at: Timestamp,
     /// The decision that then applies.
@@ -427,12 +427,12 @@ impl Entry {
 
     /// Creates the first entry of a session. Boxed, like all large variants, because most entries of a log
     /// are messages, which are small.
-    pub fn created(created: Created) -> Self {
+    pub fn created(created: SessionCreated) -> Self {
         Entry::Created(Box::new(created))
     }
 
     /// Creates an entry that updates descriptive fields.
-    pub fn info(change: InfoChange) -> Self {
+    pub fn info(change: SessionPatch) -> Self {
         Entry::Info(Box::new(change))
     }
 
@@ -482,7 +482,7 @@ impl Entry {
     }
 
     /// Deserializes an entry; `keep` chooses how the text of a message is held in memory.
-    fn decode_with(text: &str, keep: impl Fn(&str) -> Text) -> Result<Self, String> {
+    fn decode_with(text: &str, keep: impl Fn(&str) -> SharedStr) -> Result<Self, String> {
         if let Some(body) = text.strip_prefix(PLAIN_MESSAGE).and_then(|t| t.strip_suffix("}}")) {
             return Ok(Entry::message(Message::trusted(keep(body), Vec::new())));
         }
@@ -525,15 +525,15 @@ struct PostLine<'a> {
     #[serde(default)]
     replies_to: Option<Seq>,
     #[serde(default)]
-    cuts: Vec<Cut>,
+    cuts: Vec<BlobRef>,
     #[serde(borrow)]
     body: &'a RawValue,
 }
 
 impl PostLine<'_> {
-    fn post(self, keep: impl Fn(&str) -> Text) -> Post {
+    fn post(self, keep: impl Fn(&str) -> SharedStr) -> MessageEntry {
         let message = Message::trusted(keep(self.body.get()), self.cuts);
-        Post { run: self.run, lead: self.lead, partial: self.partial, replies_to: self.replies_to, message }
+        MessageEntry { run: self.run, lead: self.lead, partial: self.partial, replies_to: self.replies_to, message }
     }
 }
 
@@ -573,7 +573,7 @@ impl Record {
 /// (D-010).
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 #[derive(Debug, Default)]
-pub(crate) struct Records {
+pub(crate) struct RecordBatch {
     done: Vec<Record>,
     chunk: String,
     /// The records in the current chunk, each with the offset where its text ends.
@@ -585,7 +585,7 @@ pub(crate) struct Records {
 const CHUNK_BYTES: usize = 64 << 10;
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-impl Records {
+impl RecordBatch {
     /// Creates an empty batch with capacity for `records` records.
     pub fn with_capacity(records: usize) -> Self {
         Self { done: Vec::with_capacity(records), ..Self::default() }
@@ -620,7 +620,7 @@ impl Records {
         let chunk = std::sync::Arc::new(std::mem::take(&mut self.chunk));
         let mut from = 0;
         for (seq, at, to) in self.waiting.drain(..) {
-            let entry = Entry::decode_with(&chunk[from..to], |text| Text::within(&chunk, text));
+            let entry = Entry::decode_with(&chunk[from..to], |text| SharedStr::within(&chunk, text));
             self.done.push(Record { seq, at, entry: entry.map_err(|why| (seq, why))? });
             from = to;
         }

@@ -2,9 +2,9 @@
 //! need, so that none of them reads the log.
 
 use crate::types::decision_chain::DecisionChain;
-use crate::types::digest::Mark;
-use crate::types::entry::{Claim, Origin, Parent};
-use crate::types::id::{Key, Principal, Reach, RunId, Seq, SessionId, Tenant, User};
+use crate::types::digest::LogDigest;
+use crate::types::entry::{LeaseClaim, Origin, Parent};
+use crate::types::id::{AccessScope, Principal, RunId, Seq, SessionId, SessionKey, Tenant, User};
 use crate::types::log_hash::LogHash;
 use crate::types::status::Status;
 use jiff::Timestamp;
@@ -37,10 +37,10 @@ pub struct SessionInfo {
 /// Log positions of the prompt prefix (active instructions and summary). Lets a run load only the prefix and
 /// the most recent turns instead of the whole log (D-014).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Front {
+pub struct PromptPrefix {
     /// The active instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lead: Option<Lead>,
+    pub lead: Option<InstructionSpan>,
     /// The active summary: its record, and the last record that it covers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<(Seq, Seq)>,
@@ -48,7 +48,7 @@ pub struct Front {
 
 /// A contiguous range of records that hold instructions (system messages).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lead {
+pub struct InstructionSpan {
     /// The first record.
     pub from: Seq,
     /// The last record.
@@ -73,7 +73,7 @@ pub struct Lease {
 
 impl Lease {
     /// Creates the lease that a claim of a run grants.
-    pub(crate) fn new(run: &RunId, claim: &Claim) -> Self {
+    pub(crate) fn new(run: &RunId, claim: &LeaseClaim) -> Self {
         Self { run: run.clone(), node: claim.node.clone(), until: claim.until }
     }
 }
@@ -135,14 +135,14 @@ pub struct Head {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogHash>,
     /// The log digest at the end of the log.
-    pub mark: Mark,
+    pub mark: LogDigest,
     /// Bytes of messages and media in the session's own log. `None` if an older version created the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
     /// The positions of the prompt prefix. `None` means that they are unknown: in a fork, after a rewind that
     /// discarded a part of the prefix, or if the instructions are not a contiguous range of records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub front: Option<Front>,
+    pub front: Option<PromptPrefix>,
     /// The parent and the position of the fork. `None` means that the session is not a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<Parent>,
@@ -166,7 +166,7 @@ pub struct Head {
 impl Head {
     /// Returns the owner as a principal without a quota, for background work on their behalf.
     pub(crate) fn owner(&self) -> Principal {
-        Principal { tenant: self.tenant.clone(), user: self.user.clone(), reach: Reach::Own, quota: None }
+        Principal { tenant: self.tenant.clone(), user: self.user.clone(), reach: AccessScope::Own, quota: None }
     }
 
     /// Serializes the head to the JSON text that stores persist.
@@ -175,8 +175,8 @@ impl Head {
     }
 
     /// Returns the key of the session.
-    pub fn key(&self) -> Key {
-        Key { tenant: self.tenant.clone(), session: self.info.session_id.clone() }
+    pub fn key(&self) -> SessionKey {
+        SessionKey { tenant: self.tenant.clone(), session: self.info.session_id.clone() }
     }
 
     /// Returns the end of the log, on which the next commit is conditional.
@@ -191,13 +191,13 @@ impl Head {
         let plain = self.info.metadata.iter().filter(|(_, v)| !v.is_object() && !v.is_array());
         let mut labels: Vec<_> = tags.chain(plain.map(|(k, v)| field_label(k, v))).collect();
         if !self.reviews.is_empty() {
-            labels.push(Reviewing::Open.label());
+            labels.push(ReviewIndexLabel::Open.label());
         }
-        labels.extend(self.reviews.iter().filter_map(|r| Some(Reviewing::Queue(r.queue.clone()?).label())));
+        labels.extend(self.reviews.iter().filter_map(|r| Some(ReviewIndexLabel::Queue(r.queue.clone()?).label())));
         // Sessions whose decisions were all made by older versions have no chain. Clients cannot write the
         // field.
         if self.decisions.is_some() || self.info.metadata.contains_key(DECISIONS) {
-            labels.push(Reviewing::Decided.label());
+            labels.push(ReviewIndexLabel::Decided.label());
         }
         labels.extend(self.origin.as_ref().map(|o| origin_label(&o.export)));
         labels.sort();
@@ -217,7 +217,7 @@ pub(crate) const DECISIONS: &str = "hitl_decisions";
 
 /// A label for the review state of a session, used by filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reviewing {
+pub enum ReviewIndexLabel {
     /// The session has an open review.
     Open,
     /// The session has an open review in this queue.
@@ -226,14 +226,14 @@ pub enum Reviewing {
     Decided,
 }
 
-impl Reviewing {
+impl ReviewIndexLabel {
     /// Returns the index label. Labels of tags and metadata fields start with a quotation mark and this one
     /// does not, so they cannot collide.
     pub(crate) fn label(&self) -> String {
         match self {
-            Reviewing::Open => "review".to_owned(),
-            Reviewing::Queue(queue) => bounded(format!("review:{}", Value::from(queue.as_str()))),
-            Reviewing::Decided => "reviewed".to_owned(),
+            ReviewIndexLabel::Open => "review".to_owned(),
+            ReviewIndexLabel::Queue(queue) => bounded(format!("review:{}", Value::from(queue.as_str()))),
+            ReviewIndexLabel::Decided => "reviewed".to_owned(),
         }
     }
 }

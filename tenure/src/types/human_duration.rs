@@ -11,12 +11,12 @@ use std::time::Duration;
 /// unbounded.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Period(Option<Duration>);
+pub struct HumanDuration(Option<Duration>);
 
 const UNITS: [(&str, u64); 6] =
     [("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-impl Period {
+impl HumanDuration {
     /// The unbounded duration.
     pub const NEVER: Self = Self(None);
 
@@ -31,7 +31,7 @@ impl Period {
     }
 }
 
-impl FromStr for Period {
+impl FromStr for HumanDuration {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
         let wrong = || {
@@ -48,7 +48,7 @@ impl FromStr for Period {
     }
 }
 
-impl fmt::Display for Period {
+impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(duration) = self.0 else { return f.write_str("never") };
         let all = duration.as_millis() as u64;
@@ -58,21 +58,21 @@ impl fmt::Display for Period {
     }
 }
 
-impl fmt::Debug for Period {
+impl fmt::Debug for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl TryFrom<String> for Period {
+impl TryFrom<String> for HumanDuration {
     type Error = Error;
     fn try_from(s: String) -> Result<Self> {
         s.parse()
     }
 }
 
-impl From<Period> for String {
-    fn from(p: Period) -> String {
+impl From<HumanDuration> for String {
+    fn from(p: HumanDuration) -> String {
         p.to_string()
     }
 }

@@ -154,7 +154,7 @@ name! {
 }
 name! {
     /// The name of a checkpoint. It must not consist of digits only, because digits denote a position.
-    Label, "label", check_label
+    CheckpointLabel, "label", check_label
 }
 name! {
     /// The id of a run.
@@ -215,7 +215,7 @@ impl Default for User {
 
 /// The sessions that a principal has access to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
+pub enum AccessScope {
     /// Only the sessions of its own user. Those of other users are reported as not found.
     #[default]
     Own,
@@ -231,7 +231,7 @@ pub struct Principal {
     /// The acting user, who becomes the owner of new sessions. A fork belongs to the owner of its source.
     pub user: User,
     /// Whether the principal has access to other users' sessions too.
-    pub reach: Reach,
+    pub reach: AccessScope,
     /// The storage quota. `None` means unlimited.
     pub quota: Option<Quota>,
 }
@@ -239,31 +239,31 @@ pub struct Principal {
 impl Principal {
     /// Creates a principal with access to its own sessions only.
     pub fn new(tenant: &str, user: &str) -> Result<Self, InvalidName> {
-        Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: Reach::Own, quota: None })
+        Ok(Self { tenant: Tenant::new(tenant)?, user: User::new(user)?, reach: AccessScope::Own, quota: None })
     }
 
     /// Creates an administrator of a tenant, who has access to every session in it and acts as the user
     /// `default`.
     pub fn tenant_wide(tenant: &str) -> Result<Self, InvalidName> {
-        Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: Reach::Tenant, quota: None })
+        Ok(Self { tenant: Tenant::new(tenant)?, user: User::default(), reach: AccessScope::Tenant, quota: None })
     }
 
     /// Returns the key of a session in this principal's tenant.
-    pub fn key(&self, session: &SessionId) -> Key {
-        Key { tenant: self.tenant.clone(), session: session.clone() }
+    pub fn key(&self, session: &SessionId) -> SessionKey {
+        SessionKey { tenant: self.tenant.clone(), session: session.clone() }
     }
 }
 
 /// The key of a session in a store: its tenant and its id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Key {
+pub struct SessionKey {
     /// The tenant.
     pub tenant: Tenant,
     /// The id of the session.
     pub session: SessionId,
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.tenant, self.session)
     }

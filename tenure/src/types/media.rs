@@ -2,7 +2,7 @@
 //! content-addressed blobs; the message keeps its text, with a reference at the position where the base64
 //! belongs (D-004).
 
-use crate::types::blob::{Blob, BlobId, Cut};
+use crate::types::blob::{Blob, BlobId, BlobRef};
 use crate::types::error::{Error, Result};
 use crate::types::message::Message;
 use base64::Engine;
@@ -33,7 +33,7 @@ impl Message {
             text.push_str(&raw[done..start]);
             done = start + base64.len();
             let blob = Blob { id: BlobId::of(&bytes), bytes: bytes.into() };
-            cuts.push(Cut { at: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
+            cuts.push(BlobRef { at: text.len(), id: blob.id, len: blob.bytes.len() as u64 });
             blobs.push(blob);
         }
         if cuts.is_empty() {

@@ -1,7 +1,7 @@
 //! Long-term memories: their API representation, and the value that is stored for each.
 
 use crate::types::id::{Seq, SessionId, User};
-use crate::types::policy::Scope;
+use crate::types::policy::MemoryScope;
 use crate::types::vector::Vector;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub struct Memory {
     /// The text of the memory.
     pub text: String,
     /// Which sessions share the memory.
-    pub scope: Scope,
+    pub scope: MemoryScope,
     /// The session that the memory belongs to, with the scope `session`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
@@ -30,7 +30,7 @@ pub struct Memory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
     /// The sources that the memory came from.
-    pub sources: Vec<Source>,
+    pub sources: Vec<MemorySource>,
     /// Application-defined metadata.
     pub metadata: Map<String, Value>,
     /// When the memory was last stored.
@@ -49,7 +49,7 @@ pub struct Memory {
 
 /// The origin of a memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Source {
+pub struct MemorySource {
     /// The session that the memory came from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
@@ -63,7 +63,7 @@ pub struct Source {
 
 /// The stored value of a memory, besides the text by which it is searched (D-071).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct MemoryRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assistant: Option<String>,
     /// Records of messages, by session id, or by `@` and the name of a user.

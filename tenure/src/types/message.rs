@@ -3,7 +3,7 @@
 
 pub(crate) mod meaning;
 
-use crate::types::blob::{Cut, payload};
+use crate::types::blob::{BlobRef, payload};
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -66,31 +66,31 @@ pub struct ToolCall {
 /// A message: JSON text that was validated once. Cloning shares the text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
-    raw: Text,
-    cuts: Option<Arc<[Cut]>>,
-    role: Speaker,
+    raw: SharedStr,
+    cuts: Option<Arc<[BlobRef]>>,
+    role: CachedRole,
 }
 
 /// A lazily computed role: 0, or one more than the discriminant of the role. It is derived from the text, so
 /// it is only a cache and does not affect equality.
 #[derive(Default)]
-struct Speaker(AtomicU8);
+struct CachedRole(AtomicU8);
 
-impl Clone for Speaker {
+impl Clone for CachedRole {
     fn clone(&self) -> Self {
         Self(AtomicU8::new(self.0.load(Ordering::Relaxed)))
     }
 }
 
-impl PartialEq for Speaker {
+impl PartialEq for CachedRole {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Speaker {}
+impl Eq for CachedRole {}
 
-impl Speaker {
+impl CachedRole {
     /// Returns the cached role, or computes and caches it.
     fn get_or(&self, find: impl FnOnce() -> Role) -> Role {
         let known = Role::ALL.get(usize::from(self.0.load(Ordering::Relaxed)).wrapping_sub(1));
@@ -105,13 +105,13 @@ impl Speaker {
 /// A shared, immutable string slice. It keeps the whole buffer alive, so that messages that were read
 /// together share one allocation (D-010).
 #[derive(Clone)]
-pub(crate) struct Text {
+pub(crate) struct SharedStr {
     whole: Arc<String>,
     from: usize,
     to: usize,
 }
 
-impl Text {
+impl SharedStr {
     /// Creates a slice of a buffer. `part` must point into `whole`.
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub fn within(whole: &Arc<String>, part: &str) -> Self {
@@ -120,39 +120,39 @@ impl Text {
     }
 }
 
-impl From<String> for Text {
+impl From<String> for SharedStr {
     fn from(text: String) -> Self {
         Self { from: 0, to: text.len(), whole: Arc::new(text) }
     }
 }
 
-impl From<&str> for Text {
+impl From<&str> for SharedStr {
     fn from(text: &str) -> Self {
         text.to_owned().into()
     }
 }
 
-impl Deref for Text {
+impl Deref for SharedStr {
     type Target = str;
     fn deref(&self) -> &str {
         &self.whole[self.from..self.to]
     }
 }
 
-impl PartialEq for Text {
+impl PartialEq for SharedStr {
     fn eq(&self, other: &Self) -> bool {
         **self == **other
     }
 }
 
-impl Eq for Text {}
+impl Eq for SharedStr {}
 
 impl Message {
     /// Validates a message and stores its text unchanged, except that line breaks between tokens become
     /// spaces, so that a message is always a single line.
     pub fn parse(raw: &str) -> Result<Self> {
         let raw = raw.trim();
-        let shape = Shape::read(raw)?;
+        let shape = MessageShape::read(raw)?;
         shape.check()?;
         let depth = depth(raw);
         if depth > MAX_DEPTH {
@@ -165,7 +165,7 @@ impl Message {
             true => raw.replace(['\n', '\r'], " ").into(),
             false => raw.into(),
         };
-        Ok(Self { raw, cuts: None, role: Speaker::default() })
+        Ok(Self { raw, cuts: None, role: CachedRole::default() })
     }
 
     /// Creates a message from a JSON value.
@@ -175,9 +175,9 @@ impl Message {
 
     /// Creates a message from text that a store returned. It is not validated, because its checksum has been
     /// verified.
-    pub(crate) fn trusted(raw: impl Into<Text>, cuts: Vec<Cut>) -> Self {
+    pub(crate) fn trusted(raw: impl Into<SharedStr>, cuts: Vec<BlobRef>) -> Self {
         let cuts = (!cuts.is_empty()).then(|| cuts.into());
-        Self { raw: raw.into(), cuts, role: Speaker::default() }
+        Self { raw: raw.into(), cuts, role: CachedRole::default() }
     }
 
     fn plain(role: &str, content: &str) -> Self {
@@ -222,7 +222,7 @@ impl Message {
     }
 
     /// Returns the references to media that were detached from the text and are stored as blobs.
-    pub fn cuts(&self) -> &[Cut] {
+    pub fn cuts(&self) -> &[BlobRef] {
         self.cuts.as_deref().unwrap_or_default()
     }
 
@@ -247,7 +247,7 @@ impl Message {
 
     /// Returns the plain text of the content, with text parts joined by line breaks.
     pub fn text(&self) -> String {
-        let Ok(shape) = Shape::read(&self.raw) else { return String::new() };
+        let Ok(shape) = MessageShape::read(&self.raw) else { return String::new() };
         let parts = shape.parts().unwrap_or_default().into_iter();
         let texts = parts.filter_map(|p| if let PartShape::Text(t) = p { Some(t) } else { None });
         texts.filter(|t| !t.is_empty()).collect::<Vec<_>>().join("\n")
@@ -258,7 +258,7 @@ impl Message {
         if !self.may_call() {
             return Vec::new();
         }
-        let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };
+        let Ok(shape) = MessageShape::read(&self.raw) else { return Vec::new() };
         let calls = shape.tool_calls.unwrap_or_default();
         calls.iter().map(CallShape::call).collect()
     }
@@ -268,7 +268,7 @@ impl Message {
         if !self.may_call() {
             return Vec::new();
         }
-        let calls: Calls<'_> = serde_json::from_str(&self.raw).unwrap_or_default();
+        let calls: CallList<'_> = serde_json::from_str(&self.raw).unwrap_or_default();
         calls.tool_calls.unwrap_or_default().into_iter().map(|call| call.id.0).collect()
     }
 
@@ -294,7 +294,7 @@ impl Message {
         if self.role() != Role::Tool {
             return None;
         }
-        Shape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0)
+        MessageShape::read(&self.raw).ok()?.tool_call_id.map(|id| id.0)
     }
 
     /// Returns this tool result with another call id. Every other byte is unchanged.
@@ -308,8 +308,8 @@ impl Message {
         let (old, new) = (line.tool_call_id.get(), serde_json::Value::from(call_id).to_string());
         let at = old.as_ptr() as usize - self.raw.as_ptr() as usize;
         let raw = [&self.raw[..at], &new, &self.raw[at + old.len()..]].concat();
-        let moved = |cut: &Cut| match cut.at > at {
-            true => Cut { at: cut.at + new.len() - old.len(), ..cut.clone() },
+        let moved = |cut: &BlobRef| match cut.at > at {
+            true => BlobRef { at: cut.at + new.len() - old.len(), ..cut.clone() },
             false => cut.clone(),
         };
         Self::trusted(raw, self.cuts().iter().map(moved).collect())
@@ -337,7 +337,7 @@ impl Message {
 
     /// Returns the embedded base64 media as slices of the text. These can be stored as blobs.
     pub(crate) fn embedded_media(&self) -> Vec<&str> {
-        let Ok(shape) = Shape::read(&self.raw) else { return Vec::new() };
+        let Ok(shape) = MessageShape::read(&self.raw) else { return Vec::new() };
         let parts = shape.parts().unwrap_or_default();
         parts
             .into_iter()
@@ -394,10 +394,10 @@ fn depth(json: &str) -> usize {
 
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
-struct Str<'a>(#[serde(borrow)] Cow<'a, str>);
+struct CowStr<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Deserialize)]
-struct Shape<'a> {
+struct MessageShape<'a> {
     #[serde(borrow)]
     role: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -405,7 +405,7 @@ struct Shape<'a> {
     #[serde(borrow, default)]
     tool_calls: Option<Vec<CallShape<'a>>>,
     #[serde(borrow, default)]
-    tool_call_id: Option<Str<'a>>,
+    tool_call_id: Option<CowStr<'a>>,
     #[serde(borrow, default)]
     refusal: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -419,7 +419,7 @@ struct RoleShape<'a> {
 }
 
 #[derive(Default, Deserialize)]
-struct Calls<'a> {
+struct CallList<'a> {
     #[serde(borrow, default)]
     tool_calls: Option<Vec<CallId<'a>>>,
 }
@@ -427,13 +427,13 @@ struct Calls<'a> {
 #[derive(Deserialize)]
 struct CallId<'a> {
     #[serde(borrow)]
-    id: Str<'a>,
+    id: CowStr<'a>,
 }
 
 #[derive(Deserialize)]
 struct CallShape<'a> {
     #[serde(borrow)]
-    id: Str<'a>,
+    id: CowStr<'a>,
     #[serde(borrow, default)]
     function: Option<FunctionShape<'a>>,
     #[serde(borrow, default)]
@@ -443,9 +443,9 @@ struct CallShape<'a> {
 #[derive(Deserialize)]
 struct FunctionShape<'a> {
     #[serde(borrow)]
-    name: Str<'a>,
+    name: CowStr<'a>,
     #[serde(borrow, default, alias = "input")]
-    arguments: Option<Str<'a>>,
+    arguments: Option<CowStr<'a>>,
 }
 
 impl CallShape<'_> {
@@ -468,9 +468,9 @@ enum PartShape<'a> {
 #[derive(Deserialize)]
 struct RawPart<'a> {
     #[serde(borrow, rename = "type")]
-    kind: Str<'a>,
+    kind: CowStr<'a>,
     #[serde(borrow, default)]
-    text: Option<Str<'a>>,
+    text: Option<CowStr<'a>>,
     #[serde(borrow, default, alias = "video_url", alias = "audio_url")]
     image_url: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -482,10 +482,10 @@ struct RawPart<'a> {
 #[derive(Deserialize)]
 struct DataShape<'a> {
     #[serde(borrow, default, alias = "file_data", alias = "url")]
-    data: Option<Str<'a>>,
+    data: Option<CowStr<'a>>,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> MessageShape<'a> {
     fn read(raw: &'a str) -> Result<Self> {
         if !raw.starts_with('{') {
             return Err(Error::invalid("", "a message must be a JSON object with a role"));
@@ -534,7 +534,7 @@ impl<'a> Shape<'a> {
         let wrong = |e: serde_json::Error| Error::invalid("content", format!("not valid content: {e}"));
         match content.as_bytes()[0] {
             b'n' => Ok(Vec::new()),
-            b'"' => Ok(vec![PartShape::Text(serde_json::from_str::<Str<'a>>(content).map_err(wrong)?.0)]),
+            b'"' => Ok(vec![PartShape::Text(serde_json::from_str::<CowStr<'a>>(content).map_err(wrong)?.0)]),
             b'[' => {
                 let parts: Vec<&'a RawValue> = serde_json::from_str(content).map_err(wrong)?;
                 let parts = parts.into_iter().enumerate();
@@ -559,7 +559,7 @@ fn part<'a>(raw: &'a str) -> Result<PartShape<'a>> {
         },
         "image_url" | "video_url" | "audio_url" => match part.image_url.map(RawValue::get) {
             Some(url) if url.starts_with('"') => {
-                PartShape::Media(serde_json::from_str::<Str<'a>>(url).map_err(wrong)?.0)
+                PartShape::Media(serde_json::from_str::<CowStr<'a>>(url).map_err(wrong)?.0)
             }
             Some(url) => data(Some(serde_json::from_str(url).map_err(wrong)?)),
             None => return Err(Error::invalid(part.kind.0, "the part needs a URL")),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A part of a model's response, exactly as the model server sent it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Piece {
+pub enum ModelChunk {
     /// One chunk of a stream (`chat.completion.chunk`).
     Chunk(String),
     /// The complete response (`chat.completion`).

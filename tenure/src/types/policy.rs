@@ -3,7 +3,7 @@
 use crate::types::entry::Decision;
 use crate::types::error::{Error, Result};
 use crate::types::excerpt::excerpt;
-use crate::types::human_duration::Period;
+use crate::types::human_duration::HumanDuration;
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -34,8 +34,8 @@ pub struct Window {
 /// Whether the oldest turns are summarized when a history exceeds its window, and by which model. Serialized
 /// as `false` (the window drops them), `true` (summarized by the session's model), or the name of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
-pub enum Compact {
+#[serde(try_from = "CompactionText", into = "CompactionText")]
+pub enum CompactionPolicy {
     /// No summaries are written.
     #[default]
     Off,
@@ -45,32 +45,32 @@ pub enum Compact {
     With(String),
 }
 
-/// The serialized form of [`Compact`].
+/// The serialized form of [`CompactionPolicy`].
 #[derive(Serialize, Deserialize)]
 #[serde(untagged, expecting = "it is true, false or the name of a model")]
-enum Written {
+enum CompactionText {
     Switch(bool),
     Model(String),
 }
 
-impl From<Compact> for Written {
-    fn from(compact: Compact) -> Self {
+impl From<CompactionPolicy> for CompactionText {
+    fn from(compact: CompactionPolicy) -> Self {
         match compact {
-            Compact::Off => Written::Switch(false),
-            Compact::On => Written::Switch(true),
-            Compact::With(model) => Written::Model(model),
+            CompactionPolicy::Off => CompactionText::Switch(false),
+            CompactionPolicy::On => CompactionText::Switch(true),
+            CompactionPolicy::With(model) => CompactionText::Model(model),
         }
     }
 }
 
-impl TryFrom<Written> for Compact {
+impl TryFrom<CompactionText> for CompactionPolicy {
     type Error = Error;
-    fn try_from(written: Written) -> Result<Self> {
+    fn try_from(written: CompactionText) -> Result<Self> {
         match written {
-            Written::Switch(false) => Ok(Compact::Off),
-            Written::Switch(true) => Ok(Compact::On),
-            Written::Model(name) => match crate::types::id::check_text(&name) {
-                Ok(()) => Ok(Compact::With(name)),
+            CompactionText::Switch(false) => Ok(CompactionPolicy::Off),
+            CompactionText::Switch(true) => Ok(CompactionPolicy::On),
+            CompactionText::Model(name) => match crate::types::id::check_text(&name) {
+                Ok(()) => Ok(CompactionPolicy::With(name)),
                 Err(why) => Err(Error::invalid("", format!("not the name of a model: {why}"))),
             },
         }
@@ -95,7 +95,7 @@ impl Default for CachePolicy {
 /// When a run sets checkpoints. Except with `Manual`, there is also one after each completed turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Checkpoints {
+pub enum CheckpointPolicy {
     /// After each tool call.
     #[default]
     Tool,
@@ -107,27 +107,27 @@ pub enum Checkpoints {
     Manual,
 }
 
-impl From<Checkpoints> for String {
-    fn from(c: Checkpoints) -> String {
+impl From<CheckpointPolicy> for String {
+    fn from(c: CheckpointPolicy) -> String {
         match c {
-            Checkpoints::Tool => "tool".to_owned(),
-            Checkpoints::Step => "step".to_owned(),
-            Checkpoints::Manual => "manual".to_owned(),
-            Checkpoints::Every(d) => Period::of(d).to_string(),
+            CheckpointPolicy::Tool => "tool".to_owned(),
+            CheckpointPolicy::Step => "step".to_owned(),
+            CheckpointPolicy::Manual => "manual".to_owned(),
+            CheckpointPolicy::Every(d) => HumanDuration::of(d).to_string(),
         }
     }
 }
 
-impl TryFrom<String> for Checkpoints {
+impl TryFrom<String> for CheckpointPolicy {
     type Error = Error;
     fn try_from(s: String) -> Result<Self> {
         match s.as_str() {
-            "tool" => Ok(Checkpoints::Tool),
-            "step" => Ok(Checkpoints::Step),
-            "manual" => Ok(Checkpoints::Manual),
-            other => match other.parse::<Period>() {
+            "tool" => Ok(CheckpointPolicy::Tool),
+            "step" => Ok(CheckpointPolicy::Step),
+            "manual" => Ok(CheckpointPolicy::Manual),
+            other => match other.parse::<HumanDuration>() {
                 Ok(p) if p.duration().is_some_and(|d| !d.is_zero()) => {
-                    Ok(Checkpoints::Every(p.duration().unwrap_or_default()))
+                    Ok(CheckpointPolicy::Every(p.duration().unwrap_or_default()))
                 }
                 _ => Err(Error::invalid(
                     "",
@@ -149,7 +149,7 @@ pub struct ReviewRule {
     pub queue: Option<String>,
     /// How long to wait for a decision. `None` means without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Period>,
+    pub timeout: Option<HumanDuration>,
     /// The decision that applies when the timeout expires.
     #[serde(default = "rejected")]
     pub on_timeout: Decision,
@@ -188,7 +188,7 @@ pub fn matches_pattern(pattern: &str, name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunPolicy {
     /// When checkpoints are set.
-    pub checkpoints: Checkpoints,
+    pub checkpoints: CheckpointPolicy,
     /// The tool calls that need a reviewer's approval.
     pub review: Vec<ReviewRule>,
     /// Maximum number of model requests (`too_many_rounds`).
@@ -208,7 +208,7 @@ pub struct RunPolicy {
 impl Default for RunPolicy {
     fn default() -> Self {
         Self {
-            checkpoints: Checkpoints::Tool,
+            checkpoints: CheckpointPolicy::Tool,
             review: Vec::new(),
             max_rounds: 50,
             max_time: Duration::from_secs(60 * 60),
@@ -223,7 +223,7 @@ impl Default for RunPolicy {
 /// Which sessions share memories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Scope {
+pub enum MemoryScope {
     /// Nothing is remembered.
     None,
     /// Each session has its own memories, which are deleted with it.
@@ -235,14 +235,14 @@ pub enum Scope {
     Group,
 }
 
-impl Scope {
+impl MemoryScope {
     /// Returns the serialized name of the scope.
     pub fn as_str(self) -> &'static str {
         match self {
-            Scope::None => "none",
-            Scope::Session => "session",
-            Scope::User => "user",
-            Scope::Group => "group",
+            MemoryScope::None => "none",
+            MemoryScope::Session => "session",
+            MemoryScope::User => "user",
+            MemoryScope::Group => "group",
         }
     }
 }
@@ -251,7 +251,7 @@ impl Scope {
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPolicy {
     /// Which sessions share the memories.
-    pub scope: Scope,
+    pub scope: MemoryScope,
     /// The group that shares the memories, with the scope `group`.
     pub group: Option<String>,
     /// Time after which a memory expires. `None` means never.
@@ -268,7 +268,7 @@ pub struct MemoryPolicy {
 
 impl Default for MemoryPolicy {
     fn default() -> Self {
-        let (scope, group, retention) = (Scope::None, None, None);
+        let (scope, group, retention) = (MemoryScope::None, None, None);
         Self { scope, group, retention, max_entries: 1000, inject: true, limit: 8, max_tokens: 512 }
     }
 }
@@ -286,7 +286,7 @@ pub struct Policy {
     /// The part of the history that a model is shown.
     pub window: Window,
     /// Whether turns beyond the window are summarized, and by which model.
-    pub compact: Compact,
+    pub compact: CompactionPolicy,
     /// The cache of tool results.
     pub cache: CachePolicy,
     /// The limits and rules of runs.
@@ -302,7 +302,7 @@ impl Default for Policy {
             retention: Some(30 * DAY),
             history: None,
             window: Window { max_turns: Some(50), max_tokens: None },
-            compact: Compact::Off,
+            compact: CompactionPolicy::Off,
             cache: CachePolicy::default(),
             runs: RunPolicy::default(),
             memory: MemoryPolicy::default(),

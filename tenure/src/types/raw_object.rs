@@ -8,9 +8,9 @@ use std::fmt;
 /// A JSON object with unparsed values. Serializing it reproduces the order of the fields and the text of
 /// every value.
 #[derive(Clone, Debug, Default)]
-pub struct Fields(Vec<(String, Box<RawValue>)>);
+pub struct RawObject(Vec<(String, Box<RawValue>)>);
 
-impl Fields {
+impl RawObject {
     /// Returns the text of a field's value.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v.get())
@@ -38,7 +38,7 @@ impl Fields {
         }
     }
 
-    /// Serializes the object with a field set as by [`Fields::set`], to a value that is already JSON text.
+    /// Serializes the object with a field set as by [`RawObject::set`], to a value that is already JSON text.
     /// Avoids parsing and copying a large value again.
     pub fn text_with(&self, name: &str, value: &str) -> String {
         let rest: usize = self.0.iter().map(|(n, v)| n.len() + v.get().len() + 8).sum();
@@ -68,13 +68,13 @@ impl Fields {
     }
 }
 
-impl fmt::Display for Fields {
+impl fmt::Display for RawObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
 }
 
-impl Serialize for Fields {
+impl Serialize for RawObject {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         let mut map = s.serialize_map(Some(self.0.len()))?;
         self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;
@@ -82,20 +82,20 @@ impl Serialize for Fields {
     }
 }
 
-impl<'de> Deserialize<'de> for Fields {
+impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct InOrder;
         impl<'de> Visitor<'de> for InOrder {
-            type Value = Fields;
+            type Value = RawObject;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a JSON object")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
                 let mut fields = Vec::with_capacity(map.size_hint().unwrap_or(16));
                 while let Some(field) = map.next_entry()? {
                     fields.push(field);
                 }
-                Ok(Fields(fields))
+                Ok(RawObject(fields))
             }
         }
         d.deserialize_map(InOrder)
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn a_field_is_put_in_its_place_as_text() {
         for object in ["{}", r#"{"a": 1}"#, r#"{"a": [1, 2], "list": "old", "\"b\"\n": {"x": 1.0}}"#] {
-            let mut fields: Fields = serde_json::from_str(object).unwrap();
+            let mut fields: RawObject = serde_json::from_str(object).unwrap();
             let text = fields.text_with("list", "[3,4]");
             fields.set("list", [3, 4]);
             assert_eq!(text, fields.to_string());

@@ -32,7 +32,7 @@ impl Tool {
 
 /// The result of a tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct ToolOutput {
     /// The content that the model is shown.
     pub content: String,
     /// Whether the tool reported a failure. The model is shown the failure and may try something else.

@@ -1,7 +1,7 @@
 //! Sources of an assistant's tools: plain data, as written in the configuration file.
 
-use crate::types::byte_size::Size;
-use crate::types::human_duration::Period;
+use crate::types::byte_size::ByteSize;
+use crate::types::human_duration::HumanDuration;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -60,7 +60,7 @@ pub struct McpSource {
     pub cache: Vec<String>,
     /// Maximum duration of a call. `None` means one minute.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Period>,
+    pub timeout: Option<HumanDuration>,
 }
 
 /// One tool that is called by HTTP. The arguments are sent as the JSON body of a POST request.
@@ -90,7 +90,7 @@ pub struct HttpSource {
     pub cache: Option<bool>,
     /// Maximum duration of a call. `None` means one minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Period>,
+    pub timeout: Option<HumanDuration>,
 }
 
 /// Overrides of the server's settings of the Python tool. `None` in a field means the server's setting.
@@ -99,10 +99,10 @@ pub struct HttpSource {
 pub struct PythonSource {
     /// Maximum duration of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Period>,
+    pub timeout: Option<HumanDuration>,
     /// Maximum memory of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Size>,
+    pub memory: Option<ByteSize>,
 }
 
 fn no_parameters() -> Value {
@@ -195,7 +195,7 @@ impl HttpSource {
 }
 
 /// Returns the effective timeout: one minute by default, and one day for `never`.
-fn limit(timeout: Option<Period>) -> Duration {
+fn limit(timeout: Option<HumanDuration>) -> Duration {
     timeout.map_or(Duration::from_secs(60), |t| t.duration().unwrap_or(Duration::from_secs(24 * 60 * 60)))
 }
 
@@ -206,12 +206,12 @@ mod tests {
     #[test]
     fn sizes_are_read_and_written() {
         for (text, bytes) in [("512MB", 512 << 20), ("64KB", 64 << 10), ("2GB", 2 << 30), ("7B", 7), ("0B", 0)] {
-            let size: Size = text.parse().unwrap();
+            let size: ByteSize = text.parse().unwrap();
             assert_eq!((size.0, size.to_string().as_str()), (bytes, text));
         }
-        assert_eq!(serde_json::from_str::<Size>("1536").unwrap(), Size(1536));
+        assert_eq!(serde_json::from_str::<ByteSize>("1536").unwrap(), ByteSize(1536));
         for wrong in ["", "MB", "12MiB", "-1KB", "99999999999GB"] {
-            assert!(wrong.parse::<Size>().is_err(), "{wrong}");
+            assert!(wrong.parse::<ByteSize>().is_err(), "{wrong}");
         }
     }
 

@@ -10,22 +10,22 @@ use tenure::*;
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
 /// A question in session `x` with `on_expired: fresh`.
-fn fresh(text: &str) -> Ask {
-    Ask { on_expired: OnExpired::Fresh, ..question(text) }
+fn fresh(text: &str) -> TurnRequest {
+    TurnRequest { on_expired: OnExpired::Fresh, ..question(text) }
 }
 
 fn declare(tenure: &Tenure) {
-    let memory = MemorySize { scope: Scope::Session, ..MemorySize::default() };
+    let memory = MemoryConfig { scope: MemoryScope::Session, ..MemoryConfig::default() };
     tenure.declare(clerk(|a| a.memory = Some(memory)));
 }
 
-async fn ask(tenure: &Tenure, ask: Ask) -> Result<Answered, TurnError> {
+async fn ask(tenure: &Tenure, ask: TurnRequest) -> Result<TurnOutcome, TurnError> {
     turn_of(tenure, ask, &Script::new([say("Fine.")]), &Workshop::default()).await
 }
 
 /// The sessions with this status, in order of their ids.
 async fn listed(tenure: &Tenure, status: Status) -> Vec<Head> {
-    let mut query = Query::new(Whose::Everyone, 50);
+    let mut query = SessionQuery::new(OwnerFilter::Everyone, 50);
     query.status = vec![status];
     let mut heads = tenure.list(&ada(), query).await.unwrap().heads;
     heads.sort_by(|a, b| a.info.session_id.cmp(&b.info.session_id));
@@ -48,12 +48,12 @@ on_every_store! {
             async { Ok(()) }
         });
         let t = &home.tenure;
-        ask(t, Ask { messages: vec![picture("see", "old")], ..fresh("") }).await.unwrap();
+        ask(t, TurnRequest { messages: vec![picture("see", "old")], ..fresh("") }).await.unwrap();
         ask(t, fresh("Gone?")).await.unwrap();
         t.rewind(&ada(), &id("x"), Point::Turn(1)).await.unwrap();
-        t.update(&ada(), &id("x"), InfoChange { title: Change::Set("Old".into()), ..InfoChange::default() }).await.unwrap();
-        let mind = Mind::Session(id("x"));
-        t.remember(&ada(), &mind, Remember { text: "likes tea".into(), ..Remember::default() }).await.unwrap();
+        t.update(&ada(), &id("x"), SessionPatch { title: Patch::Set("Old".into()), ..SessionPatch::default() }).await.unwrap();
+        let mind = MemoryTarget::Session(id("x"));
+        t.remember(&ada(), &mind, NewMemory { text: "likes tea".into(), ..NewMemory::default() }).await.unwrap();
         t.fork(&ada(), &id("x"), Point::Position(1), Some(id("fork"))).await.unwrap();
         let before = x(t).await;
         home.pass(DAY * 8);
@@ -82,7 +82,7 @@ on_every_store! {
         assert_eq!(labels(&old), labels(&before));
         let discarded = t.discarded(&ada(), &archive).await.unwrap();
         assert!(discarded.iter().flat_map(|d| &d.messages).any(|m| m.message.text() == "Gone?"));
-        let memories = async |name: &SessionId| t.memory_list(&ada(), &Mind::Session(name.clone()), None, 9).await.unwrap();
+        let memories = async |name: &SessionId| t.memory_list(&ada(), &MemoryTarget::Session(name.clone()), None, 9).await.unwrap();
         assert_eq!(memories(&archive).await.iter().map(|m| m.text.as_str()).collect::<Vec<_>>(), ["likes tea"]);
         assert_eq!(memories(&id("x")).await.len(), 0);
         t.restore(&ada(), &id("fork")).await.unwrap();
@@ -156,13 +156,13 @@ on_every_store! {
             for when in [When::Before, When::After] {
                 declare(&home.tenure);
                 let question = format!("Old {step} {when:?}");
-                ask(&home.tenure, Ask { session: Some(id(&format!("s{step}{when:?}"))), ..fresh(&question) }).await.unwrap();
+                ask(&home.tenure, TurnRequest { session: Some(id(&format!("s{step}{when:?}"))), ..fresh(&question) }).await.unwrap();
                 home.pass(DAY * 8);
                 let store = Fragile::new(home.tenure.store(), Some((step, when)));
                 let mortal = Tenure::on(store.clone(), Options { clock: home.clock.clone(), ..Options::default() });
                 declare(&mortal);
                 let name = id(&format!("s{step}{when:?}"));
-                let again = || Ask { session: Some(name.clone()), ..fresh("New") };
+                let again = || TurnRequest { session: Some(name.clone()), ..fresh("New") };
                 assert!(ask(&mortal, again()).await.is_err());
                 assert!(store.is_dead(), "step {step}");
                 let here = home.beside();
@@ -205,7 +205,7 @@ on_every_store! {
             assert!(a.is_ok() && b.is_ok(), "{a:?} {b:?}");
         }
         let mut found = Vec::new();
-        for head in home.tenure.store().heads(&Query::new(Whose::Everyone, 100)).await.unwrap() {
+        for head in home.tenure.store().heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap() {
             let session = home.tenure.load_any(&ada(), &head.info.session_id).await.unwrap();
             found.extend(session.messages.iter().map(|m| m.message.text()));
         }
@@ -222,7 +222,7 @@ on_every_store! {
         t.delete(&ada(), &id("x")).await.unwrap();
         let is_gone = |e: Error| assert!(e.code() == "gone" && e.to_string().contains("deleted"), "{e}");
         for on_expired in [OnExpired::Restore, OnExpired::Fresh, OnExpired::Reject] {
-            let again = Ask { on_expired, ..question("Again") };
+            let again = TurnRequest { on_expired, ..question("Again") };
             is_gone(t.turn(&ada(), again.clone()).await.unwrap_err());
             is_gone(t.preview(&ada(), &again).await.unwrap_err());
             home.pass(DAY * 8);
@@ -233,7 +233,7 @@ on_every_store! {
         is_gone(t.rewind(&ada(), &id("x"), Point::Position(0)).await.unwrap_err());
         is_gone(t.fork(&ada(), &id("x"), Point::End, None).await.unwrap_err());
         is_gone(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await.unwrap_err());
-        is_gone(t.update(&ada(), &id("x"), InfoChange::default()).await.unwrap_err());
+        is_gone(t.update(&ada(), &id("x"), SessionPatch::default()).await.unwrap_err());
         assert_eq!(t.import_new(&ada(), &id("x"), &export).await.unwrap_err().code(), "exists");
         assert_eq!(t.create(&ada(), named("x")).await.unwrap_err().code(), "exists");
         t.restore(&ada(), &id("x")).await.unwrap();
@@ -249,7 +249,7 @@ async fn a_preview_of_an_expired_session() {
     ask(&home.tenure, fresh("Old")).await.unwrap();
     home.pass(DAY * 8);
     for (on_expired, shown) in [(OnExpired::Restore, Some(3)), (OnExpired::Fresh, Some(1)), (OnExpired::Reject, None)] {
-        let seen = home.tenure.preview(&ada(), &Ask { on_expired, ..question("Again") }).await;
+        let seen = home.tenure.preview(&ada(), &TurnRequest { on_expired, ..question("Again") }).await;
         assert_eq!(seen.as_ref().map(Vec::len).ok(), shown, "{on_expired:?}: {seen:?}");
     }
     assert_eq!(home.tenure.head(&ada(), &id("x")).await.unwrap().status, Status::Active, "nothing was changed");

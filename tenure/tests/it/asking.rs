@@ -9,12 +9,12 @@ use tenure::store::Store;
 use tenure::*;
 use tokio::sync::Semaphore;
 
-fn plain(text: &str) -> Ask {
-    Ask { assistant: None, ..question(text) }
+fn plain(text: &str) -> TurnRequest {
+    TurnRequest { assistant: None, ..question(text) }
 }
 
-fn first(model: &Arc<Script>) -> First {
-    First { model: model.clone(), options: Fields::default(), stream: false }
+fn first(model: &Arc<Script>) -> EagerModelCall {
+    EagerModelCall { model: model.clone(), options: RawObject::default(), stream: false }
 }
 
 fn node(home: &Home, store: Arc<dyn Store>) -> Tenure {
@@ -33,9 +33,9 @@ async fn said(tenure: &Tenure) -> Vec<String> {
     session.messages.iter().map(|m| m.message.text()).collect()
 }
 
-async fn answered(begun: Result<Begun>, model: &Script) -> String {
-    let Begun::Turn(turn) = begun.unwrap() else { panic!("a turn") };
-    let done = turn.run(Hands { model, tools: None }, Fields::default(), false, None).await.unwrap();
+async fn answered(begun: Result<TurnStart>, model: &Script) -> String {
+    let TurnStart::Turn(turn) = begun.unwrap() else { panic!("a turn") };
+    let done = turn.run(Executors { model, tools: None }, RawObject::default(), false, None).await.unwrap();
     done.answer.message().unwrap().text()
 }
 

@@ -5,7 +5,7 @@ use crate::on_every_store;
 use crate::places::*;
 use jiff::SignedDuration;
 use serde_json::{Map, Value, json};
-use tenure::store::{Commit, Range};
+use tenure::store::{Commit, RecordRange};
 use tenure::*;
 
 fn map(value: Value) -> Map<String, Value> {
@@ -19,14 +19,14 @@ pub async fn decided(home: &Home, session: &str, rounds: usize) {
     for round in 0..rounds {
         let wanted = [("c1", "pay", json!({"n": 1})), ("c2", "mail", json!({"to": "bob"}))];
         let model = Script::new([calls(&wanted), say("Done.")]);
-        let ask = Ask { session: Some(id(session)), ..question(&format!("Go {round}")) };
+        let ask = TurnRequest { session: Some(id(session)), ..question(&format!("Go {round}")) };
         turn_of(&home.tenure, ask, &model, &tools).await.unwrap();
         let s = home.tenure.load(&ada(), &id(session)).await.unwrap();
         for (n, review) in open(&s).into_iter().enumerate() {
             home.pass(SignedDuration::from_mins(1));
             let arguments = Some(json!({"z": 0.1, "a": [1, null]}));
             let verdict = match n {
-                0 => Verdict { notes: Some("=less".to_owned()), arguments, ..verdict(Decision::Corrected) },
+                0 => ReviewInput { notes: Some("=less".to_owned()), arguments, ..verdict(Decision::Corrected) },
                 _ => verdict(Decision::Rejected),
             };
             home.tenure.decide(&ada(), &review, &verdict).await.unwrap();
@@ -36,7 +36,7 @@ pub async fn decided(home: &Home, session: &str, rounds: usize) {
 }
 
 async fn log(home: &Home, session: &str) -> Vec<Record> {
-    home.tenure.store().records(&ada().key(&id(session)), &Range::after(0)).await.unwrap()
+    home.tenure.store().records(&ada().key(&id(session)), &RecordRange::after(0)).await.unwrap()
 }
 
 /// Stores a log under an id, with the head derived from it.
@@ -70,8 +70,8 @@ on_every_store! {
         let before = t.load(&ada(), &id("x")).await.unwrap();
         for value in [json!(null), json!([]), json!([{"step": "pay", "decision": "approved", "reviewer": "cfo"}]), json!({"0": null})] {
             let metadata = map(json!({"hitl_decisions": value, "k": 1}));
-            refused(t.update(&ada(), &id("x"), InfoChange { metadata: metadata.clone(), ..InfoChange::default() }).await);
-            refused(t.create(&ada(), New { metadata: metadata.clone(), ..named("forged") }).await);
+            refused(t.update(&ada(), &id("x"), SessionPatch { metadata: metadata.clone(), ..SessionPatch::default() }).await);
+            refused(t.create(&ada(), NewSession { metadata: metadata.clone(), ..named("forged") }).await);
             let export = Export { messages: turn(1), metadata, ..Export::default() };
             refused(t.import(&ada(), &id("x"), export.clone()).await);
             refused(t.import(&ada(), &id("forged"), export.clone()).await);
@@ -81,12 +81,12 @@ on_every_store! {
         assert_eq!(t.load(&ada(), &id("x")).await.unwrap(), before);
         assert_eq!(t.head(&ada(), &id("forged")).await.unwrap_err().code(), "not_found");
         let other = map(json!({"k": 1}));
-        t.update(&ada(), &id("x"), InfoChange { metadata: other, ..InfoChange::default() }).await.unwrap();
+        t.update(&ada(), &id("x"), SessionPatch { metadata: other, ..SessionPatch::default() }).await.unwrap();
         // Replacing the session removes no decision.
         t.import(&ada(), &id("x"), Export { messages: turn(1), ..Export::default() }).await.unwrap();
         let after = t.load(&ada(), &id("x")).await.unwrap();
         assert_eq!(after.info.metadata["hitl_decisions"], before.info.metadata["hitl_decisions"]);
-        assert_eq!(t.reviews(&ada(), &Reviews::Decided, None, 10).await.unwrap().reviews.len(), 2);
+        assert_eq!(t.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 2);
         assert_eq!(t.audit(&ada(), &id("x")).await.unwrap().decisions.len(), 2);
         assert_eq!(t.examine(|_| ()).await.unwrap(), []);
     }
@@ -96,14 +96,14 @@ on_every_store! {
     async fn a_log_with_an_erased_trail_still_has_it(home: &mut Home) {
         decided(home, "x", 1).await;
         let mut records = log(home, "x").await;
-        let erased = InfoChange { metadata: map(json!({"hitl_decisions": null, "k": 1})), ..InfoChange::default() };
+        let erased = SessionPatch { metadata: map(json!({"hitl_decisions": null, "k": 1})), ..SessionPatch::default() };
         let last = records.last().unwrap().clone();
         records.push(Record { seq: last.seq + 1, at: last.at, entry: Entry::info(erased) });
         put(home, "old", records).await;
         let s = home.tenure.load(&ada(), &id("old")).await.unwrap();
         assert_eq!(s.info.metadata["hitl_decisions"].as_array().unwrap().len(), 2);
         assert_eq!(s.info.metadata["k"], 1);
-        assert_eq!(home.tenure.reviews(&ada(), &Reviews::Decided, None, 10).await.unwrap().reviews.len(), 4);
+        assert_eq!(home.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 10).await.unwrap().reviews.len(), 4);
     }
 
     /// Changing, removing or reordering a decision is detected, and reported with its session and
@@ -132,7 +132,7 @@ on_every_store! {
         };
         let nothing = |at: usize| {
             let mut records = records.clone();
-            records[places[at]].entry = Entry::info(InfoChange::default());
+            records[places[at]].entry = Entry::info(SessionPatch::default());
             records
         };
         let mut swapped = records.clone();
@@ -167,7 +167,7 @@ on_every_store! {
             let mut tampered = records.clone();
             match (&mut tampered[places[5]].entry, decision) {
                 (Entry::ReviewDecided(d), Some(decision)) => d.decision = decision,
-                (entry, _) => *entry = Entry::info(InfoChange::default()),
+                (entry, _) => *entry = Entry::info(SessionPatch::default()),
             }
             let key = ada().key(&id(name));
             let right = Session::replay(&key, records.clone()).unwrap().head().clone();

@@ -105,7 +105,7 @@ fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &m
     loop {
         let sent = client.request();
         if failed == Some(round) {
-            log.exchange(&sent, &[], Outcome::Failed);
+            log.exchange(&sent, &[], RunOutcome::Failed);
             match step.on_failure {
                 OnFailure::Retry => {
                     failed = None;
@@ -123,12 +123,12 @@ fn take_turn(log: &mut Log, client: &mut Client, step: &Step, n: usize, said: &m
             let answer = Message::assistant(&format!("answer {n}"));
             turn.push(answer.clone());
             said.push((answer.text(), false));
-            log.exchange(&sent, &[answer], Outcome::Completed);
+            log.exchange(&sent, &[answer], RunOutcome::Completed);
             return;
         }
         let call = calls(&format!("call_{n}_{round}"));
         let result = Message::tool(&format!("call_{n}_{round}"), &format!("result {n} {round}"));
-        log.exchange(&sent, std::slice::from_ref(&call), Outcome::Completed);
+        log.exchange(&sent, std::slice::from_ref(&call), RunOutcome::Completed);
         turn.extend([call, result.clone()]);
         said.push((result.text(), false));
         round += 1;
@@ -174,7 +174,7 @@ proptest! {
         let mut messages: Vec<Message> = session.messages.iter().map(|m| m.message.clone()).collect();
         messages.truncate(cut);
         messages.push(Message::user("something new"));
-        let plan = reconcile(&session, &Incoming { messages: &messages, ..Incoming::default() });
+        let plan = reconcile(&session, &IncomingRequest { messages: &messages, ..IncomingRequest::default() });
         prop_assert_eq!(plan.append.last().map(|m| m.message.text()), Some("something new".to_owned()));
         let rewound = &session.messages[plan.keep..];
         let anchor = messages.iter().rev().find(|m| m.role() == Role::Assistant);

@@ -49,7 +49,7 @@ impl Writer {
 
 #[async_trait]
 impl Model for Writer {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let n = {
             let mut prompts = self.prompts.lock().unwrap();
             prompts.push(prompt.messages);
@@ -63,15 +63,15 @@ impl Model for Writer {
             Some(says) => says.clone()?.to_owned(),
         };
         let body = json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]});
-        Ok(Box::pin(one(Piece::Whole(body.to_string()))))
+        Ok(Box::pin(one(ModelChunk::Whole(body.to_string()))))
     }
 }
 
 /// A stream of one chunk.
-fn one(piece: Piece) -> impl futures_core::Stream<Item = Result<Piece, ModelError>> + Send {
-    struct One(Option<Piece>);
+fn one(piece: ModelChunk) -> impl futures_core::Stream<Item = Result<ModelChunk, ModelError>> + Send {
+    struct One(Option<ModelChunk>);
     impl futures_core::Stream for One {
-        type Item = Result<Piece, ModelError>;
+        type Item = Result<ModelChunk, ModelError>;
         fn poll_next(
             mut self: std::pin::Pin<&mut Self>,
             _: &mut std::task::Context<'_>,
@@ -102,11 +102,11 @@ async fn with_turns(tenure: &Tenure, name: &str, turns: usize) -> SessionId {
     id(name)
 }
 
-async fn compact(tenure: &Tenure, id: &SessionId, writer: &Writer, keep: Option<usize>) -> Compacted {
-    tenure.compact(&ada(), id, writer, Fields::default(), keep).await.unwrap()
+async fn compact(tenure: &Tenure, id: &SessionId, writer: &Writer, keep: Option<usize>) -> CompactionResult {
+    tenure.compact(&ada(), id, writer, RawObject::default(), keep).await.unwrap()
 }
 
-fn code(done: Result<Compacted, TurnError>) -> &'static str {
+fn code(done: Result<CompactionResult, TurnError>) -> &'static str {
     done.unwrap_err().code()
 }
 
@@ -183,13 +183,13 @@ on_every_store! {
         for n in 0..4 {
             messages.extend([Message::assistant(&format!("new {n}")), Message::user(&format!("and {n}"))]);
         }
-        let ask = Ask { session: Some(s.clone()), messages: messages.clone(), history: Some(HistoryMode::Full), ..Ask::default() };
+        let ask = TurnRequest { session: Some(s.clone()), messages: messages.clone(), history: Some(HistoryMode::Full), ..TurnRequest::default() };
         let preview = home.tenure.preview(&ada, &ask).await.unwrap();
         let texts: Vec<String> = preview.iter().map(Message::text).collect();
         let want: Vec<String> = [turn_texts([1]), messages[3..].iter().map(Message::text).collect()].concat();
         assert_eq!(texts[1..], want[..]);
         // The same holds for the turn itself.
-        let Begun::Turn(turn) = home.tenure.turn(&ada, ask).await.unwrap() else { panic!() };
+        let TurnStart::Turn(turn) = home.tenure.turn(&ada, ask).await.unwrap() else { panic!() };
         assert_eq!(turn.messages.iter().map(Message::text).collect::<Vec<_>>()[1..], want[..]);
         drop(turn);
         assert!(home.tenure.load(&ada, &s).await.unwrap().summary().is_none());
@@ -267,7 +267,7 @@ on_every_store! {
             let (tenure, s, writer) = (home.tenure.clone(), s.clone(), Arc::new(Writer::held(&hold)));
             let asked = writer.clone();
             let who = ada.clone();
-            (asked, tokio::spawn(async move { tenure.compact(&who, &s, &*writer, Fields::default(), keep).await }))
+            (asked, tokio::spawn(async move { tenure.compact(&who, &s, &*writer, RawObject::default(), keep).await }))
         };
         // The next turn commits first, also from another process.
         let (asked, done) = start(Some(2));
@@ -310,7 +310,7 @@ on_every_store! {
         // waits.
         let (asked, first) = start(Some(2));
         asked.was_asked().await;
-        assert_eq!(code(home.tenure.compact(&ada, &s, &Writer::default(), Fields::default(), None).await), "busy");
+        assert_eq!(code(home.tenure.compact(&ada, &s, &Writer::default(), RawObject::default(), None).await), "busy");
         let (_, second) = start(Some(1));
         hold.add_permits(2);
         assert_eq!((first.await.unwrap().unwrap().messages, second.await.unwrap().unwrap().messages), (24, 4));
@@ -324,15 +324,15 @@ on_every_store! {
         let seq = home.tenure.head(&ada, &s).await.unwrap().seq;
         let timed_out = ModelError::TimedOut { why: "it slept".into() };
         for (says, want) in [(Err(timed_out), "upstream_timeout"), (Ok(""), "upstream_broken"), (Ok("<think>hm</think> \n"), "upstream_broken")] {
-            let done = home.tenure.compact(&ada, &s, &Writer::saying(says), Fields::default(), Some(1)).await;
+            let done = home.tenure.compact(&ada, &s, &Writer::saying(says), RawObject::default(), Some(1)).await;
             assert_eq!(code(done), want);
         }
         let (bob, writer) = (Principal::new("acme", "bob").unwrap(), Writer::default());
-        assert_eq!(code(home.tenure.compact(&bob, &s, &writer, Fields::default(), Some(1)).await), "not_found");
+        assert_eq!(code(home.tenure.compact(&bob, &s, &writer, RawObject::default(), Some(1)).await), "not_found");
         assert!(matches!(home.tenure.uncompact(&bob, &s).await, Err(Error::NotFound { .. })));
         assert_eq!(home.tenure.head(&ada, &s).await.unwrap().seq, seq);
         home.tenure.delete(&ada, &s).await.unwrap();
-        assert_eq!(code(home.tenure.compact(&ada, &s, &writer, Fields::default(), Some(1)).await), "gone");
+        assert_eq!(code(home.tenure.compact(&ada, &s, &writer, RawObject::default(), Some(1)).await), "gone");
         assert!(matches!(home.tenure.uncompact(&ada, &s).await, Err(Error::Gone { .. })));
         assert_eq!(writer.asked(), 0);
     }
@@ -446,16 +446,18 @@ mod properties {
         ]
     }
 
-    fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
+    fn any_posts(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
         let post = (any_message(), prop::bool::weighted(0.1));
-        let post =
-            post.prop_map(|(message, lead)| Post { lead: lead && message.role().instructs(), ..Post::from(message) });
+        let post = post.prop_map(|(message, lead)| MessageEntry {
+            lead: lead && message.role().instructs(),
+            ..MessageEntry::from(message)
+        });
         prop::collection::vec(post, 0..max)
     }
 
     fn fold(entries: impl IntoIterator<Item = Entry>) -> Session {
         let at = "2026-01-01T00:00:00Z".parse().unwrap();
-        let entries = [Entry::created(Created::default())].into_iter().chain(entries);
+        let entries = [Entry::created(SessionCreated::default())].into_iter().chain(entries);
         let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
         Session::replay(&ada().key(&id("s")), records).unwrap()
     }
@@ -498,7 +500,7 @@ mod properties {
             }
             prop_assert_eq!(goal.is_some(), tries > 0, "a goal is reached");
             prop_assert!(is_valid(&history(&now, &window)));
-            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(Post { lead: m.lead, ..Post::from(m.message.clone()) })));
+            let first = fold(now.messages[..covered].iter().map(|m| Entry::Message(MessageEntry { lead: m.lead, ..MessageEntry::from(m.message.clone()) })));
             let together = if covered == 0 { spoken(&now, &ALL) } else { [spoken(&first, &ALL), spoken(&now, &ALL)].concat() };
             prop_assert_eq!(together, spoken(&session, &ALL));
             if let (Some(goal), Some(keep)) = (goal, keep) {

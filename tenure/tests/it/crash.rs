@@ -220,7 +220,7 @@ async fn a_file_cut_at_every_byte_is_a_prefix() {
         let s = tenure.load(&ada(), &id("x")).await.unwrap();
         states.push((std::fs::metadata(&file).unwrap().len() as usize, Some(texts(&s))));
     };
-    tenure.create(&ada(), New { title: Some("é".into()), ..named("x") }).await.unwrap();
+    tenure.create(&ada(), NewSession { title: Some("é".into()), ..named("x") }).await.unwrap();
     note(&mut states).await;
     for n in 0..2 {
         tenure.append(&ada(), &id("x"), turn(n)).await.unwrap();
@@ -332,7 +332,7 @@ async fn sessions_can_be_purged_on_a_full_disk() {
     let said = Message::user(&"a full kilobyte ".repeat(640));
     for n in 0..8 {
         let name = format!("old{n}");
-        tenure.create(&ada(), New { tags: vec!["old".into()], ..named(&name) }).await.unwrap();
+        tenure.create(&ada(), NewSession { tags: vec!["old".into()], ..named(&name) }).await.unwrap();
         tenure.append(&ada(), &id(&name), vec![said.clone(); 20]).await.unwrap();
     }
     tenure.create(&ada(), named("x")).await.unwrap();
@@ -357,7 +357,7 @@ async fn sessions_can_be_purged_on_a_full_disk() {
         fill();
     }
     assert_eq!(tenure.load(&ada(), &id("x")).await.unwrap().messages.len(), kept, "nothing else is lost");
-    let tagged = Query { tags: vec!["old".into()], ..Query::new(Whose::Everyone, 10) };
+    let tagged = SessionQuery { tags: vec!["old".into()], ..SessionQuery::new(OwnerFilter::Everyone, 10) };
     assert!(tenure.list(&ada(), tagged).await.unwrap().heads.is_empty());
     drop((tenure, ballast));
     std::fs::remove_file(disk.0.path().join("ballast")).unwrap();

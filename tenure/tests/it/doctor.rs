@@ -4,7 +4,7 @@
 use crate::on_every_store;
 use crate::places::*;
 use std::path::PathBuf;
-use tenure::store::{Commit, Item, Owner, Shelf};
+use tenure::store::{Commit, Item, Namespace, Owner};
 use tenure::*;
 
 /// Creates sessions with media, forks, a rewind, items and every status, in two tenants. Returns
@@ -34,7 +34,7 @@ async fn furnish(home: &Home) -> usize {
     let item = Item { key, value, text: Some("tea".into()), created_at: at, used_at: at, uses: 0, expires_at: None };
     let tenant = ada.tenant.clone();
     for owner in [Owner::Session(id("x")), Owner::User(ada.user.clone())] {
-        let shelf = Shelf { tenant: tenant.clone(), owner, name: "cache".into() };
+        let shelf = Namespace { tenant: tenant.clone(), owner, name: "cache".into() };
         tenure.store().put(&shelf, &item, None).await.unwrap();
     }
     7
@@ -58,7 +58,7 @@ on_every_store! {
         home.reopen().await;
         let tenure = home.tenure.clone();
         let repaired = tokio::spawn(async move { tenure.repair_all(|_| ()).await }).await.unwrap().unwrap();
-        assert_eq!(repaired, Repaired::default());
+        assert_eq!(repaired, RepairReport::default());
     }
 
     /// Heads of older versions do not record the instructions; this is not damage. A recorded value
@@ -70,7 +70,7 @@ on_every_store! {
         let older = Head { front: None, ..right.clone() };
         home.tenure.store().commit(&Commit::new(Some(right.end()), Vec::new(), older)).await.unwrap();
         assert_eq!(examined(home).await, [""; 0]);
-        let wrong = Head { front: Some(Front { summary: Some((3, 2)), ..front }), ..right.clone() };
+        let wrong = Head { front: Some(PromptPrefix { summary: Some((3, 2)), ..front }), ..right.clone() };
         home.tenure.store().commit(&Commit::new(Some(right.end()), Vec::new(), wrong)).await.unwrap();
         let findings = home.tenure.examine(|_| ()).await.unwrap();
         assert!(findings.len() == 1 && findings[0].what.ends_with("front"), "{findings:?}");
@@ -87,7 +87,7 @@ on_every_store! {
             home.tenure.store().commit(&Commit::new(Some(wrong.end()), Vec::new(), wrong)).await.unwrap();
             let findings = home.tenure.examine(|_| ()).await.unwrap();
             assert_eq!(findings.len(), 1, "{findings:?}");
-            assert_eq!(findings[0].cure, Cure::Card(right.key()));
+            assert_eq!(findings[0].cure, Remedy::Card(right.key()));
             assert!(findings[0].what.ends_with("info, mark, status"), "{}", findings[0]);
             assert!(home.tenure.repair(&findings[0]).await.unwrap());
             let now = home.tenure.head(&admin(), &id(name)).await.unwrap();

@@ -6,7 +6,7 @@ use crate::places::{ada, id, raw};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
-use tenure::foreign::{Foreign, Format, LeftOut, read, read_agents_db, to_mistralrs};
+use tenure::import::{ImportFormat, ImportedSession, SkippedPart, read, read_agents_db, to_mistralrs};
 use tenure::*;
 
 fn fixtures() -> Vec<PathBuf> {
@@ -31,7 +31,7 @@ fn wrong(e: &Error) -> String {
 }
 
 /// A textual description of an imported session.
-fn told(foreign: &Foreign) -> String {
+fn told(foreign: &ImportedSession) -> String {
     let mut text = format!("{}\n", foreign.format);
     let info = serde_json::to_value(Export { messages: Vec::new(), ..foreign.export.clone() }).unwrap();
     for (name, value) in info.as_object().unwrap() {
@@ -40,7 +40,10 @@ fn told(foreign: &Foreign) -> String {
         }
     }
     foreign.export.messages.iter().for_each(|m| writeln!(text, "  {}", m.as_str()).unwrap());
-    foreign.left_out.iter().for_each(|LeftOut { place, why }| writeln!(text, "  left out: {place}: {why}").unwrap());
+    foreign
+        .left_out
+        .iter()
+        .for_each(|SkippedPart { place, why }| writeln!(text, "  left out: {place}: {why}").unwrap());
     text
 }
 
@@ -54,7 +57,7 @@ fn fixtures_become_what_is_wanted() {
         let got = match found {
             Err(e) => wrong(&e),
             Ok(sessions) => {
-                let each = |(i, s): (usize, &Result<Foreign>)| {
+                let each = |(i, s): (usize, &Result<ImportedSession>)| {
                     format!("session {}: {}", i + 1, s.as_ref().map_or_else(wrong, told))
                 };
                 sessions.iter().enumerate().map(each).collect()
@@ -83,11 +86,11 @@ async fn what_was_read_can_be_imported() {
 fn a_hint_decides() {
     let text = r#"{"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}]}"#;
     let read = |hint| read(text, hint).unwrap().remove(0).unwrap();
-    assert_eq!(read(None).format, Format::OpenAi);
+    assert_eq!(read(None).format, ImportFormat::OpenAi);
     assert_eq!(read(None).left_out, []);
-    assert_eq!(read(Some(Format::MistralRs)).left_out[0].place, "messages[0].content[0]");
-    assert_eq!("claude-code".parse::<Format>().unwrap(), Format::ClaudeCode);
-    assert!("word".parse::<Format>().unwrap_err().to_string().contains("tenure, openai, mistralrs"));
+    assert_eq!(read(Some(ImportFormat::MistralRs)).left_out[0].place, "messages[0].content[0]");
+    assert_eq!("claude-code".parse::<ImportFormat>().unwrap(), ImportFormat::ClaudeCode);
+    assert!("word".parse::<ImportFormat>().unwrap_err().to_string().contains("tenure, openai, mistralrs"));
 }
 
 /// Reads a file that is not a database, and a database in use, whose newest rows are in its
@@ -124,13 +127,13 @@ mod properties {
     use super::*;
     use proptest::prelude::*;
 
-    const HINTS: [Option<Format>; 6] = [
+    const HINTS: [Option<ImportFormat>; 6] = [
         None,
-        Some(Format::Tenure),
-        Some(Format::OpenAi),
-        Some(Format::MistralRs),
-        Some(Format::ClaudeCode),
-        Some(Format::Responses),
+        Some(ImportFormat::Tenure),
+        Some(ImportFormat::OpenAi),
+        Some(ImportFormat::MistralRs),
+        Some(ImportFormat::ClaudeCode),
+        Some(ImportFormat::Responses),
     ];
 
     fn read_every_way(text: &str) {
@@ -193,7 +196,7 @@ mod properties {
         (words, lists, 0u32..=EXPORT_FORMAT).prop_map(|((id, title, tags), (messages, places), tenure)| {
             let at = |p: &usize| (*p).min(messages.len());
             let checkpoint = |p| ExportedCheckpoint {
-                label: Label::new(format!("at {}", at(p))).unwrap(),
+                label: CheckpointLabel::new(format!("at {}", at(p))).unwrap(),
                 position: at(p),
                 auto: at(p) % 2 == 0,
                 created_at: "2026-01-01T00:00:00.000001Z".parse().ok(),
@@ -242,7 +245,7 @@ mod properties {
             let text = to_mistralrs(&export).unwrap();
             let text = text.get().replacen(&format!(r#"{{"tenure":{},"#, export.tenure), "{", 1);
             let foreign = read(&text, None).unwrap().remove(0).unwrap();
-            prop_assert_eq!(foreign.format, Format::MistralRs);
+            prop_assert_eq!(foreign.format, ImportFormat::MistralRs);
             prop_assert_eq!(&foreign.left_out, &[]);
             prop_assert_eq!(&foreign.export.messages, &export.messages);
         }

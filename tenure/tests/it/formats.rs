@@ -7,7 +7,7 @@
 
 use crate::places::*;
 use std::path::{Path, PathBuf};
-use tenure::store::{Commit, FORMAT, Item, Owner, Shelf};
+use tenure::store::{Commit, FORMAT, Item, Namespace, Owner};
 use tenure::*;
 
 fn folder(format: u32) -> PathBuf {
@@ -58,7 +58,7 @@ async fn fill(tenure: &Tenure) {
     tenure.rewind(&who, &id("p"), Point::Position(4)).await.unwrap();
     tenure.append(&who, &id("p"), vec![picture("see", "G")]).await.unwrap();
     tenure.cache_put(&who, &id("p"), "tool", &serde_json::json!({"a": 1}), &serde_json::json!("r")).await.unwrap();
-    let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
+    let shelf = Namespace { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
     let item = Item {
         key: "n".into(),
         value: "1".into(),
@@ -74,7 +74,7 @@ async fn fill(tenure: &Tenure) {
 async fn check(tenure: &Tenure, format: u32) {
     let who = ada();
     let s = tenure.load_any(&who, &id("every.kind")).await.unwrap();
-    let log = tenure.store().records(&who.key(&id("every.kind")), &tenure::store::Range::after(0)).await.unwrap();
+    let log = tenure.store().records(&who.key(&id("every.kind")), &tenure::store::RecordRange::after(0)).await.unwrap();
     assert_eq!(log.iter().map(|r| r.entry.clone()).collect::<Vec<_>>(), entries(format));
     let replayed = Session::replay(&who.key(&id("every.kind")), log).unwrap();
     // Older versions do not store the prompt prefix.
@@ -89,8 +89,8 @@ async fn check(tenure: &Tenure, format: u32) {
     assert!(format < 4 || stored.stored_bytes.is_some());
     stored.stored_bytes = replayed.head().stored_bytes;
     if stored.mark.question.is_none() {
-        let Mark { hash, question, exchange, ref calls, .. } = replayed.head().mark;
-        stored.mark = Mark { hash, question, exchange, calls: calls.clone(), ..stored.mark };
+        let LogDigest { hash, question, exchange, ref calls, .. } = replayed.head().mark;
+        stored.mark = LogDigest { hash, question, exchange, calls: calls.clone(), ..stored.mark };
     }
     assert_eq!(*replayed.head(), stored);
     assert_eq!((&replayed.messages, &replayed.checkpoints), (&s.messages, &s.checkpoints));
@@ -104,7 +104,7 @@ async fn check(tenure: &Tenure, format: u32) {
     let discarded = tenure.discarded(&who, &id("p")).await.unwrap();
     assert_eq!(discarded[0].messages[0].message.as_str(), picture("see", "F").as_str());
     assert_eq!(texts(&tenure.load_any(&who, &id("f")).await.unwrap()), raw(&[turn(1)[..2].to_vec(), turn(2)].concat()));
-    let shelf = Shelf { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
+    let shelf = Namespace { tenant: who.tenant.clone(), owner: Owner::User(who.user.clone()), name: "notes".into() };
     assert_eq!(tenure.store().search(&shelf, "grüße", 3).await.unwrap()[0].item.key, "n");
     // The session is writable.
     tenure.append(&who, &id("f"), turn(3)).await.unwrap();

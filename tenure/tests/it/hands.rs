@@ -60,10 +60,10 @@ pub fn calls(calls: &[(&str, &str, Value)]) -> Value {
     json!({"role": "assistant", "content": null, "tool_calls": calls})
 }
 
-struct Spoken(VecDeque<Piece>);
+struct Spoken(VecDeque<ModelChunk>);
 
 impl futures_core::Stream for Spoken {
-    type Item = Result<Piece, ModelError>;
+    type Item = Result<ModelChunk, ModelError>;
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Poll::Ready(self.0.pop_front().map(Ok))
     }
@@ -71,7 +71,7 @@ impl futures_core::Stream for Spoken {
 
 #[async_trait]
 impl Model for Script {
-    async fn ask(&self, prompt: Prompt) -> Result<Pieces, ModelError> {
+    async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let since = prompt.messages.iter().rposition(|m| m.role() == Role::User).unwrap_or(0);
         let round = prompt.messages[since..].iter().filter(|m| m.role() == Role::Assistant).count();
         self.prompts.lock().unwrap().push(prompt.messages);
@@ -83,7 +83,7 @@ impl Model for Script {
             "id": "x", "object": "chat.completion", "model": "m",
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": {"total_tokens": 10},
         });
-        Ok(Box::pin(Spoken([Piece::Whole(body.to_string())].into())))
+        Ok(Box::pin(Spoken([ModelChunk::Whole(body.to_string())].into())))
     }
 }
 
@@ -143,7 +143,7 @@ impl Workshop {
         counts
     }
 
-    fn note(&self, call: &Call) {
+    fn note(&self, call: &ToolInvocation) {
         let arguments = Value::Object(call.arguments.clone());
         self.done.lock().unwrap().push((call.id.clone(), call.tool.clone(), arguments));
     }
@@ -164,13 +164,13 @@ impl Tools for Workshop {
         Ok(self.tools.iter().map(|(tool, _)| tool.clone()).collect())
     }
 
-    async fn call(&self, _: &Assistant, call: &Call) -> Result<Output, ToolError> {
+    async fn call(&self, _: &Assistant, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
         let _working = AtWork(&self.now);
         let does = self.tools.iter().find(|(tool, _)| tool.name == call.tool).map(|(_, does)| does.clone());
         // Let other calls start.
         tokio::task::yield_now().await;
-        let output = |content: &str, failed| Ok(Output { content: content.to_owned(), failed });
+        let output = |content: &str, failed| Ok(ToolOutput { content: content.to_owned(), failed });
         let answer = match does.unwrap() {
             Does::IsAway => return Err(ToolError::NotCalled("nobody is there".to_owned())),
             Does::Waits(permit) => {
@@ -191,7 +191,7 @@ impl Tools for Workshop {
         answer
     }
 
-    async fn end(&self, _: &Key) {}
+    async fn end(&self, _: &SessionKey) {}
 }
 
 /// When a store fails, relative to the commit.
@@ -285,42 +285,42 @@ impl Store for Fragile {
             }
         }
     }
-    async fn head(&self, key: &Key) -> Result<Option<Head>> {
+    async fn head(&self, key: &SessionKey) -> Result<Option<Head>> {
         self.alive()?.head(key).await
     }
-    fn glance(&self, key: &Key, known: &str) -> Option<Result<Glance>> {
+    fn glance(&self, key: &SessionKey, known: &str) -> Option<Result<HeadCheck>> {
         match self.alive() {
             Ok(store) => store.glance(key, known),
             Err(e) => Some(Err(e)),
         }
     }
-    fn tell(&self, key: &Key) {
+    fn tell(&self, key: &SessionKey) {
         self.inner.tell(key);
     }
-    fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         self.inner.hear()
     }
     fn concurrency(&self) -> Concurrency {
         self.inner.concurrency()
     }
-    async fn heads(&self, query: &Query) -> Result<Vec<Head>> {
+    async fn heads(&self, query: &SessionQuery) -> Result<Vec<Head>> {
         self.alive()?.heads(query).await
     }
-    async fn page(&self, query: &Query, max_scan: usize) -> Result<HeadPage> {
+    async fn page(&self, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
         self.alive()?.page(query, max_scan).await
     }
     async fn count(&self) -> Result<Vec<(Status, u64)>> {
         self.alive()?.count().await
     }
-    async fn records(&self, key: &Key, range: &Range) -> Result<Vec<Record>> {
+    async fn records(&self, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
         let records = self.alive()?.records(key, range).await?;
         self.read.fetch_add(records.len(), SeqCst);
         Ok(records)
     }
-    async fn purge(&self, key: &Key) -> Result<()> {
+    async fn purge(&self, key: &SessionKey) -> Result<()> {
         self.alive()?.purge(key).await
     }
-    async fn purge_at(&self, key: &Key, created_at: Timestamp, seq: Seq) -> Result<()> {
+    async fn purge_at(&self, key: &SessionKey, created_at: Timestamp, seq: Seq) -> Result<()> {
         let inner = self.alive()?;
         let n = self.commits.fetch_add(1, SeqCst);
         match self.dies.filter(|(at, _)| *at == n) {
@@ -334,19 +334,19 @@ impl Store for Fragile {
             }
         }
     }
-    async fn put(&self, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+    async fn put(&self, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
         self.alive()?.put(shelf, item, keep).await
     }
-    async fn get(&self, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
+    async fn get(&self, shelf: &Namespace, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
         self.alive()?.get(shelf, key, used).await
     }
-    async fn items(&self, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
+    async fn items(&self, shelf: &Namespace, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
         self.alive()?.items(shelf, after, limit).await
     }
-    async fn remove(&self, shelf: &Shelf, key: &str) -> Result<bool> {
+    async fn remove(&self, shelf: &Namespace, key: &str) -> Result<bool> {
         self.alive()?.remove(shelf, key).await
     }
-    async fn search(&self, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+    async fn search(&self, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
         self.alive()?.search(shelf, text, limit).await
     }
     async fn expire(&self, now: Timestamp, limit: usize) -> Result<usize> {
@@ -383,37 +383,42 @@ pub fn lasting() -> Map<String, Value> {
 }
 
 /// A question to the clerk in session `x`.
-pub fn question(text: &str) -> Ask {
-    Ask {
+pub fn question(text: &str) -> TurnRequest {
+    TurnRequest {
         session: Some(id("x")),
         messages: vec![Message::user(text)],
         history: Some(HistoryMode::Append),
         assistant: Some("clerk".to_owned()),
         detail: lasting(),
-        ..Ask::default()
+        ..TurnRequest::default()
     }
 }
 
-pub async fn begin(tenure: &Tenure, ask: Ask) -> Result<Box<Turn>> {
+pub async fn begin(tenure: &Tenure, ask: TurnRequest) -> Result<Box<OpenRun>> {
     match tenure.turn(&ada(), ask).await? {
-        Begun::Turn(turn) => Ok(turn),
-        Begun::Before { .. } => panic!("it was done before"),
+        TurnStart::Turn(turn) => Ok(turn),
+        TurnStart::Before { .. } => panic!("it was done before"),
     }
 }
 
 /// Executes a turn to its end.
-pub async fn work(turn: Turn, model: &Script, tools: &Workshop) -> Result<Answered, TurnError> {
-    turn.run(Hands { model, tools: Some(tools) }, Fields::default(), false, None).await
+pub async fn work(turn: OpenRun, model: &Script, tools: &Workshop) -> Result<TurnOutcome, TurnError> {
+    turn.run(Executors { model, tools: Some(tools) }, RawObject::default(), false, None).await
 }
 
 /// Begins a turn and executes it to its end.
-pub async fn turn_of(tenure: &Tenure, ask: Ask, model: &Script, tools: &Workshop) -> Result<Answered, TurnError> {
+pub async fn turn_of(
+    tenure: &Tenure,
+    ask: TurnRequest,
+    model: &Script,
+    tools: &Workshop,
+) -> Result<TurnOutcome, TurnError> {
     let turn = begin(tenure, ask).await?;
     work(*turn, model, tools).await
 }
 
 /// Takes over all orphaned runs and executes them.
-pub async fn take_over(tenure: &Tenure, model: &Script, tools: &Workshop) -> Vec<Result<Answered, TurnError>> {
+pub async fn take_over(tenure: &Tenure, model: &Script, tools: &Workshop) -> Vec<Result<TurnOutcome, TurnError>> {
     let mut done = Vec::new();
     for head in tenure.abandoned(16).await.unwrap() {
         if let Some(turn) = tenure.take_over(&head).await.unwrap() {
@@ -429,7 +434,7 @@ pub async fn x(tenure: &Tenure) -> Session {
 
 /// Roles and texts of a session's messages.
 pub fn talk(session: &Session) -> Vec<String> {
-    let text = |m: &Said| match m.message.tool_calls() {
+    let text = |m: &StoredMessage| match m.message.tool_calls() {
         calls if calls.is_empty() => format!("{}: {}", role(&m.message), m.message.text()),
         calls => format!("calls: {}", calls.iter().map(|c| c.id.as_str()).collect::<Vec<_>>().join(" ")),
     };
@@ -441,7 +446,7 @@ fn role(message: &Message) -> String {
 }
 
 /// Outcome and code of the session's last run.
-pub fn ending(session: &Session) -> (Option<Outcome>, Option<String>) {
+pub fn ending(session: &Session) -> (Option<RunOutcome>, Option<String>) {
     let run = session.runs.last().unwrap();
     (run.ended.map(|(_, outcome)| outcome), run.code.clone())
 }
@@ -451,8 +456,8 @@ pub fn open(session: &Session) -> Vec<ReviewId> {
     session.open_reviews().map(|r| r.opened.review.clone()).collect()
 }
 
-pub fn verdict(decision: Decision) -> Verdict {
-    Verdict { decision, reviewer: "eve".to_owned(), notes: None, arguments: None }
+pub fn verdict(decision: Decision) -> ReviewInput {
+    ReviewInput { decision, reviewer: "eve".to_owned(), notes: None, arguments: None }
 }
 
 /// Polls until a condition holds. Panics after two minutes.

@@ -4,13 +4,13 @@
 
 use crate::on_every_store;
 use crate::places::*;
-use tenure::store::{Commit, Range};
+use tenure::store::{Commit, RecordRange};
 use tenure::*;
 
 /// Truncates a stored session to its first `upto` records.
 async fn go_back(tenure: &Tenure, session: &SessionId, upto: usize) {
     let (store, key) = (tenure.store(), ada().key(session));
-    let mut log = store.records(&key, &Range::after(0)).await.unwrap();
+    let mut log = store.records(&key, &RecordRange::after(0)).await.unwrap();
     log.truncate(upto);
     let head = Session::replay(&key, log.clone()).unwrap().head().clone();
     store.purge(&key).await.unwrap();

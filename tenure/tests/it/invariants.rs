@@ -137,7 +137,7 @@ on_every_store! {
         let t = &home.tenure;
         let owner = ada();
         let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
-        t.create(&owner, New { title: Some("secret".into()), tags: vec!["t".into()], ..named("x") }).await.unwrap();
+        t.create(&owner, NewSession { title: Some("secret".into()), tags: vec!["t".into()], ..named("x") }).await.unwrap();
         t.append(&owner, &id("x"), [turn(1), vec![picture("p", "K")]].concat()).await.unwrap();
         t.cache_put(&owner, &id("x"), "tool", &json!({}), &json!(1)).await.unwrap();
         let before = t.load(&owner, &id("x")).await.unwrap();
@@ -160,7 +160,7 @@ on_every_store! {
             same!(tail(5));
             same!(append(turn(2)));
             same!(splice(&turn(2), HistoryMode::Auto));
-            same!(update(InfoChange::default()));
+            same!(update(SessionPatch::default()));
             same!(pause(None));
             same!(activate());
             same!(restore());
@@ -178,9 +178,9 @@ on_every_store! {
             assert!(!t.purge(s, &x).await.unwrap());
             let visible = [Message::user("question 1"), Message::assistant("answer 1"), picture("p", "K"), Message::assistant("-")];
             assert_eq!(t.find(s, &visible).await.unwrap(), None);
-            let mut query = Query::new(Whose::User(owner.tenant.clone(), owner.user.clone()), 50);
+            let mut query = SessionQuery::new(OwnerFilter::User(owner.tenant.clone(), owner.user.clone()), 50);
             assert!(t.list(s, query.clone()).await.unwrap().heads.is_empty());
-            query.whose = Whose::Everyone;
+            query.whose = OwnerFilter::Everyone;
             assert!(t.list(s, query).await.unwrap().heads.is_empty());
             if stranger.tenant.as_str() == "other" {
                 let blob = before.messages[4].message.detach().1[0].id;
@@ -212,17 +212,17 @@ on_every_store! {
         let errors = [
             ("max_message_bytes", t.append(&who, &x, vec![Message::user("fits"), Message::user(&big)]).await.unwrap_err()),
             ("max_messages", t.append(&who, &x, vec![Message::user("a"); 6]).await.unwrap_err()),
-            ("max_info_bytes", t.update(&who, &x, InfoChange { title: Change::Set(big.clone()), ..InfoChange::default() }).await.unwrap_err()),
-            ("max_info_bytes", t.create(&who, New { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
+            ("max_info_bytes", t.update(&who, &x, SessionPatch { title: Patch::Set(big.clone()), ..SessionPatch::default() }).await.unwrap_err()),
+            ("max_info_bytes", t.create(&who, NewSession { title: Some(big.clone()), ..named("y") }).await.unwrap_err()),
             ("max_item_bytes", t.cache_put(&who, &x, "tool", &json!({}), &json!(big)).await.unwrap_err()),
-            ("max_page", t.list(&who, Query::new(Whose::Everyone, 1000)).await.unwrap_err()),
+            ("max_page", t.list(&who, SessionQuery::new(OwnerFilter::Everyone, 1000)).await.unwrap_err()),
             ("max_messages", t.import(&who, &x, Export { messages: vec![Message::user("a"); 6], ..Export::default() }).await.unwrap_err()),
         ];
         for (limit, error) in errors {
             assert_eq!(error.code(), "too_large");
             assert!(error.to_string().contains(limit), "{error}");
         }
-        let checkpoints = vec![ExportedCheckpoint { label: Label::new("l").unwrap(), position: 9, auto: false, created_at: None, state: Default::default() }];
+        let checkpoints = vec![ExportedCheckpoint { label: CheckpointLabel::new("l").unwrap(), position: 9, auto: false, created_at: None, state: Default::default() }];
         let error = t.import(&who, &x, Export { messages: turn(2), checkpoints, ..Export::default() }).await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { param, .. } if param == "checkpoints[0].position"), "{error:?}");
         assert_eq!(home.beside().load(&who, &x).await.unwrap(), before);
@@ -241,7 +241,7 @@ on_every_store! {
         for n in 0..40 {
             let (name, other) = (format!("e{n}"), format!("keep{n}"));
             let metadata = json!({"secret": marker}).as_object().unwrap().clone();
-            t.create(&mine, New { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
+            t.create(&mine, NewSession { title: Some(format!("{marker} title")), tags: vec![marker.into()], metadata, ..named(&name) }).await.unwrap();
             t.create(&ada(), named(&other)).await.unwrap();
             let long = format!("{marker} ").repeat(1 + n * n * 3);
             let said = vec![Message::user(&long), picture(marker, &format!("{marker}{n}")), Message::assistant(marker)];
@@ -251,7 +251,7 @@ on_every_store! {
             t.append(&mine, &id(&name), Append { idempotency_key: Some(marker.into()), ..turn(n).into() }).await.unwrap();
             if n % 5 == 0 {
                 t.rewind(&mine, &id(&name), Point::Position(1)).await.unwrap();
-                t.update(&mine, &id(&name), InfoChange { title: Change::Set("renamed".into()), ..InfoChange::default() }).await.unwrap();
+                t.update(&mine, &id(&name), SessionPatch { title: Patch::Set("renamed".into()), ..SessionPatch::default() }).await.unwrap();
             }
             if n % 7 == 0 {
                 t.fork(&mine, &id(&name), Point::End, Some(id(&format!("fork{n}")))).await.unwrap();
@@ -261,7 +261,7 @@ on_every_store! {
                 t.purge(&mine, &id(&name)).await.unwrap();
             }
         }
-        let shelf = tenure::store::Shelf { tenant: mine.tenant.clone(), owner: tenure::store::Owner::User(mine.user.clone()), name: "memory".into() };
+        let shelf = tenure::store::Namespace { tenant: mine.tenant.clone(), owner: tenure::store::Owner::User(mine.user.clone()), name: "memory".into() };
         for n in 0..30 {
             let item = tenure::store::Item {
                 key: format!("m{n}"), value: json!(marker).to_string(), text: Some(format!("{marker} remembered {n}")),
@@ -285,7 +285,7 @@ on_every_store! {
 }
 
 async fn all_records(tenure: &Tenure, session: &Session) -> Vec<Record> {
-    tenure.store().records(&session.key(), &tenure::store::Range::after(0)).await.unwrap()
+    tenure.store().records(&session.key(), &tenure::store::RecordRange::after(0)).await.unwrap()
 }
 
 impl Home {

@@ -48,7 +48,7 @@ on_every_store! {
         assert_eq!(lost.unwrap_err().code(), "superseded");
         let s = x(&a).await;
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
-        assert_eq!((ending(&s), s.runs.len(), tools.done("pay").len()), ((Some(Outcome::Completed), None), 1, 1));
+        assert_eq!((ending(&s), s.runs.len(), tools.done("pay").len()), ((Some(RunOutcome::Completed), None), 1, 1));
         assert_eq!(x(&b).await, s);
     }
 
@@ -78,7 +78,7 @@ on_every_store! {
         assert!(!taken[0].as_ref().unwrap().waiting);
         let s = x(&a).await;
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."]);
-        assert_eq!((ending(&s), tools.done("pay").len()), ((Some(Outcome::Completed), None), 1));
+        assert_eq!((ending(&s), tools.done("pay").len()), ((Some(RunOutcome::Completed), None), 1));
     }
 
     /// A node that was suspended between tool calls starts no further call before it has verified
@@ -138,7 +138,7 @@ on_every_store! {
         let model = Script::held(script(), &held);
         // A run that can be taken over, and one that cannot.
         for detail in [lasting(), serde_json::Map::new()] {
-            let turn = begin(&a, Ask { detail, ..question("Go") }).await.unwrap();
+            let turn = begin(&a, TurnRequest { detail, ..question("Go") }).await.unwrap();
             let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
                 x(&b).await;
                 for _ in 0..4 {
@@ -147,11 +147,11 @@ on_every_store! {
                     until("it is renewed", async || renewed().await >= home.now() + SignedDuration::from_millis(60)).await;
                 }
                 for on_busy in [OnBusy::Reject, OnBusy::Queue] {
-                    let busy = b.turn(&ada(), Ask { on_busy, ..question("Me too") }).await;
+                    let busy = b.turn(&ada(), TurnRequest { on_busy, ..question("Me too") }).await;
                     assert_eq!(busy.unwrap_err().code(), "busy", "{on_busy:?}");
                 }
                 // An unrelated write must not store the stale lease.
-                let title = InfoChange { title: Change::Set("t".into()), ..InfoChange::default() };
+                let title = SessionPatch { title: Patch::Set("t".into()), ..SessionPatch::default() };
                 b.update(&ada(), &id("x"), title).await.unwrap();
                 let until = b.head(&ada(), &id("x")).await.unwrap().lease.unwrap().until;
                 assert!(until > home.now(), "the lease was cut short");
@@ -170,7 +170,7 @@ on_every_store! {
             let (held, tools) = (Arc::new(Semaphore::new(0)), tools());
             let model = Arc::new(Script::held(script(), &held));
             let key = format!("{on_busy:?}");
-            let keyed = || Ask { session: Some(id(&key)), on_busy, idempotency: Some((key.clone(), "body".to_owned())), ..question("Go") };
+            let keyed = || TurnRequest { session: Some(id(&key)), on_busy, idempotency: Some((key.clone(), "body".to_owned())), ..question("Go") };
             let turn = begin(&a, keyed()).await.unwrap();
             let second = {
                 let (b, ask) = (b.clone(), keyed());
@@ -183,7 +183,7 @@ on_every_store! {
                 held.add_permits(9);
             });
             first.unwrap();
-            let Begun::Before { replay, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
+            let TurnStart::Before { replay, session_id, .. } = second.await.unwrap().unwrap() else { panic!("{on_busy:?}: twice") };
             assert!(replay.body.contains("Done.") && session_id == id(&key), "{on_busy:?}");
             assert_eq!((model.asked(), tools.done("pay").len()), (2, 1), "{on_busy:?}");
         }
@@ -234,7 +234,7 @@ async fn busy_at_another_node() {
         let turn = begin(&a, question("One")).await.unwrap();
         let (first, second) = tokio::join!(work(*turn, &slow, &tools), async {
             until("it is asked", async || slow.asked() == 1).await;
-            let second = Ask { on_busy, ..question("Two") };
+            let second = TurnRequest { on_busy, ..question("Two") };
             match on_busy {
                 OnBusy::Queue => {
                     let turn = tokio::spawn({
@@ -275,7 +275,7 @@ async fn busy_at_another_node() {
                 let stopped = s.runs.iter().find(|r| r.code.is_some()).unwrap();
                 assert_eq!(
                     (stopped.code.as_deref(), stopped.ended.unwrap().1),
-                    (Some("interrupted"), Outcome::Cancelled)
+                    (Some("interrupted"), RunOutcome::Cancelled)
                 );
             }
             OnBusy::Branch => {
@@ -295,7 +295,7 @@ async fn busy_at_another_node() {
 async fn what_was_left_behind_is_found_among_many() {
     let home = Home::new("memory").await.unwrap();
     let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
-    let ask = |n: usize| Ask { session: Some(id(&format!("s{n}"))), ..question("Go") };
+    let ask = |n: usize| TurnRequest { session: Some(id(&format!("s{n}"))), ..question("Go") };
     drop(begin(&a, ask(0)).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
     let mut on = Vec::new();
@@ -311,10 +311,10 @@ async fn what_was_left_behind_is_found_among_many() {
 async fn a_run_that_can_not_go_on_is_ended() {
     let home = Home::new("memory").await.unwrap();
     let (a, b) = (node(&home, |_| ()), node(&home, |_| ()));
-    drop(begin(&a, Ask { detail: Default::default(), ..question("Go") }).await.unwrap());
+    drop(begin(&a, TurnRequest { detail: Default::default(), ..question("Go") }).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
     assert!(take_over(&b, &Script::new([]), &tools()).await.is_empty());
-    assert_eq!(ending(&x(&b).await), (Some(Outcome::Failed), Some("abandoned".to_owned())));
+    assert_eq!(ending(&x(&b).await), (Some(RunOutcome::Failed), Some("abandoned".to_owned())));
     // Of two nodes that see it concurrently, only one gets it.
     drop(begin(&a, question("Again")).await.unwrap());
     home.pass(SignedDuration::from_secs(31));
@@ -340,5 +340,5 @@ async fn a_run_that_was_stopped_elsewhere_hears_of_it() {
         b.cancel(&ada(), &id("x"), &run).await.unwrap();
     });
     assert_eq!(stopped.unwrap_err().code(), "superseded");
-    assert_eq!(ending(&x(&a).await), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+    assert_eq!(ending(&x(&a).await), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
 }

@@ -10,7 +10,7 @@ use tenure::*;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-fn keys(keys: &[Key]) -> Vec<&str> {
+fn keys(keys: &[SessionKey]) -> Vec<&str> {
     keys.iter().map(|k| k.session.as_str()).collect()
 }
 
@@ -32,7 +32,7 @@ on_every_store! {
         assert_eq!(home.tenure.append(&who, &id("idle"), turn(1)).await.unwrap_err().code(), "gone");
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!((keys(&report.expired), report.purged.len(), report.failed.len()), (vec!["idle"], 0, 0));
-        assert_eq!(home.tenure.sweep().await.unwrap(), Report::default(), "the next pass finds nothing to do");
+        assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default(), "the next pass finds nothing to do");
         home.reopen().await;
         assert_eq!(home.tenure.load(&who, &id("busy")).await.unwrap().messages.len(), 5);
         assert_eq!(home.tenure.load(&who, &id("waiting")).await.unwrap().status, Status::Paused, "who waits does not expire");
@@ -45,7 +45,7 @@ on_every_store! {
         assert_eq!(keys(&home.tenure.sweep().await.unwrap().expired).len(), 2);
         home.tenure.delete(&who, &id("waiting")).await.unwrap();
         home.pass(DAY * 29);
-        assert_eq!(home.tenure.sweep().await.unwrap(), Report::default());
+        assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default());
         home.pass(DAY * 2);
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!(report.purged.len(), 3, "{report:?}");
@@ -58,11 +58,11 @@ on_every_store! {
     async fn ttl_per_assistant(home: &mut Home) {
         let who = ada();
         for (name, ttl) in [("quick", "60s"), ("ever", "never")] {
-            let sessions = Lifetime { ttl: Some(ttl.parse().unwrap()), retention: None, ..Lifetime::default() };
+            let sessions = SessionConfig { ttl: Some(ttl.parse().unwrap()), retention: None, ..SessionConfig::default() };
             home.tenure.declare(Assistant { name: name.into(), sessions, ..Assistant::default() });
         }
         for name in ["quick", "ever"] {
-            home.tenure.create(&who, New { assistant: Some(name.into()), ..named(name) }).await.unwrap();
+            home.tenure.create(&who, NewSession { assistant: Some(name.into()), ..named(name) }).await.unwrap();
         }
         home.pass(SignedDuration::from_secs(50));
         home.tenure.load(&who, &id("quick")).await.unwrap();
@@ -94,14 +94,14 @@ on_every_store! {
         assert_eq!(keys(&report.expired), ["good"]);
         assert_eq!(report.failed.len(), 1);
         assert!(report.failed[0].1.contains("out of order"), "{report:?}");
-        assert_eq!(home.tenure.sweep().await.unwrap(), Report::default(), "not at once");
+        assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default(), "not at once");
         home.pass(SignedDuration::from_mins(2));
         assert_eq!(home.tenure.sweep().await.unwrap().failed.len(), 1);
         home.pass(SignedDuration::from_mins(2));
         assert_eq!(keys(&home.tenure.sweep().await.unwrap().expired), ["bad"]);
         let calls = seen.lock().unwrap().clone();
         assert_eq!(calls.len(), 4);
-        assert!(calls.iter().all(|(_, n, why)| *n == 4 && *why == Ending::Expired));
+        assert!(calls.iter().all(|(_, n, why)| *n == 4 && *why == EndReason::Expired));
     }
 
     /// Over the cap, the longest idle sessions are evicted first, with their hooks, and can be
@@ -123,7 +123,7 @@ on_every_store! {
         let report = home.tenure.sweep().await.unwrap();
         assert_eq!(keys(&report.evicted), ["s1", "s2", "s3"]);
         assert_eq!(fired.lock().unwrap().len(), 3);
-        assert!(fired.lock().unwrap().iter().all(|(_, why)| *why == Ending::Evicted));
+        assert!(fired.lock().unwrap().iter().all(|(_, why)| *why == EndReason::Evicted));
         assert!(home.tenure.sweep().await.unwrap().evicted.is_empty());
         home.tenure.restore(&who, &id("s1")).await.unwrap();
     }
@@ -143,7 +143,7 @@ on_every_store! {
             let report = home.tenure.sweep().await.unwrap();
             assert_eq!((keys(&report.evicted), report.more, report.failed.len()), (want, more, 0));
         }
-        assert_eq!(home.tenure.sweep().await.unwrap(), Report::default());
+        assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default());
     }
 
     /// Sessions with failing hooks do not block eviction, even if they are the longest idle and
@@ -215,7 +215,7 @@ on_every_store! {
             }
         });
         home.tenure.append(&who, &id("x"), vec![Message::user("no answer yet")]).await.unwrap();
-        let by_hand = home.tenure.checkpoint(&who, &id("x"), Some(Label::new("mine").unwrap())).await.unwrap();
+        let by_hand = home.tenure.checkpoint(&who, &id("x"), Some(CheckpointLabel::new("mine").unwrap())).await.unwrap();
         home.tenure.append(&who, &id("x"), turn(2)).await.unwrap();
         let mut session = Session::load(&home.tenure, &who, &id("x")).await.unwrap();
         let saved = session.add_checkpoint("saved", home.now()).unwrap();
@@ -263,7 +263,7 @@ on_every_store! {
         home.tenure.append(&who, &id("x"), turn(3)).await.unwrap();
         assert!(home.tenure.sweep().await.unwrap().suspended.is_some());
         home.clock.jump(DAY * 400);
-        assert_eq!(home.tenure.sweep().await.unwrap(), Report::default());
+        assert_eq!(home.tenure.sweep().await.unwrap(), SweepReport::default());
         home.reopen().await;
         let s = home.tenure.load(&who, &id("x")).await.unwrap();
         assert_eq!(s.messages.len(), 12);

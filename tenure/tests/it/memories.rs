@@ -42,8 +42,8 @@ fn awake() -> Arc<AtomicBool> {
     Arc::new(AtomicBool::new(true))
 }
 
-fn assistant(name: &str, scope: Scope, change: impl FnOnce(&mut MemorySize)) -> Assistant {
-    let mut memory = MemorySize { scope, ..MemorySize::default() };
+fn assistant(name: &str, scope: MemoryScope, change: impl FnOnce(&mut MemoryConfig)) -> Assistant {
+    let mut memory = MemoryConfig { scope, ..MemoryConfig::default() };
     change(&mut memory);
     Assistant { name: name.to_owned(), memory: Some(memory), ..Assistant::default() }
 }
@@ -51,38 +51,38 @@ fn assistant(name: &str, scope: Scope, change: impl FnOnce(&mut MemorySize)) -> 
 /// Declares one assistant of each scope, two in the same group, and one without memory
 /// configuration.
 fn staff(tenure: &Tenure) {
-    let group = |m: &mut MemorySize| m.group = Some("lab".to_owned());
+    let group = |m: &mut MemoryConfig| m.group = Some("lab".to_owned());
     for a in [
-        assistant("none", Scope::None, |_| ()),
-        assistant("session", Scope::Session, |_| ()),
-        assistant("user", Scope::User, |_| ()),
-        assistant("group", Scope::Group, group),
-        assistant("colleague", Scope::Group, group),
+        assistant("none", MemoryScope::None, |_| ()),
+        assistant("session", MemoryScope::Session, |_| ()),
+        assistant("user", MemoryScope::User, |_| ()),
+        assistant("group", MemoryScope::Group, group),
+        assistant("colleague", MemoryScope::Group, group),
         Assistant { name: "plain".to_owned(), ..Assistant::default() },
     ] {
         tenure.declare(a);
     }
 }
 
-async fn begin(t: &Tenure, who: &Principal, session: &str, assistant: &str) -> Mind {
-    let new = New { assistant: Some(assistant.to_owned()), ..named(session) };
+async fn begin(t: &Tenure, who: &Principal, session: &str, assistant: &str) -> MemoryTarget {
+    let new = NewSession { assistant: Some(assistant.to_owned()), ..named(session) };
     t.create(who, new).await.unwrap();
-    Mind::Session(id(session))
+    MemoryTarget::Session(id(session))
 }
 
 fn bob() -> Principal {
     Principal::new("acme", "bob").unwrap()
 }
 
-fn fact(text: &str) -> Remember {
-    Remember { text: text.to_owned(), ..Remember::default() }
+fn fact(text: &str) -> NewMemory {
+    NewMemory { text: text.to_owned(), ..NewMemory::default() }
 }
 
-async fn recall(t: &Tenure, who: &Principal, mind: &Mind, question: &str) -> Vec<String> {
+async fn recall(t: &Tenure, who: &Principal, mind: &MemoryTarget, question: &str) -> Vec<String> {
     t.recall(who, mind, question, 10).await.unwrap().memories.into_iter().map(|h| h.memory.text).collect()
 }
 
-async fn all(t: &Tenure, who: &Principal, mind: &Mind) -> BTreeSet<String> {
+async fn all(t: &Tenure, who: &Principal, mind: &MemoryTarget) -> BTreeSet<String> {
     t.memory_list(who, mind, None, 100).await.unwrap().into_iter().map(|m| m.text).collect()
 }
 
@@ -106,25 +106,25 @@ on_every_store! {
         let (other, user, colleague) =
             (begin(t, &ada(), "s2", "session").await, begin(t, &ada(), "u2", "user").await, begin(t, &bob(), "c2", "colleague").await);
         let (bobs, bobs_user) = (begin(t, &bob(), "s3", "session").await, begin(t, &bob(), "u3", "user").await);
-        assert_eq!(all(t, &ada(), &Mind::Session(id("session"))).await, set(&["ada said it to session"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Session(id("session"))).await, set(&["ada said it to session"]));
         assert_eq!(all(t, &ada(), &other).await, set(&[]), "another session of the same user");
         assert_eq!(all(t, &ada(), &user).await, set(&["ada said it to user"]), "another session of the same user");
         assert_eq!(recall(t, &bob(), &colleague, "what was said?").await, ["ada said it to group"], "another assistant of the group");
         assert_eq!(all(t, &bob(), &bobs).await, set(&[]));
         assert_eq!(all(t, &bob(), &bobs_user).await, set(&[]), "another user");
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["ada said it to user"]));
-        assert_eq!(all(t, &ada(), &Mind::Assistant("user".into())).await, set(&["ada said it to user"]));
-        assert_eq!(all(t, &bob(), &Mind::Assistant("group".into())).await, set(&["ada said it to group"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["ada said it to user"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Assistant("user".into())).await, set(&["ada said it to user"]));
+        assert_eq!(all(t, &bob(), &MemoryTarget::Assistant("group".into())).await, set(&["ada said it to group"]));
         let elsewhere = Principal::new("other", "ada").unwrap();
-        assert_eq!(all(t, &elsewhere, &Mind::Own).await, set(&[]), "another tenant");
-        assert_eq!(all(t, &elsewhere, &Mind::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
-        assert_eq!(t.recall(&bob(), &Mind::Session(id("user")), "said", 5).await.unwrap_err().code(), "not_found");
+        assert_eq!(all(t, &elsewhere, &MemoryTarget::Own).await, set(&[]), "another tenant");
+        assert_eq!(all(t, &elsewhere, &MemoryTarget::Assistant("group".into())).await, set(&[]), "another tenant's group of the same name");
+        assert_eq!(t.recall(&bob(), &MemoryTarget::Session(id("user")), "said", 5).await.unwrap_err().code(), "not_found");
         for (mind, want) in [
             (begin(t, &ada(), "n", "none").await, "memory.scope"),
             (begin(t, &ada(), "p", "plain").await, "memory.scope"),
-            (Mind::Assistant("none".into()), "memory.scope"),
-            (Mind::Assistant("session".into()), "session_id"),
-            (Mind::Assistant("nobody".into()), "no assistant"),
+            (MemoryTarget::Assistant("none".into()), "memory.scope"),
+            (MemoryTarget::Assistant("session".into()), "session_id"),
+            (MemoryTarget::Assistant("nobody".into()), "no assistant"),
         ] {
             let error = t.remember(&ada(), &mind, fact("x")).await.unwrap_err();
             assert!(error.to_string().contains(want), "{mind:?}: {error}");
@@ -135,16 +135,16 @@ on_every_store! {
     /// after their retention.
     async fn keeping(home: &mut Home) {
         let t = &home.tenure;
-        t.declare(assistant("small", Scope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
+        t.declare(assistant("small", MemoryScope::User, |m| (m.max_entries, m.retention) = (Some(3), Some("30d".parse().unwrap()))));
         let mind = begin(t, &ada(), "x", "small").await;
         let first = t.remember(&ada(), &mind, fact(" likes tea \n")).await.unwrap();
-        assert_eq!((first.text.as_str(), first.scope, first.expires_at), ("likes tea", Scope::User, Some(home.now() + SignedDuration::from_hours(24 * 30))));
+        assert_eq!((first.text.as_str(), first.scope, first.expires_at), ("likes tea", MemoryScope::User, Some(home.now() + SignedDuration::from_hours(24 * 30))));
         for text in ["has a dog", "lives in Berlin"] {
             home.pass(SignedDuration::from_secs(1));
             t.remember(&ada(), &mind, fact(text)).await.unwrap();
         }
         home.pass(SignedDuration::from_secs(1));
-        let again = t.remember(&ada(), &mind, Remember { metadata: json!({"a": 1}).as_object().unwrap().clone(), ..fact("likes tea") }).await.unwrap();
+        let again = t.remember(&ada(), &mind, NewMemory { metadata: json!({"a": 1}).as_object().unwrap().clone(), ..fact("likes tea") }).await.unwrap();
         assert_eq!((&again.id, again.metadata["a"].clone()), (&first.id, json!(1)));
         assert_eq!(all(t, &ada(), &mind).await.len(), 3);
         home.pass(SignedDuration::from_secs(1));
@@ -153,18 +153,18 @@ on_every_store! {
         t.remember(&ada(), &mind, fact("the fourth")).await.unwrap();
         assert_eq!(all(t, &ada(), &mind).await, set(&["has a dog", "likes tea", "the fourth"]), "Berlin was used least recently");
         let one = t.memory(&ada(), &mind, &first.id).await.unwrap().unwrap();
-        assert_eq!((one.uses, one.sources), (0, vec![Source { session_id: Some(id("x")), messages: vec![], user: None }]));
+        assert_eq!((one.uses, one.sources), (0, vec![MemorySource { session_id: Some(id("x")), messages: vec![], user: None }]));
         assert!(t.forget_memory(&ada(), &mind, &first.id).await.unwrap());
         assert!(!t.forget_memory(&ada(), &mind, &first.id).await.unwrap());
         assert_eq!(t.memory(&ada(), &mind, &first.id).await.unwrap(), None);
         home.pass(SignedDuration::from_hours(24 * 31));
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&[]), "their time is over");
-        assert_eq!(recall(t, &ada(), &Mind::Own, "dog fourth").await, Vec::<String>::new());
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&[]), "their time is over");
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "dog fourth").await, Vec::<String>::new());
         for (text, code) in [("", "invalid"), (" \n", "invalid"), ("a\0b", "invalid"), (&*"x".repeat(20_000), "too_large")] {
-            assert_eq!(t.remember(&ada(), &Mind::Own, fact(text)).await.unwrap_err().code(), code);
+            assert_eq!(t.remember(&ada(), &MemoryTarget::Own, fact(text)).await.unwrap_err().code(), code);
         }
-        let messages = Remember { messages: vec![1], ..fact("x") };
-        assert_eq!(t.remember(&ada(), &Mind::Own, messages).await.unwrap_err().code(), "invalid");
+        let messages = NewMemory { messages: vec![1], ..fact("x") };
+        assert_eq!(t.remember(&ada(), &MemoryTarget::Own, messages).await.unwrap_err().code(), "invalid");
     }
 
     /// Recall by words and by similarity in any language. Without an embedder it uses words only,
@@ -175,24 +175,24 @@ on_every_store! {
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
         let t = home.tenure.clone();
         for text in facts {
-            t.remember(&ada(), &Mind::Own, fact(text)).await.unwrap();
+            t.remember(&ada(), &MemoryTarget::Own, fact(text)).await.unwrap();
         }
-        let found = t.recall(&ada(), &Mind::Own, "which animal?", 5).await.unwrap();
+        let found = t.recall(&ada(), &MemoryTarget::Own, "which animal?", 5).await.unwrap();
         assert_eq!((found.memories[0].memory.text.as_str(), found.by_meaning), (facts[1], true), "no word of it is there");
         assert!(found.memories[0].similarity.unwrap() > 0.3);
         switch.store(false, SeqCst);
-        let found = t.recall(&ada(), &Mind::Own, "Was ist mit GRUNEN Tee?", 5).await.unwrap();
+        let found = t.recall(&ada(), &MemoryTarget::Own, "Was ist mit GRUNEN Tee?", 5).await.unwrap();
         assert!(!found.by_meaning && found.note.unwrap().contains("sleeps"));
         assert_eq!(found.memories[0].memory.text, facts[2]);
-        assert_eq!(recall(&t, &ada(), &Mind::Own, "緑茶").await, [facts[3]], "where words are not written apart");
-        assert_eq!(recall(&t, &ada(), &Mind::Own, "где живёт?").await, [facts[5]]);
-        assert_eq!(recall(&t, &ada(), &Mind::Own, "which animal?").await, Vec::<String>::new());
-        assert_eq!(recall(&t, &ada(), &Mind::Own, "").await, Vec::<String>::new());
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "緑茶").await, [facts[3]], "where words are not written apart");
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "где живёт?").await, [facts[5]]);
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "which animal?").await, Vec::<String>::new());
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Own, "").await, Vec::<String>::new());
         // A memory stored while the embedder is unavailable has no vector yet.
-        t.remember(&ada(), &Mind::Own, fact("Her cat is an animal too")).await.unwrap();
+        t.remember(&ada(), &MemoryTarget::Own, fact("Her cat is an animal too")).await.unwrap();
         switch.store(true, SeqCst);
         let t = home.beside();
-        assert_eq!(t.recall(&ada(), &Mind::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
+        assert_eq!(t.recall(&ada(), &MemoryTarget::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
     }
 
     /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.
@@ -205,9 +205,9 @@ on_every_store! {
         });
         home.reopen_with(|o| (o.redaction, o.embedder) = (vec![rule].try_into().unwrap(), Some(embedder))).await;
         let t = &home.tenure;
-        let kept = t.remember(&ada(), &Mind::Own, fact("her card is 98765432")).await.unwrap();
+        let kept = t.remember(&ada(), &MemoryTarget::Own, fact("her card is 98765432")).await.unwrap();
         assert_eq!(kept.text, "her card is [redacted: number]");
-        assert_eq!(recall(t, &ada(), &Mind::Own, "is 98765432 her card?").await, [kept.text]);
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "is 98765432 her card?").await, [kept.text]);
         assert_eq!(home.scan("98765432").await, 0);
         assert!(seen.lock().unwrap().len() == 2 && !seen.lock().unwrap().iter().any(|t| t.contains("98765432")));
     }
@@ -220,22 +220,22 @@ on_every_store! {
         staff(&home.tenure);
         let session = begin(&home.tenure, &ada(), "x", "session").await;
         for n in 0..70 {
-            home.tenure.remember(&ada(), &Mind::Own, fact(&format!("number {n} of many"))).await.unwrap();
+            home.tenure.remember(&ada(), &MemoryTarget::Own, fact(&format!("number {n} of many"))).await.unwrap();
         }
-        for mind in [&Mind::Own, &session] {
+        for mind in [&MemoryTarget::Own, &session] {
             home.tenure.remember(&ada(), mind, fact("Rex is her dog")).await.unwrap();
         }
         home.reopen_with(|o| o.embedder = Some(concepts("second", &switch))).await;
         staff(&home.tenure);
         let t = &home.tenure;
-        assert_eq!(recall(t, &ada(), &Mind::Own, "Rex").await, ["Rex is her dog"]);
-        assert_eq!(recall(t, &ada(), &Mind::Own, "pet").await, Vec::<String>::new(), "vectors of two models are not compared");
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "Rex").await, ["Rex is her dog"]);
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new(), "vectors of two models are not compared");
         assert_eq!(recall(t, &ada(), &session, "pet").await, ["Rex is her dog"], "few enough to be made at once");
         let mut told = 0;
         assert_eq!(t.embed_all(|n| told += n).await.unwrap(), 71);
         assert_eq!((told, t.embed_all(|_| ()).await.unwrap()), (71, 0));
-        assert_eq!(recall(t, &ada(), &Mind::Own, "pet").await[0], "Rex is her dog");
-        assert_eq!(t.memory_list(&ada(), &Mind::Own, None, 100).await.unwrap().len(), 71);
+        assert_eq!(recall(t, &ada(), &MemoryTarget::Own, "pet").await[0], "Rex is her dog");
+        assert_eq!(t.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap().len(), 71);
     }
 
     /// Memories stored or deleted by another node are seen here, also by similarity search.
@@ -244,16 +244,16 @@ on_every_store! {
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
         let here = home.tenure.clone();
         let there = Tenure::on(here.store().clone(), Options { clock: home.clock.clone(), embedder: Some(concepts("first", &switch)), ..Options::default() });
-        here.remember(&ada(), &Mind::Own, fact("She likes tea")).await.unwrap();
-        assert_eq!(recall(&here, &ada(), &Mind::Own, "pet").await, Vec::<String>::new());
-        assert_eq!(recall(&there, &ada(), &Mind::Own, "beverage").await, ["She likes tea"]);
-        let rex = there.remember(&ada(), &Mind::Own, fact("Rex is her dog")).await.unwrap();
+        here.remember(&ada(), &MemoryTarget::Own, fact("She likes tea")).await.unwrap();
+        assert_eq!(recall(&here, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
+        assert_eq!(recall(&there, &ada(), &MemoryTarget::Own, "beverage").await, ["She likes tea"]);
+        let rex = there.remember(&ada(), &MemoryTarget::Own, fact("Rex is her dog")).await.unwrap();
         for minutes in [0, 1, 58, 70] {
             home.pass(SignedDuration::from_mins(minutes));
-            assert_eq!(recall(&here, &ada(), &Mind::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
+            assert_eq!(recall(&here, &ada(), &MemoryTarget::Own, "pet").await, ["Rex is her dog"], "after {minutes} minutes");
         }
-        here.forget_memory(&ada(), &Mind::Own, &rex.id).await.unwrap();
-        assert_eq!(recall(&there, &ada(), &Mind::Own, "pet").await, Vec::<String>::new());
+        here.forget_memory(&ada(), &MemoryTarget::Own, &rex.id).await.unwrap();
+        assert_eq!(recall(&there, &ada(), &MemoryTarget::Own, "pet").await, Vec::<String>::new());
     }
 
     /// Rewinding or purging a session retracts memories that have no other source. Expiry and
@@ -267,7 +267,7 @@ on_every_store! {
         let kept = last_seq(t, &ada(), "x").await;
         t.append(&ada(), &id("x"), turn(2)).await.unwrap();
         let cut = last_seq(t, &ada(), "x").await;
-        let from = |text: &str, messages: &[Seq]| Remember { messages: messages.to_vec(), ..fact(text) };
+        let from = |text: &str, messages: &[Seq]| NewMemory { messages: messages.to_vec(), ..fact(text) };
         for (text, messages) in [("from what stays", &[kept][..]), ("from what is cut", &[cut]), ("from both", &[kept, cut]), ("from the session", &[])] {
             t.remember(&ada(), &x, from(text, messages)).await.unwrap();
         }
@@ -276,22 +276,22 @@ on_every_store! {
         assert_eq!(t.remember(&ada(), &x, from("never", &[cut + 50])).await.unwrap_err().code(), "no_such_point");
         t.fork(&ada(), &id("x"), Point::End, Some(id("fork"))).await.unwrap();
         t.rewind(&ada(), &id("fork"), "turn-1").await.unwrap();
-        assert_eq!(all(t, &ada(), &Mind::Own).await.len(), 5, "a fork is another session");
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await.len(), 5, "a fork is another session");
         t.rewind(&ada(), &id("x"), "turn-1").await.unwrap();
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from what stays", "from both", "from the session", "said in two sessions"]));
         // The whole conversation is sent again with a different answer.
         let edited: Vec<Message> = [&turn(1)[..3], &[Message::assistant("another answer"), Message::user("go on")]].concat();
         t.splice(&ada(), &id("x"), &edited, HistoryMode::Full).await.unwrap();
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["from the session", "said in two sessions"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["from the session", "said in two sessions"]));
         assert!(t.purge(&ada(), &id("x")).await.unwrap());
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["said in two sessions"]));
         // The session expires and is purged after its retention; the memories of its user outlive
         // it (D-072).
         home.pass(SignedDuration::from_hours(24 * 8));
         t.sweep().await.unwrap();
         home.pass(SignedDuration::from_hours(24 * 31));
         assert_eq!(t.sweep().await.unwrap().purged.len(), 2);
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["said in two sessions"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["said in two sessions"]));
     }
 
     /// Memories with session scope are deleted with the session.
@@ -315,11 +315,11 @@ on_every_store! {
         let group = begin(&t, &eve, "g", "group").await;
         let session = begin(&t, &eve, "s", "session").await;
         let old = begin(&t, &eve, "old", "group").await;
-        for mind in [&Mind::Own, &group, &session, &Mind::Assistant("group".into()), &old] {
+        for mind in [&MemoryTarget::Own, &group, &session, &MemoryTarget::Assistant("group".into()), &old] {
             t.remember(&eve, mind, fact(&format!("{marker} said to {mind:?}"))).await.unwrap();
             t.recall(&eve, mind, &format!("{marker}?"), 5).await.unwrap();
         }
-        t.remember(&ada(), &Mind::Assistant("group".into()), fact("ada said this")).await.unwrap();
+        t.remember(&ada(), &MemoryTarget::Assistant("group".into()), fact("ada said this")).await.unwrap();
         // One of the sessions has been purged by retention before.
         t.delete(&eve, &id("old")).await.unwrap();
         home.pass(SignedDuration::from_hours(24 * 40));
@@ -327,13 +327,13 @@ on_every_store! {
         t.restore(&eve, &id("s")).await.unwrap();
         let rules = DreamRules { recalls: 1, questions: 1, days: 1 };
         assert_eq!(t.dream(&admin(), &rules, false).await.unwrap().promoted.len(), 1);
-        assert_eq!(all(&t, &ada(), &Mind::Assistant("group".into())).await.len(), 4);
+        assert_eq!(all(&t, &ada(), &MemoryTarget::Assistant("group".into())).await.len(), 4);
         assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
         t.erase(&admin(), &eve.user).await.unwrap();
         assert_eq!(home.scan(marker).await, 0);
-        assert_eq!(all(&t, &ada(), &Mind::Assistant("group".into())).await, set(&["ada said this"]));
+        assert_eq!(all(&t, &ada(), &MemoryTarget::Assistant("group".into())).await, set(&["ada said this"]));
         assert!(t.dreams(&admin()).await.unwrap()[0].promoted.is_empty());
-        assert_eq!(recall(&t, &ada(), &Mind::Assistant("group".into()), marker).await, Vec::<String>::new());
+        assert_eq!(recall(&t, &ada(), &MemoryTarget::Assistant("group".into()), marker).await, Vec::<String>::new());
     }
 
     /// A retracted memory, whether its source was rewound or purged or it was deleted explicitly,
@@ -353,7 +353,7 @@ on_every_store! {
                     t.remember(&ada(), &mind, fact(&format!("{other} tea number {n} of {session}, at home in the city"))).await.unwrap();
                 }
                 let text = format!("{marker} {session} likes tea");
-                let told = t.remember(&ada(), &mind, Remember { messages: vec![seq], ..fact(&text) }).await.unwrap();
+                let told = t.remember(&ada(), &mind, NewMemory { messages: vec![seq], ..fact(&text) }).await.unwrap();
                 assert!(recall(&t, &ada(), &mind, &format!("which tea {session}")).await.contains(&text));
                 assert!(home.scan(marker).await > 0 || home.url == "memory:", "the scan finds what is there");
                 match how {
@@ -374,7 +374,7 @@ on_every_store! {
         let (x, u) = (begin(t, &ada(), "x", "session").await, begin(t, &ada(), "u", "user").await);
         t.append(&ada(), &id("x"), turn(1)).await.unwrap();
         let seq = last_seq(t, &ada(), "x").await;
-        t.remember(&ada(), &x, Remember { messages: vec![seq], ..fact("likes tea") }).await.unwrap();
+        t.remember(&ada(), &x, NewMemory { messages: vec![seq], ..fact("likes tea") }).await.unwrap();
         t.remember(&ada(), &x, fact("asked on one day about coffee")).await.unwrap();
         t.remember(&ada(), &x, fact("always the same question on milk")).await.unwrap();
         t.remember(&ada(), &u, fact("is the user's already: juice")).await.unwrap();
@@ -388,22 +388,22 @@ on_every_store! {
         let rules = DreamRules::default();
         let would = t.dream(&admin(), &rules, true).await.unwrap();
         assert_eq!((would.promoted.len(), would.promoted[0].recalls, would.promoted[0].questions, would.promoted[0].days), (1, 9, 2, 3));
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]), "only a dry run");
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["is the user's already: juice"]), "only a dry run");
         assert!(t.dreams(&admin()).await.unwrap().is_empty());
         let dream = t.dream(&admin(), &rules, false).await.unwrap();
         assert_eq!((dream.promoted.clone(), dream.promoted[0].user.as_str()), (would.promoted, "ada"));
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice", "likes tea"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["is the user's already: juice", "likes tea"]));
         assert_eq!(all(t, &ada(), &x).await.len(), 3, "the session keeps its own");
         assert!(t.dream(&admin(), &rules, false).await.unwrap().promoted.is_empty(), "once is enough");
         assert_eq!(t.dreams(&admin()).await.unwrap(), vec![dream.clone()]);
         assert_eq!((t.dreams(&ada()).await.unwrap_err().code(), t.undo_dream(&ada(), &dream.id).await.unwrap_err().code()), ("invalid", "invalid"));
         assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), Some(1));
         assert_eq!(t.undo_dream(&admin(), &dream.id).await.unwrap(), None);
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["is the user's already: juice"]));
         // Promote again, then retract the source.
         assert_eq!(t.dream(&ada(), &rules, false).await.unwrap().promoted.len(), 1, "for one's own sessions");
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["is the user's already: juice"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["is the user's already: juice"]));
     }
 
     /// Memories are injected as one marked block after the instructions, in later rounds too, and
@@ -412,12 +412,12 @@ on_every_store! {
         let t = &home.tenure;
         t.declare(clerk(|a| {
             a.instructions = Some("Be kind.".to_owned());
-            a.memory = Some(MemorySize { scope: Scope::User, max_tokens: Some(60), ..MemorySize::default() });
+            a.memory = Some(MemoryConfig { scope: MemoryScope::User, max_tokens: Some(60), ..MemoryConfig::default() });
             a.tools = vec![ToolSource::Memory];
         }));
-        let tea = t.remember(&ada(), &Mind::Own, fact("likes green tea")).await.unwrap();
+        let tea = t.remember(&ada(), &MemoryTarget::Own, fact("likes green tea")).await.unwrap();
         home.pass(SignedDuration::from_hours(24));
-        let cups = t.remember(&ada(), &Mind::Own, fact("now likes black\n tea")).await.unwrap();
+        let cups = t.remember(&ada(), &MemoryTarget::Own, fact("now likes black\n tea")).await.unwrap();
         home.pass(SignedDuration::from_secs(1));
         let first = [
             ("c1", "memory", json!({"action": "remember", "text": "takes no sugar"})),
@@ -428,10 +428,10 @@ on_every_store! {
             ("c4", "memory", json!({"action": "dance"})),
         ];
         let (model, none) = (Script::new([calls(&first), calls(&second), say("Done.")]), Workshop::default());
-        let Begun::Turn(turn) = t.turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
+        let TurnStart::Turn(turn) = t.turn(&ada(), question("Which tea?")).await.unwrap() else { panic!("a turn") };
         let told: Vec<_> = turn.spliced.memories.iter().map(|m| m.id.clone()).collect();
         assert_eq!(told, [cups.id.clone(), tea.id.clone()], "the newest first");
-        turn.run(Hands { model: &model, tools: Some(&none) }, Fields::default(), false, None).await.unwrap();
+        turn.run(Executors { model: &model, tools: Some(&none) }, RawObject::default(), false, None).await.unwrap();
         let prompts = model.prompts.lock().unwrap().clone();
         for prompt in &prompts {
             assert_eq!((prompt[0].text(), prompt[1].role()), ("Be kind.".to_owned(), Role::System));
@@ -443,13 +443,13 @@ on_every_store! {
         let said = talk(&x(t).await);
         assert!(said[2].contains("remembered") && said[3].contains("likes green tea") && said[5].contains("true"), "{said:?}");
         assert!(said[6].contains("dance") && said[6].contains("remember"), "{said:?}");
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
-        let kept = t.memory_list(&ada(), &Mind::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea", "takes no sugar"]));
+        let kept = t.memory_list(&ada(), &MemoryTarget::Own, None, 10).await.unwrap().into_iter().find(|m| m.text.contains("sugar")).unwrap();
         let call = x(t).await.messages[1].seq;
-        assert_eq!(kept.sources, [Source { session_id: Some(id("x")), messages: vec![call], user: None }]);
+        assert_eq!(kept.sources, [MemorySource { session_id: Some(id("x")), messages: vec![call], user: None }]);
         // A rewind to the start of the turn retracts the memory that the call stored.
         t.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
-        assert_eq!(all(t, &ada(), &Mind::Own).await, set(&["now likes black\n tea"]));
+        assert_eq!(all(t, &ada(), &MemoryTarget::Own).await, set(&["now likes black\n tea"]));
     }
 
     /// Nothing is injected where the policy does not request it, and a failing embedder does not
@@ -458,10 +458,10 @@ on_every_store! {
         let switch = awake();
         home.reopen_with(|o| o.embedder = Some(concepts("first", &switch))).await;
         let t = &home.tenure;
-        t.remember(&ada(), &Mind::Own, fact("likes tea")).await.unwrap();
+        t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
         switch.store(false, SeqCst);
-        let size = |scope, inject| Some(MemorySize { scope, inject: Some(inject), ..MemorySize::default() });
-        for (memory, told) in [(None, 0), (size(Scope::None, true), 0), (size(Scope::Session, true), 0), (size(Scope::User, false), 0), (size(Scope::User, true), 1)] {
+        let size = |scope, inject| Some(MemoryConfig { scope, inject: Some(inject), ..MemoryConfig::default() });
+        for (memory, told) in [(None, 0), (size(MemoryScope::None, true), 0), (size(MemoryScope::Session, true), 0), (size(MemoryScope::User, false), 0), (size(MemoryScope::User, true), 1)] {
             let _ = t.purge(&ada(), &id("x")).await;
             t.declare(clerk(|a| (a.memory, a.tools) = (memory.clone(), vec![ToolSource::Memory])));
             let model = Script::new([say("Hm.")]);
@@ -479,14 +479,16 @@ async fn a_run_that_is_taken_over_remembers() {
     let t = &home.tenure;
     let with_memory = || {
         clerk(|a| {
-            a.memory = Some(MemorySize { scope: Scope::User, ..MemorySize::default() });
+            a.memory = Some(MemoryConfig { scope: MemoryScope::User, ..MemoryConfig::default() });
             a.tools = vec![ToolSource::Memory];
         })
     };
     t.declare(with_memory());
-    t.remember(&ada(), &Mind::Own, fact("likes tea")).await.unwrap();
+    t.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
     let (model, none) = (Script::new([say("Tea it is.")]), Workshop::default());
-    let Begun::Turn(turn) = t.turn(&ada(), Ask { detail: lasting(), ..question("Which tea?") }).await.unwrap() else {
+    let TurnStart::Turn(turn) =
+        t.turn(&ada(), TurnRequest { detail: lasting(), ..question("Which tea?") }).await.unwrap()
+    else {
         panic!()
     };
     drop(turn);
@@ -495,7 +497,7 @@ async fn a_run_that_is_taken_over_remembers() {
     other.declare(with_memory());
     let head = other.head(&ada(), &id("x")).await.unwrap();
     let turn = other.take_over(&head).await.unwrap().unwrap();
-    turn.run(Hands { model: &model, tools: Some(&none) }, Fields::default(), false, None).await.unwrap();
+    turn.run(Executors { model: &model, tools: Some(&none) }, RawObject::default(), false, None).await.unwrap();
     assert!(model.shown()[0].contains("likes tea"), "{:?}", model.shown());
 }
 
@@ -516,7 +518,7 @@ async fn many_at_once() {
     for task in tasks {
         task.await.unwrap();
     }
-    let all = home.tenure.memory_list(&ada(), &Mind::Own, None, 100).await.unwrap();
+    let all = home.tenure.memory_list(&ada(), &MemoryTarget::Own, None, 100).await.unwrap();
     assert_eq!(all.len(), 17);
     assert_eq!(all.iter().find(|m| m.text == "said by all").unwrap().sources.len(), 16);
 }
@@ -526,8 +528,8 @@ async fn many_at_once() {
 async fn an_embedder_that_hangs() {
     let hangs = Embedder::new("hangs", |_| std::future::pending());
     let tenure = Tenure::open_with("memory:", Options { embedder: Some(hangs), ..Options::default() }).await.unwrap();
-    tenure.remember(&ada(), &Mind::Own, fact("likes tea")).await.unwrap();
-    let found = tenure.recall(&ada(), &Mind::Own, "tea", 5).await.unwrap();
+    tenure.remember(&ada(), &MemoryTarget::Own, fact("likes tea")).await.unwrap();
+    let found = tenure.recall(&ada(), &MemoryTarget::Own, "tea", 5).await.unwrap();
     assert_eq!((found.memories.len(), found.by_meaning), (1, false));
 }
 
@@ -564,12 +566,12 @@ mod random {
                     }
                 }
                 for (i, a, s) in &said {
-                    t.remember(&who(*i), &Mind::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
+                    t.remember(&who(*i), &MemoryTarget::Session(id(&name(*i, *a, *s))), fact(&words(*i, *a, *s))).await.unwrap();
                 }
                 for (i, (tenant, user)) in WHO.into_iter().enumerate() {
                     for (a, assistant) in ASSISTANTS.into_iter().enumerate() {
                         for s in 0..2 {
-                            let found: BTreeSet<String> = recall(&t, &who(i), &Mind::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
+                            let found: BTreeSet<String> = recall(&t, &who(i), &MemoryTarget::Session(id(&name(i, a, s))), "which drink, tea?").await.into_iter().collect();
                             let theirs = said.iter().filter(|(j, b, r)| WHO[*j].0 == tenant && match assistant {
                                 "session" => (*j, *b, *r) == (i, a, s),
                                 "user" => *j == i && *b == a,

@@ -121,7 +121,7 @@ async fn take_step(
         }
         5 if live => {
             let label = format!("cp{}", dice.roll(4));
-            t.checkpoint(who, &x, Some(Label::new(&label).unwrap())).await.unwrap();
+            t.checkpoint(who, &x, Some(CheckpointLabel::new(&label).unwrap())).await.unwrap();
             m.checkpoints.push((label, m.messages.len()));
             format!("checkpoint {name}")
         }
@@ -162,7 +162,9 @@ async fn take_step(
         }
         11 if live => {
             let title = format!("title {step}");
-            t.update(who, &x, InfoChange { title: Change::Set(title.clone()), ..InfoChange::default() }).await.unwrap();
+            t.update(who, &x, SessionPatch { title: Patch::Set(title.clone()), ..SessionPatch::default() })
+                .await
+                .unwrap();
             m.title = Some(title);
             format!("title of {name}")
         }
@@ -212,7 +214,7 @@ async fn compare(home: &Home, who: &Principal, model: &BTreeMap<String, Model>) 
             format!("{:?} {:?}", s.status, s.info.title),
             format!("{:?} {:?}", m.status, m.title),
         )?;
-        let mut mark = Mark::default();
+        let mut mark = LogDigest::default();
         s.messages.iter().for_each(|said| mark.advance(&said.message));
         same("mark", format!("{:?}", s.mark), format!("{mark:?}"))?;
         if m.status.is_live() {
@@ -220,7 +222,7 @@ async fn compare(home: &Home, who: &Principal, model: &BTreeMap<String, Model>) 
             same("tail", format!("{tail:?}"), format!("{:?}", &s.messages[s.messages.len().saturating_sub(5)..]))?;
         }
     }
-    let mut query = Query::new(Whose::Everyone, 100);
+    let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
     let page = home.tenure.list(who, query).await.map_err(|e| e.to_string())?;
     let mut listed: Vec<_> = page.heads.iter().map(|h| h.info.session_id.to_string()).collect();

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tenure::*;
 
-fn rules_of(review: &[ReviewRule], client_tools: bool, f: impl FnOnce(&Rules<'_>)) {
+fn rules_of(review: &[ReviewRule], client_tools: bool, f: impl FnOnce(&RunRules<'_>)) {
     let tool = |name: &str| Tool { name: name.to_owned(), ..Tool::default() };
     let tools =
         [Tool { read_only: true, ..tool("look") }, Tool { idempotent: true, ..tool("set") }, tool("pay"), tool("mail")];
-    f(&Rules { tools: &tools, review, client_tools });
+    f(&RunRules { tools: &tools, review, client_tools });
 }
 
 fn mail_is_reviewed() -> Vec<ReviewRule> {
@@ -25,7 +25,7 @@ impl Log {
     fn new() -> Self {
         let run = RunId::new("r1").unwrap();
         let started = Entry::RunStarted { run: run.clone(), claim: None, detail: Default::default() };
-        Self { entries: vec![Entry::created(Created::default()), said(Message::user("Hi")), started], run }
+        Self { entries: vec![Entry::created(SessionCreated::default()), said(Message::user("Hi")), started], run }
     }
 
     fn push(mut self, entry: Entry) -> Self {
@@ -106,14 +106,14 @@ impl Log {
 
     fn rewound(self, to: Seq) -> Self {
         let mark = self.session_upto(to).mark.clone();
-        self.push(Entry::Rewound(Rewound { to, mark }))
+        self.push(Entry::Rewound(RewindEntry { to, mark }))
     }
 
     /// A fork at this point.
     fn forked(self) -> Self {
         let mark = self.session().mark.clone();
         let parent = Parent { session: SessionId::new("s").unwrap(), seq: self.seq(), mark };
-        let mut log = self.push(Entry::created(Created { parent: Some(parent), ..Created::default() }));
+        let mut log = self.push(Entry::created(SessionCreated { parent: Some(parent), ..SessionCreated::default() }));
         log.run = RunId::new("r2").unwrap();
         let run = log.run.clone();
         log.push(Entry::RunStarted { run, claim: None, detail: Default::default() })
@@ -135,21 +135,21 @@ fn said(message: Message) -> Entry {
 }
 
 /// A step in short notation: `call c1 {"a":1}`, `say c1: …`, `review c1`, `was c1 done`.
-fn words(step: &Step) -> String {
-    let job = |j: &Job| match &j.doing {
-        Doing::Call(arguments) => format!("call {} {}", j.call.id, Value::Object(arguments.clone())),
-        Doing::Say(text) => format!("say {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim()),
+fn words(step: &NextStep) -> String {
+    let job = |j: &PendingCall| match &j.doing {
+        CallAction::Call(arguments) => format!("call {} {}", j.call.id, Value::Object(arguments.clone())),
+        CallAction::Say(text) => format!("say {}: {}", j.call.id, text.split(['.', '(', ';']).next().unwrap().trim()),
     };
-    let asks = |q: &Question| match q.lost {
+    let asks = |q: &ReviewRequest| match q.lost {
         true => format!("was {} done", q.call.id),
         false => format!("review {}", q.call.id),
     };
     match step {
-        Step::Model => "model".to_owned(),
-        Step::Tools(jobs) => jobs.iter().map(job).collect::<Vec<_>>().join(", "),
-        Step::Review(questions) => questions.iter().map(asks).collect::<Vec<_>>().join(", "),
-        Step::Wait => "wait".to_owned(),
-        Step::Done => "done".to_owned(),
+        NextStep::Model => "model".to_owned(),
+        NextStep::Tools(jobs) => jobs.iter().map(job).collect::<Vec<_>>().join(", "),
+        NextStep::Review(questions) => questions.iter().map(asks).collect::<Vec<_>>().join(", "),
+        NextStep::Wait => "wait".to_owned(),
+        NextStep::Done => "done".to_owned(),
     }
 }
 
@@ -162,7 +162,7 @@ use Decision::{Approved, Corrected, Rejected};
 
 #[test]
 fn questions_answers_and_results() {
-    check(Log { entries: vec![Entry::created(Created::default())], ..Log::new() }, "done");
+    check(Log { entries: vec![Entry::created(SessionCreated::default())], ..Log::new() }, "done");
     check(Log::new(), "model");
     check(Log::new().answer(), "done");
     check(Log::new().answer().asked(), "model");
@@ -230,7 +230,7 @@ fn a_correction_outlives_a_crash() {
     );
     // The review of a lost call shows the corrected arguments.
     rules_of(&mail_is_reviewed(), false, |rules| {
-        let Step::Review(asked) = next(&corrected().session(), rules) else { panic!() };
+        let NextStep::Review(asked) = next(&corrected().session(), rules) else { panic!() };
         assert_eq!(asked[0].arguments, json!({"amount": 7}));
     });
 }
@@ -249,10 +249,10 @@ fn unknown_tools_and_bad_arguments() {
         assert_eq!(step(Log::new().calls(&["c1=fly", "c2=look"]).result("c2")), "done");
         assert_eq!(step(Log::new().calls(&["c1=fly", "c2=look"]).result("c2").result("c1")), "model");
     });
-    let none = Rules { tools: &[], review: &[], client_tools: false };
+    let none = RunRules { tools: &[], review: &[], client_tools: false };
     assert_eq!(
         next(&Log::new().calls(&["c1=fly"]).session(), &none),
-        Step::Done,
+        NextStep::Done,
         "without tools here all calls are the client's"
     );
 }
@@ -317,7 +317,7 @@ fn push_any(log: Log, what: u8) -> Log {
         37 => log.forked(),
         38 => {
             let run = log.run.clone();
-            log.push(Entry::RunEnded { run, outcome: Outcome::Failed, error: None, code: None })
+            log.push(Entry::RunEnded { run, outcome: RunOutcome::Failed, error: None, code: None })
         }
         _ => log.push(said(Message::system("Be kind."))),
     }
@@ -338,17 +338,17 @@ proptest! {
             let results: Vec<_> =
                 last.map(|i| session.messages[i..].iter().filter_map(|m| m.message.tool_call_id()).collect()).unwrap_or_default();
             let touched: Vec<&ToolCall> = match &step {
-                Step::Tools(jobs) => jobs.iter().map(|j| &j.call).collect(),
-                Step::Review(asked) => asked.iter().map(|q| &q.call).collect(),
+                NextStep::Tools(jobs) => jobs.iter().map(|j| &j.call).collect(),
+                NextStep::Review(asked) => asked.iter().map(|q| &q.call).collect(),
                 _ => Vec::new(),
             };
             assert!(touched.iter().all(|c| !results.contains(&c.id)), "a call with a result is left alone");
             if session.open_reviews().next().is_some() {
-                assert_eq!(step, Step::Wait);
+                assert_eq!(step, NextStep::Wait);
             }
-            let Step::Tools(jobs) = &step else { return };
+            let NextStep::Tools(jobs) = &step else { return };
             let since = session.messages[last.unwrap()].seq;
-            for job in jobs.iter().filter(|j| matches!(j.doing, Doing::Call(_))) {
+            for job in jobs.iter().filter(|j| matches!(j.doing, CallAction::Call(_))) {
                 let tool = rules.tools.iter().find(|t| t.name == job.call.name).unwrap();
                 let begun = session.runs.iter().flat_map(|r| &r.tools_started);
                 let begun = begun.filter(|s| s.seq > since && s.call == job.call.id && !s.cached).map(|s| s.seq).max();

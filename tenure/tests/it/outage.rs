@@ -22,8 +22,8 @@ fn script() -> Script {
     Script::new([calls(&[("c1", "look", json!({})), ("c2", "pay", json!({}))]), say("Done.")])
 }
 
-fn ask(session: &str) -> Ask {
-    Ask { session: Some(id(session)), ..question("Go") }
+fn ask(session: &str) -> TurnRequest {
+    TurnRequest { session: Some(id(session)), ..question("Go") }
 }
 
 const TALK: [&str; 5] = ["user: Go", "calls: c1 c2", "tool: seen", "tool: paid", "assistant: Done."];
@@ -53,7 +53,7 @@ on_every_store! {
                 assert!(!done.unwrap().waiting);
                 let s = home.tenure.load(&ada(), &id(&session)).await.unwrap();
                 assert_eq!(talk(&s), TALK, "{commit} {when:?}");
-                assert_eq!((ending(&s), s.runs.len()), ((Some(Outcome::Completed), None), 1));
+                assert_eq!((ending(&s), s.runs.len()), ((Some(RunOutcome::Completed), None), 1));
                 assert_eq!((tools.done("pay").len(), tools.done("look").len()), (1, 1));
                 assert_eq!(*tenure.load(&ada(), &id(&session)).await.unwrap().head(), *s.head());
             }

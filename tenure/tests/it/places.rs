@@ -113,8 +113,8 @@ pub fn id(s: &str) -> SessionId {
     SessionId::new(s).unwrap()
 }
 
-pub fn named(s: &str) -> New {
-    New { id: Some(id(s)), ..New::default() }
+pub fn named(s: &str) -> NewSession {
+    NewSession { id: Some(id(s)), ..NewSession::default() }
 }
 
 pub fn call(call_id: &str, tool: &str) -> Message {

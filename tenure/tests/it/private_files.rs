@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use tenure::{JsonlTranscript, Message, New, Principal, Tenure};
+use tenure::{JsonlTranscript, Message, NewSession, Principal, Tenure};
 
 /// Everything in a directory that others may read, write or enter, with its mode.
 fn shared_with_others(directory: &Path) -> Vec<String> {
@@ -25,7 +25,7 @@ async fn files_of_stores_and_transcripts_are_private() {
     let places = [root.path().join("tenure.db"), root.path().join("below").join("jsonl")];
     for (scheme, place) in ["sqlite", "jsonl"].into_iter().zip(&places) {
         let tenure = Tenure::open(&format!("{scheme}:{}", place.display())).await.unwrap();
-        let id = tenure.create(&who, New::default()).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&who, NewSession::default()).await.unwrap().info.session_id.clone();
         let picture = format!("data:image/png;base64,{}", "aGVs".repeat(1000));
         let message =
             serde_json::json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}]});

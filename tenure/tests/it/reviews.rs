@@ -65,7 +65,7 @@ on_every_store! {
         assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
         assert_eq!(code(t.go_on(&ada(), &id("x"), OnBusy::Queue, lasting()).await), "paused");
         assert_eq!(code(t.activate(&ada(), &id("x")).await), "invalid");
-        assert_eq!(code(t.patch(&ada(), &id("x"), InfoChange::default(), Some(Status::Active)).await), "invalid");
+        assert_eq!(code(t.patch(&ada(), &id("x"), SessionPatch::default(), Some(Status::Active)).await), "invalid");
         assert!(t.abandoned(9).await.unwrap().is_empty(), "a run that waits is nobody's");
         // One node decides; another one, opened later, resumes the run.
         let other = home.beside();
@@ -85,7 +85,7 @@ on_every_store! {
         assert_eq!(talk(&s)[3..], [refused, "tool: sent", "assistant: Done."]);
         assert!(model.shown().iter().any(|t| t.contains("refused this call")), "the model was told");
         assert_eq!((tools.done("pay").len(), tools.done("mail").len()), (0, 1));
-        assert_eq!((ending(&s), s.runs.len()), ((Some(Outcome::Completed), None), 1));
+        assert_eq!((ending(&s), s.runs.len()), ((Some(RunOutcome::Completed), None), 1));
     }
 
     /// Reviews are listed by queue, open or decided; other users' reviews are not visible.
@@ -94,23 +94,23 @@ on_every_store! {
         let asked = waiting(home, &model, &tools).await;
         let t = &home.tenure;
         t.create(&ada(), named("quiet")).await.unwrap();
-        let list = async |who: &Principal, which: Reviews| {
+        let list = async |who: &Principal, which: ReviewFilter| {
             let page = t.reviews(who, &which, None, 10).await.unwrap();
             assert!(page.next.is_none());
             page.reviews.into_iter().map(|(head, r)| (head.info.session_id, r.opened.review)).collect::<Vec<_>>()
         };
-        let queue = |name: &str| Reviews::Open(Some(name.to_owned()));
+        let queue = |name: &str| ReviewFilter::Open(Some(name.to_owned()));
         let of = |n: usize| (id("x"), asked[n].clone());
         for who in [ada(), admin()] {
-            assert_eq!(list(&who, Reviews::Open(None)).await, [of(0), of(1)]);
+            assert_eq!(list(&who, ReviewFilter::Open(None)).await, [of(0), of(1)]);
             assert_eq!(list(&who, queue("money")).await, [of(0)]);
             assert_eq!(list(&who, queue("mone")).await, []);
-            assert_eq!(list(&who, Reviews::Decided).await, []);
+            assert_eq!(list(&who, ReviewFilter::Decided).await, []);
             assert_eq!(t.review(&who, &asked[0]).await.unwrap().1.opened.review, asked[0]);
         }
         let strangers = [Principal::new("acme", "bob"), Principal::new("other", "ada"), Principal::tenant_wide("other")];
         for stranger in strangers.into_iter().map(Result::unwrap) {
-            assert_eq!(list(&stranger, Reviews::Open(None)).await, []);
+            assert_eq!(list(&stranger, ReviewFilter::Open(None)).await, []);
             assert_eq!(code(t.review(&stranger, &asked[0]).await), "no_such_review");
             assert_eq!(code(t.decide(&stranger, &asked[0], &verdict(Decision::Approved)).await), "no_such_review");
             assert_eq!(code(t.claim_review(&stranger, &asked[0], Some("bob"), None, SignedDuration::from_mins(5)).await), "no_such_review");
@@ -120,11 +120,11 @@ on_every_store! {
         }
         t.decide(&admin(), &asked[0], &verdict(Decision::Approved)).await.unwrap();
         assert_eq!(list(&ada(), queue("money")).await, []);
-        assert_eq!(list(&ada(), Reviews::Open(None)).await, [of(1)]);
-        assert_eq!(list(&ada(), Reviews::Decided).await, [of(0)]);
+        assert_eq!(list(&ada(), ReviewFilter::Open(None)).await, [of(1)]);
+        assert_eq!(list(&ada(), ReviewFilter::Decided).await, [of(0)]);
         // Pagination.
         for n in 0..5 {
-            turn_of(t, Ask { session: Some(id(&format!("y{n}"))), ..question("Go") }, &model, &tools).await.unwrap();
+            turn_of(t, TurnRequest { session: Some(id(&format!("y{n}"))), ..question("Go") }, &model, &tools).await.unwrap();
         }
         let (mut found, mut cursor) = (0, None);
         loop {
@@ -164,14 +164,14 @@ on_every_store! {
     /// An overdue review is decided according to its rule, by the runner and by the sweep.
     async fn what_nobody_decides_is_decided_by_the_clock(home: &mut Home) {
         let rule = |tool: &str, minutes: u64, on_timeout| ReviewRule {
-            timeout: Some(Period::of(Duration::from_secs(60 * minutes))), on_timeout, ..reviewed(tool)
+            timeout: Some(HumanDuration::of(Duration::from_secs(60 * minutes))), on_timeout, ..reviewed(tool)
         };
         let rules = vec![rule("pay", 10, Decision::Approved), rule("mail", 20, Decision::Rejected)];
         home.tenure.declare(clerk(|a| a.review = rules.clone()));
         let t = home.tenure.clone();
         let (model, tools) = (script(), tools());
         for session in ["x", "swept"] {
-            turn_of(&t, Ask { session: Some(id(session)), ..question("Go") }, &model, &tools).await.unwrap();
+            turn_of(&t, TurnRequest { session: Some(id(session)), ..question("Go") }, &model, &tools).await.unwrap();
         }
         assert_eq!(t.decide_overdue().await.unwrap(), 0);
         home.pass(SignedDuration::from_mins(11));
@@ -199,7 +199,8 @@ async fn decisions_are_kept_as_the_metadata_promises() {
     let (model, tools) = (script(), tools());
     let asked = waiting(&home, &model, &tools).await;
     let notes = "Classification correct, proceed with extraction".to_owned();
-    let told = Verdict { notes: Some(notes.clone()), reviewer: "user_789".to_owned(), ..verdict(Decision::Approved) };
+    let told =
+        ReviewInput { notes: Some(notes.clone()), reviewer: "user_789".to_owned(), ..verdict(Decision::Approved) };
     home.tenure.decide(&ada(), &asked[0], &told).await.unwrap();
     home.tenure.decide(&ada(), &asked[1], &verdict(Decision::Rejected)).await.unwrap();
     let s = x(&home.tenure).await;
@@ -224,7 +225,7 @@ async fn a_review_can_be_claimed() {
     assert_eq!(held, ("eve".to_owned(), Some(home.now() + five)));
     assert_eq!(code(claim(Some("mallory"), None).await), "claimed");
     assert_eq!(code(claim(None, Some("mallory")).await), "claimed", "nor can others give it back");
-    let by = |reviewer: &str| Verdict { reviewer: reviewer.to_owned(), ..verdict(Decision::Approved) };
+    let by = |reviewer: &str| ReviewInput { reviewer: reviewer.to_owned(), ..verdict(Decision::Approved) };
     assert_eq!(code(t.decide(&ada(), &asked[0], &by("mallory")).await), "claimed");
     claim(Some("eve"), None).await.unwrap();
     assert_eq!(claim(None, Some("eve")).await.unwrap().claimed, None);
@@ -243,13 +244,13 @@ async fn a_correction_is_what_is_done() {
     let (model, tools) = (script(), tools());
     let asked = waiting(&home, &model, &tools).await;
     let t = &home.tenure;
-    let corrected = |arguments: Option<Value>| Verdict { arguments, ..verdict(Decision::Corrected) };
+    let corrected = |arguments: Option<Value>| ReviewInput { arguments, ..verdict(Decision::Corrected) };
     for bad in [None, Some(json!([1])), Some(json!("x"))] {
         assert_eq!(code(t.decide(&ada(), &asked[0], &corrected(bad)).await), "invalid");
     }
     let much = json!({"n": "x".repeat(t.limits().max_info_bytes)});
     assert_eq!(code(t.decide(&ada(), &asked[0], &corrected(Some(much))).await), "too_large");
-    let long = Verdict { notes: Some("x".repeat(t.limits().max_info_bytes)), ..verdict(Decision::Approved) };
+    let long = ReviewInput { notes: Some("x".repeat(t.limits().max_info_bytes)), ..verdict(Decision::Approved) };
     assert_eq!(code(t.decide(&ada(), &asked[0], &long).await), "too_large");
     t.decide(&ada(), &asked[0], &corrected(Some(json!({"n": 7})))).await.unwrap();
     t.decide(&ada(), &asked[1], &verdict(Decision::Approved)).await.unwrap();
@@ -285,8 +286,8 @@ on_every_store! {
         }
         turn_of(&home.tenure, question("Go"), &model, &tools).await.unwrap();
         let asked = open(&x(&home.tenure).await);
-        let noted = |decision, notes: &str| Verdict { notes: Some(notes.to_owned()), ..verdict(decision) };
-        let corrected = Verdict { arguments: Some(json!({"n": 7})), ..noted(Decision::Corrected, "not so much") };
+        let noted = |decision, notes: &str| ReviewInput { notes: Some(notes.to_owned()), ..verdict(decision) };
+        let corrected = ReviewInput { arguments: Some(json!({"n": 7})), ..noted(Decision::Corrected, "not so much") };
         home.tenure.decide(&ada(), &asked[0], &corrected).await.unwrap();
         home.tenure.decide(&ada(), &asked[1], &noted(Decision::Approved, "this once")).await.unwrap();
         home.reopen().await;
@@ -325,7 +326,7 @@ async fn cancelling_a_run_that_waits() {
     home.tenure.cancel(&ada(), &id("x"), &run).await.unwrap();
     let s = x(&home.tenure).await;
     assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
-    assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+    assert_eq!(ending(&s), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
     assert_eq!(code(home.tenure.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "already_decided");
     assert!(home.tenure.abandoned(9).await.unwrap().is_empty());
     let model = Script::new([say("Fine.")]);
@@ -342,7 +343,7 @@ async fn rewinding_past_an_open_review() {
     home.tenure.rewind(&ada(), &id("x"), Point::Position(1)).await.unwrap();
     let s = x(&home.tenure).await;
     assert_eq!((s.status, s.open_reviews().count(), s.head().reviews.len()), (Status::Active, 0, 0));
-    assert_eq!(ending(&s).0, Some(Outcome::Cancelled));
+    assert_eq!(ending(&s).0, Some(RunOutcome::Cancelled));
     assert_eq!(code(home.tenure.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "already_decided");
     let turn = home.tenure.go_on(&ada(), &id("x"), OnBusy::Reject, lasting()).await.unwrap();
     assert!(work(turn, &model, &tools).await.unwrap().waiting, "it is asked anew");
@@ -359,7 +360,7 @@ async fn a_restored_session_still_waits() {
     let t = &home.tenure;
     t.delete(&ada(), &id("x")).await.unwrap();
     assert_eq!(code(t.decide(&ada(), &asked[0], &verdict(Decision::Approved)).await), "gone");
-    assert!(t.reviews(&ada(), &Reviews::Open(None), None, 9).await.unwrap().reviews.is_empty());
+    assert!(t.reviews(&ada(), &ReviewFilter::Open(None), None, 9).await.unwrap().reviews.is_empty());
     assert_eq!(t.restore(&ada(), &id("x")).await.unwrap().status, Status::Paused);
     assert_eq!(code(t.turn(&ada(), question("More")).await), "paused");
     for review in &asked {
@@ -395,11 +396,11 @@ async fn a_notice_that_comes_back() {
     assert_eq!(t.find(&ada(), &other).await.unwrap(), None);
     let unknown = Message::assistant(&notice.replace("_x", "_nowhere"));
     assert_eq!(t.find(&ada(), &[sent[0].clone(), unknown, sent[2].clone()]).await.unwrap(), None);
-    let plan = reconcile(&s, &Incoming { messages: &sent, ..Incoming::default() });
+    let plan = reconcile(&s, &IncomingRequest { messages: &sent, ..IncomingRequest::default() });
     assert_eq!((plan.keep, plan.rewound, plan.append.len()), (s.messages.len(), 0, 1));
     assert_eq!(plan.append[0].message.text(), "And?");
     let model = Script::new([say("Yes.")]);
-    let ask = |messages| Ask {
+    let ask = |messages| TurnRequest {
         messages,
         history: Some(HistoryMode::Auto),
         session: None,

@@ -32,7 +32,7 @@ fn picture(letter: &str) -> String {
     format!("data:image/png;base64,{png}")
 }
 
-fn post(line: &str) -> Post {
+fn post(line: &str) -> MessageEntry {
     let (lead, line) = line.strip_prefix("lead ").map_or((false, line), |l| (true, l));
     let (who, what) = line.split_once(": ").unwrap_or((line.trim_end_matches(':'), ""));
     let message = match who.split_once(' ').unwrap_or((who, "")) {
@@ -59,14 +59,14 @@ fn post(line: &str) -> Post {
             Message::from_value(&serde_json::json!({"role": role, "content": parts})).unwrap()
         }
     };
-    Post { lead, ..Post::from(message) }
+    MessageEntry { lead, ..MessageEntry::from(message) }
 }
 
-fn session(posts: &[Post]) -> Session {
+fn session(posts: &[MessageEntry]) -> Session {
     let at = "2026-01-01T00:00:00Z".parse().unwrap();
-    let entries = [Entry::created(Created::default())].into_iter();
+    let entries = [Entry::created(SessionCreated::default())].into_iter();
     // Stored messages have their media detached.
-    let stored = posts.iter().map(|p| Post { message: p.message.detach().0, ..p.clone() });
+    let stored = posts.iter().map(|p| MessageEntry { message: p.message.detach().0, ..p.clone() });
     let entries = entries.chain(stored.map(Entry::Message));
     let records = (1..).zip(entries).map(|(seq, entry)| Record { seq, at, entry });
     Session::replay(&Principal::default().key(&SessionId::new("s").unwrap()), records).unwrap()
@@ -87,7 +87,7 @@ fn by_list_client(mut session: Session) -> Session {
     session
 }
 
-fn posts(text: &str, name: &str) -> Vec<Post> {
+fn posts(text: &str, name: &str) -> Vec<MessageEntry> {
     section(text, name).into_iter().map(post).collect()
 }
 
@@ -95,14 +95,14 @@ fn texts(messages: &[Message]) -> Vec<String> {
     messages.iter().map(|m| m.as_str().to_owned()).collect()
 }
 
-fn incoming(messages: &[Message], history: HistoryMode) -> Incoming<'_> {
-    Incoming { messages, history, ..Incoming::default() }
+fn incoming(messages: &[Message], history: HistoryMode) -> IncomingRequest<'_> {
+    IncomingRequest { messages, history, ..IncomingRequest::default() }
 }
 
 /// The session after a plan is applied.
-fn after(stored: &Session, plan: &Plan) -> Session {
+fn after(stored: &Session, plan: &ReconcilePlan) -> Session {
     let kept = stored.messages[..plan.keep].iter();
-    let kept = kept.map(|m| Post { lead: m.lead, run: m.run.clone(), ..Post::from(m.message.clone()) });
+    let kept = kept.map(|m| MessageEntry { lead: m.lead, run: m.run.clone(), ..MessageEntry::from(m.message.clone()) });
     let after = session(&kept.chain(plan.posts(1)).collect::<Vec<_>>());
     let same = after.messages.iter().zip(&stored.messages[..plan.keep]).all(|(new, old)| new.seq == old.seq);
     assert!(same, "stored messages have the records that the plan names");
@@ -123,7 +123,7 @@ fn reconcile_fixtures() {
         };
         let is_retry = setting(&text, "retry") == Some("yes");
         let has_waited = setting(&text, "waited") == Some("yes");
-        let plan = reconcile(&stored, &Incoming { is_retry, has_waited, ..incoming(&messages, history_mode) });
+        let plan = reconcile(&stored, &IncomingRequest { is_retry, has_waited, ..incoming(&messages, history_mode) });
         let mut summary = format!(
             "keep {}, matched {}, spliced {}, rewound {}, ephemeral {}",
             plan.keep, plan.matched, plan.spliced, plan.rewound, plan.ephemeral
@@ -132,9 +132,10 @@ fn reconcile_fixtures() {
             summary += &format!(", orphans {}", plan.orphans.join(" "));
         }
         assert_eq!(Some(&*summary), setting(&text, "plan"), "{}: {plan:#?}", path.display());
-        let appended: Vec<Post> = plan.posts(1).into_iter().map(|p| Post { replies_to: None, ..p }).collect();
-        let detached = |posts: Vec<Post>| -> Vec<Post> {
-            posts.into_iter().map(|p| Post { message: p.message.detach().0, ..p }).collect()
+        let appended: Vec<MessageEntry> =
+            plan.posts(1).into_iter().map(|p| MessageEntry { replies_to: None, ..p }).collect();
+        let detached = |posts: Vec<MessageEntry>| -> Vec<MessageEntry> {
+            posts.into_iter().map(|p| MessageEntry { message: p.message.detach().0, ..p }).collect()
         };
         assert_eq!(detached(appended), detached(posts(&text, "append")), "{}", path.display());
         let shown = plan.overlay.shown(&after(&stored, &plan), &Window::default());
@@ -181,10 +182,13 @@ mod properties {
         ]
     }
 
-    fn any_posts(max: usize) -> impl Strategy<Value = Vec<Post>> {
+    fn any_posts(max: usize) -> impl Strategy<Value = Vec<MessageEntry>> {
         let post = (any_message(), prop::bool::weighted(0.1));
         prop::collection::vec(
-            post.prop_map(|(message, lead)| Post { lead: lead && message.role().instructs(), ..Post::from(message) }),
+            post.prop_map(|(message, lead)| MessageEntry {
+                lead: lead && message.role().instructs(),
+                ..MessageEntry::from(message)
+            }),
             0..max,
         )
     }
@@ -226,7 +230,7 @@ mod properties {
             has_waited in any::<bool>(),
         ) {
             let stored = session(&posts);
-            let plan = reconcile(&stored, &Incoming { is_retry, has_waited, ..incoming(&messages, mode) });
+            let plan = reconcile(&stored, &IncomingRequest { is_retry, has_waited, ..incoming(&messages, mode) });
             prop_assert!(plan.keep <= stored.messages.len());
             let system = messages.iter().take_while(|m| m.role().instructs()).count();
             let counted = plan.matched + plan.appended() + plan.ephemeral + plan.orphans.len();

@@ -16,8 +16,8 @@ async fn home(change: impl FnOnce(&mut Assistant)) -> Home {
     home
 }
 
-fn millis(n: u64) -> Option<Period> {
-    Some(Period::of(Duration::from_millis(n)))
+fn millis(n: u64) -> Option<HumanDuration> {
+    Some(HumanDuration::of(Duration::from_millis(n)))
 }
 
 /// Calls run concurrently up to the limit; their results are stored in call order, and the model
@@ -55,7 +55,7 @@ async fn calls_run_side_by_side_and_results_stay_in_order() {
     want.extend(results.iter().map(|r| format!("tool: {r}")));
     want.push("assistant: All done.".to_owned());
     assert_eq!(talk(&s), want);
-    assert_eq!(ending(&s), (Some(Outcome::Completed), None));
+    assert_eq!(ending(&s), (Some(RunOutcome::Completed), None));
     assert_eq!(model.shown()[2..], results, "the model was shown the results, in order");
     let heard: Vec<_> = answered.calls.iter().map(|c| (c.call.clone(), c.content.clone().unwrap())).collect();
     assert_eq!(heard, ids.iter().cloned().zip(results.map(str::to_owned)).collect::<Vec<_>>());
@@ -88,12 +88,14 @@ async fn usage_is_the_sum_of_all_rounds() {
     let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
     let look = |id| calls(&[(id, "look", json!({}))]);
     let script = || Script::new([look("c1"), look("c2"), say("Done.")]);
-    let ask = || Ask { idempotency: Some(("k".into(), "b".into())), ..question("Look twice") };
+    let ask = || TurnRequest { idempotency: Some(("k".into(), "b".into())), ..question("Look twice") };
     let answered = turn_of(&home.tenure, ask(), &script(), &tools).await.unwrap();
     assert_eq!(answered.answer.usage, Some(json!({"total_tokens": 30})));
     let total = |body: &str| serde_json::from_str::<Value>(body).unwrap()["usage"]["total_tokens"].clone();
     assert_eq!(total(&answered.answer.body("x", home.now())), 30);
-    let Begun::Before { replay, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else { panic!("it was done") };
+    let TurnStart::Before { replay, .. } = home.tenure.turn(&ada(), ask()).await.unwrap() else {
+        panic!("it was done")
+    };
     assert_eq!(total(&replay.body), 30);
     // One node crashes after its second answer, and another resumes the run.
     let store = Fragile::new(home.tenure.store(), Some((4, When::Before)));
@@ -124,7 +126,7 @@ async fn ends_with(home: &Home, model: Script, tools: Workshop, code: &str) -> S
     let error = turn_of(&home.tenure, question("Do it"), &model, &tools).await.unwrap_err();
     assert_eq!(error.code(), code, "{error}");
     let s = x(&home.tenure).await;
-    assert_eq!(ending(&s), (Some(Outcome::Failed), Some(code.to_owned())));
+    assert_eq!(ending(&s), (Some(RunOutcome::Failed), Some(code.to_owned())));
     assert_eq!((s.head().run.clone(), s.head().lease.clone()), (None, None));
     assert_eq!(s.runs[0].error.as_deref(), Some(error.to_string().as_str()));
     s
@@ -190,7 +192,7 @@ async fn what_others_did_is_kept_when_a_call_ends_the_run() {
 #[tokio::test]
 async fn limits_outlive_a_pause() {
     let limits = |a: &mut Assistant| {
-        (a.review, a.runs.max_time) = (vec![reviewed("pay")], Some(Period::of(Duration::from_secs(600))));
+        (a.review, a.runs.max_time) = (vec![reviewed("pay")], Some(HumanDuration::of(Duration::from_secs(600))));
         a.runs.max_tokens = Some(15);
     };
     let h = home(limits).await;
@@ -212,7 +214,7 @@ async fn limits_outlive_a_pause() {
     h.tenure.decide(&ada(), &review, &verdict(Decision::Approved)).await.unwrap();
     let done = take_over(&h.tenure, &model, &tools).await;
     assert_eq!(done[0].as_ref().unwrap_err().code(), "out_of_tokens", "twenty were used before");
-    assert_eq!(ending(&x(&h.tenure).await), (Some(Outcome::Failed), Some("out_of_tokens".to_owned())));
+    assert_eq!(ending(&x(&h.tenure).await), (Some(RunOutcome::Failed), Some("out_of_tokens".to_owned())));
 }
 
 /// Tokens used before a crash count, whether or not a checkpoint was set since.
@@ -224,7 +226,7 @@ async fn tokens_that_were_used_before_a_crash_count() {
             let tenure = Tenure::on(store.clone(), Options { clock: h.clock.clone(), ..Options::default() });
             tenure.declare(clerk(|a| {
                 a.runs.max_tokens = Some(10);
-                a.checkpoints = Some(Checkpoints::try_from(policy.to_owned()).unwrap());
+                a.checkpoints = Some(CheckpointPolicy::try_from(policy.to_owned()).unwrap());
             }));
             tenure
         };
@@ -250,7 +252,7 @@ async fn checkpoints_as_the_policy_says() {
         ("60s", &["turn-1@7"]),
         ("manual", &[]),
     ] {
-        let checkpoints = Some(Checkpoints::try_from(policy.to_owned()).unwrap());
+        let checkpoints = Some(CheckpointPolicy::try_from(policy.to_owned()).unwrap());
         let h = home(|a| a.checkpoints = checkpoints).await;
         let tools = Workshop::new([(read_only("look"), Does::Says("seen"))]);
         let two = calls(&[("c1", "look", json!({})), ("c2", "look", json!({}))]);
@@ -268,7 +270,7 @@ async fn checkpoints_as_the_policy_says() {
 /// Periodic checkpoints follow the clock, counted from the previous checkpoint.
 #[tokio::test(flavor = "multi_thread")]
 async fn checkpoints_every_so_often() {
-    let h = home(|a| a.checkpoints = Some(Checkpoints::Every(Duration::from_secs(60)))).await;
+    let h = home(|a| a.checkpoints = Some(CheckpointPolicy::Every(Duration::from_secs(60)))).await;
     let permit = Arc::new(Semaphore::new(0));
     let tools = Workshop::new([(tool("slow"), Does::Waits(permit.clone()))]);
     let slow = || calls(&[("c1", "slow", json!({}))]);
@@ -299,7 +301,7 @@ async fn a_checkpoint_by_hand_in_the_middle_of_a_run() {
     let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
         permit.add_permits(1);
         until("it is asked twice", async || model.asked() == 2).await;
-        h.tenure.checkpoint(&ada(), &id("x"), Some(Label::new("mine").unwrap())).await.unwrap();
+        h.tenure.checkpoint(&ada(), &id("x"), Some(CheckpointLabel::new("mine").unwrap())).await.unwrap();
         permit.add_permits(1);
     });
     done.unwrap();
@@ -359,18 +361,19 @@ async fn the_clients_own_tools() {
     let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
     let mixed = calls(&[("c1", "theirs", json!({"q": 1})), ("c2", "pay", json!({}))]);
     let model = Script::new([mixed, say("Both done.")]);
-    let mut options = Fields::default();
+    let mut options = RawObject::default();
     options.set("tools", json!([{"type": "function", "function": {"name": "theirs"}}]));
-    let run = async |ask: Ask| {
+    let run = async |ask: TurnRequest| {
         let turn = begin(&h.tenure, ask).await.unwrap();
-        turn.run(Hands { model: &model, tools: Some(&tools) }, options.clone(), false, None).await.unwrap()
+        turn.run(Executors { model: &model, tools: Some(&tools) }, options.clone(), false, None).await.unwrap()
     };
     let answered = run(question("Go")).await;
     assert_eq!(answered.calls.iter().map(|c| c.call.as_str()).collect::<Vec<_>>(), ["c2"]);
     let s = x(&h.tenure).await;
     assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: paid"]);
-    assert_eq!(ending(&s), (Some(Outcome::Completed), None));
-    let back = Ask { messages: vec![Message::tool("c1", "here")], history: Some(HistoryMode::Auto), ..question("") };
+    assert_eq!(ending(&s), (Some(RunOutcome::Completed), None));
+    let back =
+        TurnRequest { messages: vec![Message::tool("c1", "here")], history: Some(HistoryMode::Auto), ..question("") };
     run(back).await;
     assert_eq!(talk(&x(&h.tenure).await)[3..], ["tool: here", "assistant: Both done."]);
     assert_eq!(tools.done("pay").len(), 1);
@@ -420,7 +423,7 @@ async fn cancelled_from_another_handle() {
         let (done, ()) = tokio::join!(work(*turn, &model, &tools), async {
             until("the first result is kept", async || x(&h.tenure).await.messages.len() == 3).await;
             let stopped = other.cancel(&ada(), &id("x"), &run).await.unwrap();
-            assert_eq!(stopped.ended.unwrap().1, Outcome::Cancelled);
+            assert_eq!(stopped.ended.unwrap().1, RunOutcome::Cancelled);
             assert_eq!(other.cancel(&ada(), &id("x"), &run).await.unwrap().ended, stopped.ended, "once");
             // On another node, the run notices the cancellation at its next commit.
             permit.add_permits(usize::from(beside));
@@ -428,7 +431,7 @@ async fn cancelled_from_another_handle() {
         assert_eq!(done.unwrap_err().code(), if beside { "superseded" } else { "cancelled" });
         let s = x(&h.tenure).await;
         assert_eq!(talk(&s), ["user: Go", "calls: c1 c2", "tool: seen"]);
-        assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+        assert_eq!(ending(&s), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
         assert_eq!(
             h.tenure.cancel(&ada(), &id("x"), &RunId::new("nobody").unwrap()).await.unwrap_err().code(),
             "no_such_run"
@@ -498,7 +501,7 @@ async fn a_key_whose_run_was_taken_over_is_answered_once() {
     let h = home(|_| ()).await;
     let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
     let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
-    let keyed = || Ask { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
+    let keyed = || TurnRequest { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
     let store = Fragile::new(h.tenure.store(), None);
     let first = Tenure::on(store.clone(), Options { clock: h.clock.clone(), ..Options::default() });
     first.declare(clerk(|_| ()));
@@ -508,7 +511,7 @@ async fn a_key_whose_run_was_taken_over_is_answered_once() {
     h.pass(jiff::SignedDuration::from_secs(31));
     take_over(&h.tenure, &model, &tools).await.pop().unwrap().unwrap();
     let before = x(&h.tenure).await;
-    let Begun::Before { replay, .. } = h.tenure.turn(&ada(), keyed()).await.unwrap() else {
+    let TurnStart::Before { replay, .. } = h.tenure.turn(&ada(), keyed()).await.unwrap() else {
         panic!("it is done again")
     };
     let body = replay.body;
@@ -522,7 +525,7 @@ async fn a_key_whose_run_was_left_behind_goes_on() {
     let h = home(|_| ()).await;
     let tools = Workshop::new([(tool("pay"), Does::Says("paid"))]);
     let model = Script::new([calls(&[("c1", "pay", json!({}))]), say("Done.")]);
-    let keyed = || Ask { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
+    let keyed = || TurnRequest { idempotency: Some(("k".to_owned(), "body".to_owned())), ..question("Pay") };
     // Crashes at the commit of the last answer.
     let store = Fragile::new(h.tenure.store(), Some((3, When::Before)));
     let first = Tenure::on(store, Options { clock: h.clock.clone(), ..Options::default() });
@@ -533,5 +536,5 @@ async fn a_key_whose_run_was_left_behind_goes_on() {
     let s = x(&h.tenure).await;
     assert_eq!(talk(&s), ["user: Pay", "calls: c1", "tool: paid", "assistant: Done."]);
     assert_eq!((tools.done("pay").len(), s.runs.len()), (1, 1));
-    assert!(matches!(h.tenure.turn(&ada(), keyed()).await.unwrap(), Begun::Before { .. }));
+    assert!(matches!(h.tenure.turn(&ada(), keyed()).await.unwrap(), TurnStart::Before { .. }));
 }

@@ -5,13 +5,13 @@ use crate::places::*;
 use jiff::SignedDuration;
 use tenure::*;
 
-fn search(text: &str) -> Search {
-    Search::new(text, 100)
+fn search(text: &str) -> SearchRequest {
+    SearchRequest::new(text, 100)
 }
 
 /// Each hit as text: session, position (or the title), and the highlighted words.
-fn seen(page: &FoundPage) -> Vec<String> {
-    let one = |f: &Found| {
+fn seen(page: &SearchPage) -> Vec<String> {
+    let one = |f: &SearchHit| {
         let chars: Vec<char> = f.snippet.chars().collect();
         let words: Vec<String> = f.highlights.iter().map(|(a, b)| chars[*a..*b].iter().collect()).collect();
         let place = f.said.as_ref().map_or("title".to_owned(), |s| s.position.to_string());
@@ -27,7 +27,7 @@ async fn found(tenure: &Tenure, who: &Principal, text: &str) -> Vec<String> {
 }
 
 /// Reads all pages of a search and checks each against its bounds.
-async fn all_pages(tenure: &Tenure, who: &Principal, mut search: Search) -> Vec<String> {
+async fn all_pages(tenure: &Tenure, who: &Principal, mut search: SearchRequest) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..10_000 {
         let page = tenure.search_sessions(who, &search).await.unwrap();
@@ -51,7 +51,7 @@ async fn a_search_through_nested_forks_is_bounded() {
     }
     // Each of the 40 sessions contains the message of the first one, which is up to 39 ancestors
     // away.
-    let (mut search, mut found, mut pages) = (Search { max_reads: 10, ..search("ferry") }, 0, 0);
+    let (mut search, mut found, mut pages) = (SearchRequest { max_reads: 10, ..search("ferry") }, 0, 0);
     loop {
         let page = tenure.search_sessions(&ada(), &search).await.unwrap();
         found += page.found.len();
@@ -65,8 +65,10 @@ async fn a_search_through_nested_forks_is_bounded() {
     // position to continue from is not counted.
     assert_eq!(found, 40);
     assert!(pages >= 100, "{pages} pages");
-    let whole =
-        tenure.search_sessions(&ada(), &Search { max_reads: 10_000, ..Search::new("ferry", 100) }).await.unwrap();
+    let whole = tenure
+        .search_sessions(&ada(), &SearchRequest { max_reads: 10_000, ..SearchRequest::new("ferry", 100) })
+        .await
+        .unwrap();
     assert_eq!((whole.found.len(), whole.cut, whole.next), (40, false, None));
 }
 
@@ -76,7 +78,7 @@ on_every_store! {
         let t = &home.tenure;
         let (eve, stranger) = (Principal::new("acme", "eve").unwrap(), Principal::tenant_wide("other").unwrap());
         for (who, name) in [(&ada(), "a1"), (&eve, "e1"), (&ada(), "a2")] {
-            t.create(who, New { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
+            t.create(who, NewSession { title: Some(format!("The ferry of {name}")), ..named(name) }).await.unwrap();
             t.append(who, &id(name), turn(1)).await.unwrap();
             t.append(who, &id(name), vec![Message::user("The FERRY to Döver"), call("c9", "ferry")]).await.unwrap();
             home.pass(SignedDuration::from_secs(1));
@@ -91,7 +93,7 @@ on_every_store! {
         // An administrator can restrict the search to one user; for others the filter has no
         // effect.
         let mut hers = search("ferry");
-        hers.query.whose = Whose::User(admin().tenant, eve.user.clone());
+        hers.query.whose = OwnerFilter::User(admin().tenant, eve.user.clone());
         assert_eq!(seen(&t.search_sessions(&admin(), &hers).await.unwrap()), of("e1"));
         assert_eq!(seen(&t.search_sessions(&ada(), &hers).await.unwrap()), [of("a2"), of("a1")].concat());
         // A cursor that names another user's session finds nothing.
@@ -176,12 +178,12 @@ on_every_store! {
         for (limit, max_sessions, max_bytes) in
             [(100, 500, 16 << 20), (1, 500, 16 << 20), (7, 1, 16 << 20), (100, 500, 1), (13, 3, 5000)]
         {
-            let small = Search { max_sessions, max_bytes, ..Search::new("EPSILON beta", limit) };
+            let small = SearchRequest { max_sessions, max_bytes, ..SearchRequest::new("EPSILON beta", limit) };
             assert_eq!(places(all_pages(t, &who, small).await), want, "{limit} {max_sessions} {max_bytes}");
         }
         // Appends and rewinds between pages: no hit is duplicated, and no discarded message is
         // found.
-        let mut first = Search::new("beta epsilon", 3);
+        let mut first = SearchRequest::new("beta epsilon", 3);
         let page = t.search_sessions(&who, &first).await.unwrap();
         let (newest, last) = (page.found[2].session_id.clone(), page.found[2].said.clone().unwrap());
         t.append(&who, &newest, vec![Message::user("beta epsilon, new")]).await.unwrap();
@@ -202,7 +204,7 @@ on_every_store! {
         let rule = RedactionRule::new("email", r"[\w.]+@[\w.]+\w", None).unwrap();
         home.reopen_with(|options| options.redaction = vec![rule].try_into().unwrap()).await;
         let (t, who) = (&home.tenure, ada());
-        t.create(&who, New { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
+        t.create(&who, NewSession { title: Some("ann@example.com".into()), ..named("a") }).await.unwrap();
         t.append(&who, &id("a"), vec![Message::user("the address is ann@example.com, she said")]).await.unwrap();
         assert_eq!(found(t, &who, "example").await, Vec::<String>::new());
         let page = t.search_sessions(&who, &search("address")).await.unwrap();
@@ -241,7 +243,7 @@ async fn questions_and_cursors_that_are_wrong() {
         let error = tenure.search_sessions(&ada(), &search(text)).await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { param, .. } if param == "q"), "{error}");
     }
-    let many = tenure.search_sessions(&ada(), &Search::new("x", 101)).await.unwrap_err();
+    let many = tenure.search_sessions(&ada(), &SearchRequest::new("x", 101)).await.unwrap_err();
     assert!(matches!(many, Error::TooLarge { limit: "max_page", .. }));
     for cursor in ["", "x", "1", "1~", "1~a~", "1~a~1~2", "1~a~1~2~x", "1~a~1~2~3~4", "1~a~-1~2~3"] {
         let error = cursor.parse::<SearchCursor>().unwrap_err();

@@ -18,7 +18,7 @@ use tenure::*;
 struct Story {
     talk: Vec<String>,
     decisions: Vec<(String, Decision)>,
-    outcome: Outcome,
+    outcome: RunOutcome,
     done: BTreeMap<String, usize>,
 }
 
@@ -65,7 +65,7 @@ impl World {
         let store = tenure.store().clone();
         let world = Self { store, clock, policy, window, tools, model: script(), lost: 0, _dir: dir };
         let node = world.node(&world.store);
-        node.create(&ada(), New { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        node.create(&ada(), NewSession { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
         if window < 50 {
             let talk = (0..150).flat_map(|n| [Message::user(&format!("{n}?")), Message::assistant(&format!("{n}!"))]);
             let said = [Message::system("Be brief.")].into_iter().chain(talk);
@@ -77,7 +77,7 @@ impl World {
     /// A node on the given store, which may be a wrapper around the shared one.
     fn node(&self, store: &Arc<dyn Store>) -> Tenure {
         let tenure = Tenure::on(store.clone(), Options { clock: self.clock.clone(), ..Options::default() });
-        let checkpoints = Some(Checkpoints::try_from(self.policy.to_owned()).unwrap());
+        let checkpoints = Some(CheckpointPolicy::try_from(self.policy.to_owned()).unwrap());
         tenure.declare(clerk(|a| {
             (a.review, a.checkpoints) = (vec![reviewed("mail")], checkpoints);
             a.short_term.max_history_turns = Some(self.window);
@@ -125,7 +125,7 @@ impl World {
     async fn story(&self) -> Story {
         let tenure = self.node(&self.store);
         let s = x(&tenure).await;
-        let log = tenure.store().records(&s.key(), &tenure::store::Range::after(0)).await.unwrap();
+        let log = tenure.store().records(&s.key(), &tenure::store::RecordRange::after(0)).await.unwrap();
         assert!(log.iter().map(|r| r.seq).eq(1..=s.seq), "the log has no hole");
         let rebuilt = Session::replay(&s.key(), log).unwrap();
         let card = |h: &Head| Head { due_at: None, lease: None, ..h.clone() };
@@ -185,7 +185,7 @@ async fn dies_everywhere(kind: &str, policies: &[&'static str], window: usize, t
         let node = world.node(&(counted.clone() as Arc<dyn Store>));
         assert!(world.live(&node).await.unwrap());
         let (want, commits) = (world.story().await, counted.commits());
-        assert_eq!((want.outcome, want.decisions.len(), world.lost), (Outcome::Completed, 1, 0));
+        assert_eq!((want.outcome, want.decisions.len(), world.lost), (RunOutcome::Completed, 1, 0));
         assert_eq!(want.done.len(), 6, "{want:?}");
         assert!(commits > 8, "{commits}");
         let mut questions = 0;
@@ -262,7 +262,7 @@ on_every_store! {
         };
         let (store, window) = (home.tenure.store().clone(), Window { max_turns: Some(3), max_tokens: None });
         let first = node(&store);
-        first.create(&ada(), New { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
+        first.create(&ada(), NewSession { assistant: Some("clerk".into()), ..named("x") }).await.unwrap();
         first.append(&ada(), &id("x"), vec![Message::system("Be brief.")]).await.unwrap();
         for n in 0..200 {
             let said = vec![Message::user(&format!("{n}?")), Message::assistant(&format!("{n}!"))];
@@ -302,7 +302,7 @@ on_every_store! {
         let mut then = history(&s, &window);
         assert_eq!(then.pop().map(|m| m.text()), Some("Done.".to_owned()));
         assert_eq!(last, then);
-        assert_eq!((ending(&s), tools.done("mail").len()), ((Some(Outcome::Completed), None), 1));
+        assert_eq!((ending(&s), tools.done("mail").len()), ((Some(RunOutcome::Completed), None), 1));
         assert_eq!(x(&asked).await, s, "who knew a part of it finds all of it");
 
         // A run started without input also reads only the recent part.

@@ -100,7 +100,7 @@ pub struct Log {
 impl Log {
     pub fn new() -> Self {
         let mut log = Self { records: Vec::new() };
-        log.push(Entry::created(Created::default()));
+        log.push(Entry::created(SessionCreated::default()));
         log
     }
 
@@ -118,17 +118,27 @@ impl Log {
     }
 
     /// Applies a request and its answer. Returns the plan and the prompt.
-    pub fn exchange(&mut self, messages: &[Message], answer: &[Message], outcome: Outcome) -> (Plan, Vec<Message>) {
-        self.carry_out(&Incoming { messages, ..Incoming::default() }, answer, outcome)
+    pub fn exchange(
+        &mut self,
+        messages: &[Message],
+        answer: &[Message],
+        outcome: RunOutcome,
+    ) -> (ReconcilePlan, Vec<Message>) {
+        self.carry_out(&IncomingRequest { messages, ..IncomingRequest::default() }, answer, outcome)
     }
 
     /// Applies a request to the log. Returns the plan and the prompt.
-    fn carry_out(&mut self, incoming: &Incoming<'_>, answer: &[Message], outcome: Outcome) -> (Plan, Vec<Message>) {
+    fn carry_out(
+        &mut self,
+        incoming: &IncomingRequest<'_>,
+        answer: &[Message],
+        outcome: RunOutcome,
+    ) -> (ReconcilePlan, Vec<Message>) {
         let session = self.session();
         let plan = reconcile(&session, incoming);
         if plan.keep < session.messages.len() {
             let place = session.locate(&Point::Position(plan.keep)).unwrap();
-            self.push(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }));
+            self.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
         }
         for post in plan.posts(self.records.len() as Seq + 1) {
             self.push(Entry::Message(post));
@@ -138,16 +148,16 @@ impl Log {
         let shown = plan.overlay.shown(&self.session(), &Window::default());
         assert!(is_valid(&shown), "{shown:?}");
         for message in answer {
-            self.push(Entry::Message(Post::by(&run, message.clone())));
+            self.push(Entry::Message(MessageEntry::by(&run, message.clone())));
         }
         self.push(Entry::RunEnded { run, outcome, error: None, code: None });
         (plan, shown)
     }
 
-    fn request(&mut self, request: &Request) -> (Plan, Vec<Message>) {
+    fn request(&mut self, request: &Request) -> (ReconcilePlan, Vec<Message>) {
         let is_retry = request.retry_count.as_deref().is_some_and(|n| n != "0");
-        let outcome = if request.failed { Outcome::Failed } else { Outcome::Completed };
-        let incoming = Incoming { messages: &request.messages, is_retry, ..Incoming::default() };
+        let outcome = if request.failed { RunOutcome::Failed } else { RunOutcome::Completed };
+        let incoming = IncomingRequest { messages: &request.messages, is_retry, ..IncomingRequest::default() };
         self.carry_out(&incoming, &request.answer, outcome)
     }
 }

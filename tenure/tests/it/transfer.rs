@@ -15,7 +15,7 @@ async fn furnish(home: &Home) {
     decided(home, "p", 1).await;
     home.pass(SignedDuration::from_secs(7));
     t.append(&ada(), &id("p"), vec![picture("see", "P"), Message::assistant("nice")]).await.unwrap();
-    t.checkpoint(&ada(), &id("p"), Some(Label::new("mid").unwrap())).await.unwrap();
+    t.checkpoint(&ada(), &id("p"), Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
     t.append(&ada(), &id("p"), vec![picture("gone", "Q"), Message::assistant("cut off")]).await.unwrap();
     t.rewind(&ada(), &id("p"), "mid").await.unwrap();
     home.pass(SignedDuration::from_secs(7));
@@ -27,7 +27,7 @@ async fn furnish(home: &Home) {
     t.rewind(&ada(), &id("x"), Point::Turn(3)).await.unwrap();
     t.append(&ada(), &id("x"), turn(3)).await.unwrap();
     let change =
-        InfoChange { title: Change::Set("T".into()), tags: Change::Set(vec!["a".into()]), ..InfoChange::default() };
+        SessionPatch { title: Patch::Set("T".into()), tags: Patch::Set(vec!["a".into()]), ..SessionPatch::default() };
     t.update(&ada(), &id("x"), change).await.unwrap();
 }
 
@@ -72,9 +72,9 @@ async fn discarded(t: &Tenure, who: &Principal, session: &str) -> Value {
 /// An export after a round trip through JSON.
 fn sent(export: &Export) -> Export {
     let text = serde_json::to_string(export).unwrap();
-    let mut found = foreign::read(&text, None).unwrap();
+    let mut found = import::read(&text, None).unwrap();
     let foreign = found.pop().unwrap().unwrap();
-    assert_eq!((foreign.format, foreign.left_out, found.len()), (foreign::Format::Tenure, vec![], 0));
+    assert_eq!((foreign.format, foreign.left_out, found.len()), (import::ImportFormat::Tenure, vec![], 0));
     assert_eq!(foreign.export, serde_json::from_str::<Export>(&text).unwrap());
     foreign.export
 }
@@ -134,9 +134,9 @@ on_every_store! {
         let head = home.tenure.import_new(&ada(), &id("y"), &export).await.unwrap();
         assert_eq!((head.status, head.run, head.lease, head.reviews.len()), (Status::Active, None, None, 0));
         let s = home.tenure.load(&ada(), &id("y")).await.unwrap();
-        assert_eq!(ending(&s), (Some(Outcome::Cancelled), Some("cancelled".to_owned())));
+        assert_eq!(ending(&s), (Some(RunOutcome::Cancelled), Some("cancelled".to_owned())));
         assert!(s.reviews[0].void);
-        assert!(home.tenure.reviews(&ada(), &Reviews::Open(None), None, 9).await.unwrap().reviews.iter().all(|(h, _)| h.info.session_id == id("x")));
+        assert!(home.tenure.reviews(&ada(), &ReviewFilter::Open(None), None, 9).await.unwrap().reviews.iter().all(|(h, _)| h.info.session_id == id("x")));
         home.tenure.append(&ada(), &id("y"), turn(1)).await.unwrap();
         assert_eq!(home.tenure.examine(|_| ()).await.unwrap(), []);
     }
@@ -181,7 +181,9 @@ async fn an_old_export_is_live_and_can_be_edited() {
     home.reopen_with(|o| o.policy.ttl = ttl).await;
     let t = home.tenure.clone();
     let metadata = json!({"a": 1, "b": {"c": 2}}).as_object().unwrap().clone();
-    t.create(&ada(), New { model: Some("m".into()), title: Some("T".into()), metadata, ..named("x") }).await.unwrap();
+    t.create(&ada(), NewSession { model: Some("m".into()), title: Some("T".into()), metadata, ..named("x") })
+        .await
+        .unwrap();
     t.append(&ada(), &id("x"), turn(1)).await.unwrap();
     let export = sent(&t.export(&ada(), &id("x")).await.unwrap());
     home.pass(SignedDuration::from_hours(48));
@@ -207,7 +209,7 @@ async fn exports_of_form_1_are_imported() {
     let home = Home::new("memory").await.unwrap();
     let text = r#"{"tenure":1,"session_id":"old","title":"T","metadata":{"k":1,"hitl_decisions":[{"step":"pay","decision":"approved","reviewer":"eve","timestamp":"2026-01-01T00:00:00Z"}]},
         "messages":[{"role":"user","content":"hi"}],"checkpoints":[{"label":"here","position":1}]}"#;
-    let foreign = foreign::read(text, None).unwrap().pop().unwrap().unwrap();
+    let foreign = import::read(text, None).unwrap().pop().unwrap().unwrap();
     assert_eq!(foreign.left_out[0].place, "metadata.hitl_decisions");
     for (name, export) in [("a", foreign.export), ("b", serde_json::from_str(text).unwrap())] {
         home.tenure.import_new(&ada(), &id(name), &export).await.unwrap();
@@ -215,7 +217,7 @@ async fn exports_of_form_1_are_imported() {
         assert_eq!((s.messages.len(), labels(&s)), (1, vec![("here".to_owned(), 1)]));
         assert_eq!(Value::Object(s.info.metadata.clone()), json!({"k": 1}));
     }
-    assert_eq!(home.tenure.reviews(&ada(), &Reviews::Decided, None, 9).await.unwrap().reviews.len(), 0);
+    assert_eq!(home.tenure.reviews(&ada(), &ReviewFilter::Decided, None, 9).await.unwrap().reviews.len(), 0);
 }
 
 /// Every validation error names its path, and nothing is changed.
@@ -234,9 +236,9 @@ async fn an_export_is_validated() {
     let with_media =
         good["log"].as_array().unwrap().iter().position(|r| r["entry"]["message"].get("cuts").is_some()).unwrap();
     assert!(fork > 0);
-    type Change<'a> = Box<dyn Fn(&mut Value) + 'a>;
+    type Patch<'a> = Box<dyn Fn(&mut Value) + 'a>;
     let last = good["log"].as_array().unwrap().len() - 1;
-    let cases: Vec<(String, Change<'_>)> = vec![
+    let cases: Vec<(String, Patch<'_>)> = vec![
         (
             "log[0].seq".into(),
             Box::new(|e| e["log"].as_array_mut().unwrap().remove(0).take().as_null().unwrap_or_default()),
@@ -304,12 +306,12 @@ async fn an_export_is_validated() {
             Box::new(|e| e["log"][last]["entry"] = json!({"status": {"to": "active", "reason": "x".repeat(2 << 20)}})),
         ),
     ];
-    let count = async || t.list(&admin(), Query::new(Whose::Everyone, 100)).await.unwrap().heads.len();
+    let count = async || t.list(&admin(), SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().heads.len();
     let before = count().await;
     for (param, change) in cases {
         let mut wrong = good.clone();
         change(&mut wrong);
-        let read = foreign::read(&wrong.to_string(), Some(foreign::Format::Tenure)).unwrap().pop().unwrap();
+        let read = import::read(&wrong.to_string(), Some(import::ImportFormat::Tenure)).unwrap().pop().unwrap();
         let done = match read {
             Ok(foreign) => {
                 assert!(t.check_export(&ada(), &foreign.export).is_err(), "{param}");
@@ -325,7 +327,7 @@ async fn an_export_is_validated() {
         }
     }
     assert_eq!(count().await, before);
-    let foreign = foreign::read(&good.to_string(), None).unwrap().pop().unwrap().unwrap();
+    let foreign = import::read(&good.to_string(), None).unwrap().pop().unwrap().unwrap();
     t.import_new(&ada(), &id("n"), &foreign.export).await.unwrap();
     // Digests are computed, not trusted; owners and leases are not imported (D-090).
     let mut forged = good.clone();
@@ -334,7 +336,7 @@ async fn an_export_is_validated() {
     forged["log"][fork]["entry"]["created"]["parent"]["mark"] = bad;
     forged["log"][0]["entry"]["created"]["user"] = json!("cfo");
     forged["log"][fork]["entry"]["created"]["user"] = json!("cfo");
-    let foreign = foreign::read(&forged.to_string(), None).unwrap().pop().unwrap().unwrap();
+    let foreign = import::read(&forged.to_string(), None).unwrap().pop().unwrap().unwrap();
     let head = t.import_new(&ada(), &id("m"), &foreign.export).await.unwrap();
     assert_eq!((head.user.as_str(), head.mark == t.head(&ada(), &id("x")).await.unwrap().mark), ("ada", true));
     assert_eq!(t.examine(|_| ()).await.unwrap(), []);
@@ -367,7 +369,7 @@ async fn an_export_that_was_formatted_anew_is_imported() {
     furnish(&home).await;
     let export = home.tenure.export(&ada(), &id("x")).await.unwrap();
     let pretty = serde_json::to_string_pretty(&serde_json::to_value(&export).unwrap()).unwrap();
-    let foreign = foreign::read(&pretty, None).unwrap().pop().unwrap().unwrap();
+    let foreign = import::read(&pretty, None).unwrap().pop().unwrap().unwrap();
     home.tenure.import_new(&ada(), &id("y"), &foreign.export).await.unwrap();
     let (a, b) = (home.tenure.load(&ada(), &id("x")).await.unwrap(), home.tenure.load(&ada(), &id("y")).await.unwrap());
     let values = |s: &Session| s.messages.iter().map(|m| m.message.to_value()).collect::<Vec<_>>();

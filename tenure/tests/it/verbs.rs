@@ -26,7 +26,7 @@ on_every_store! {
                 0 => {}
                 1 => drop(here.append(&who, &s, one("one")).await.unwrap()),
                 2 => drop(there.append(&who, &s, one("two")).await.unwrap()),
-                3 => drop(here.update(&who, &s, InfoChange { title: Change::Set("new".to_owned()), ..InfoChange::default() }).await.unwrap()),
+                3 => drop(here.update(&who, &s, SessionPatch { title: Patch::Set("new".to_owned()), ..SessionPatch::default() }).await.unwrap()),
                 4 => drop(there.rewind(&who, &s, Point::Position(1)).await.unwrap()),
                 _ => drop(here.pause(&who, &s, None).await.unwrap()),
             }
@@ -54,7 +54,7 @@ on_every_store! {
     /// formatting.
     async fn a_session_is_found_again(home: &mut Home) {
         let t = &home.tenure;
-        let new = New { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..named("s1") };
+        let new = NewSession { title: Some("Bern".into()), tags: vec!["a".into()], model: Some("m".into()), ..named("s1") };
         t.create(&ada(), new).await.unwrap();
         let odd = Message::parse(r#"{ "role":"user" , "content":"\u0000 é", "x":1.10,"b":12345678901234567890 }"#).unwrap();
         let said = [turn(1), vec![picture("what?", "A"), odd, Message::assistant("a cat")]].concat();
@@ -82,7 +82,7 @@ on_every_store! {
         assert_eq!((s.info.session_id.as_str(), s.seq, s.status), ("x", 1, Status::Active));
         let again = t.create(&ada(), named("x")).await.unwrap_err();
         assert_eq!(again.code(), "exists");
-        let (a, b) = (t.create(&ada(), New::default()).await.unwrap(), t.create(&ada(), New::default()).await.unwrap());
+        let (a, b) = (t.create(&ada(), NewSession::default()).await.unwrap(), t.create(&ada(), NewSession::default()).await.unwrap());
         assert_ne!(a.info.session_id, b.info.session_id);
         match t.load(&ada(), &id("nobody")).await {
             Err(Error::NotFound { session_id }) => assert_eq!(session_id, id("nobody")),
@@ -94,12 +94,12 @@ on_every_store! {
     async fn update_info(home: &mut Home) {
         let t = &home.tenure;
         let metadata = json!({"a": 1, "deep": {"x": 1, "y": 2}}).as_object().unwrap().clone();
-        t.create(&ada(), New { metadata, title: Some("old".into()), ..named("x") }).await.unwrap();
-        let change = InfoChange {
-            title: Change::Clear,
-            tags: Change::Set(vec!["t".into()]),
+        t.create(&ada(), NewSession { metadata, title: Some("old".into()), ..named("x") }).await.unwrap();
+        let change = SessionPatch {
+            title: Patch::Clear,
+            tags: Patch::Set(vec!["t".into()]),
             metadata: json!({"a": null, "deep": {"x": null, "z": 3}, "b": "two"}).as_object().unwrap().clone(),
-            ..InfoChange::default()
+            ..SessionPatch::default()
         };
         t.update(&ada(), &id("x"), change).await.unwrap();
         home.reopen().await;
@@ -127,7 +127,7 @@ on_every_store! {
         }
         assert_eq!(t.pause(&who, &x, None).await.unwrap_err().code(), "gone");
         assert_eq!(t.activate(&who, &x).await.unwrap_err().code(), "gone");
-        assert!(t.list(&who, Query::new(Whose::Everyone, 10)).await.unwrap().heads.is_empty());
+        assert!(t.list(&who, SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().heads.is_empty());
         assert_eq!(t.restore(&who, &x).await.unwrap().status, Status::Active);
         assert_eq!(t.load(&who, &x).await.unwrap().messages.len(), 8);
         assert!(t.purge(&who, &x).await.unwrap());
@@ -143,7 +143,7 @@ on_every_store! {
         let t = &home.tenure;
         for n in 0..7 {
             home.pass(SignedDuration::from_secs(1));
-            let new = New { tags: vec![format!("t{}", n % 2)], title: Some(format!("Straße {n}")), ..named(&format!("s{n}")) };
+            let new = NewSession { tags: vec![format!("t{}", n % 2)], title: Some(format!("Straße {n}")), ..named(&format!("s{n}")) };
             t.create(&ada(), new).await.unwrap();
         }
         let bob = Principal::new("acme", "bob").unwrap();
@@ -151,15 +151,15 @@ on_every_store! {
         home.pass(SignedDuration::from_secs(1));
         t.append(&ada(), &id("s2"), turn(1)).await.unwrap();
         t.delete(&ada(), &id("s4")).await.unwrap();
-        let ids = |page: &Page| page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>();
-        let mut query = Query::new(Whose::Everyone, 4);
+        let ids = |page: &SessionPage| page.heads.iter().map(|h| h.info.session_id.to_string()).collect::<Vec<_>>();
+        let mut query = SessionQuery::new(OwnerFilter::Everyone, 4);
         let first = t.list(&ada(), query.clone()).await.unwrap();
         assert_eq!(ids(&first), ["s2", "s6", "s5", "s3"]);
         query.cursor = first.next;
         let second = t.list(&ada(), query).await.unwrap();
         assert_eq!((ids(&second), second.next), (vec!["s1".into(), "s0".into()], None));
-        let with = |change: fn(&mut Query)| {
-            let mut query = Query::new(Whose::Everyone, 10);
+        let with = |change: fn(&mut SessionQuery)| {
+            let mut query = SessionQuery::new(OwnerFilter::Everyone, 10);
             change(&mut query);
             query
         };
@@ -168,11 +168,11 @@ on_every_store! {
         assert_eq!(ids(&t.list(&ada(), with(|q| q.title = Some("straße 3".into()))).await.unwrap()), ["s3"]);
         assert_eq!(ids(&t.list(&ada(), with(|q| q.status = vec![Status::Deleted])).await.unwrap()), ["s4"]);
         assert_eq!(ids(&t.list(&ada(), with(|q| q.offset = 5)).await.unwrap()), ["s0"]);
-        assert_eq!(t.list(&admin(), Query::new(Whose::Everyone, 100)).await.unwrap().heads.len(), 7);
-        let of_bob = Query::new(Whose::User(bob.tenant.clone(), bob.user.clone()), 100);
+        assert_eq!(t.list(&admin(), SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().heads.len(), 7);
+        let of_bob = SessionQuery::new(OwnerFilter::User(bob.tenant.clone(), bob.user.clone()), 100);
         assert_eq!(ids(&t.list(&admin(), of_bob.clone()).await.unwrap()), ["b"]);
         assert_eq!(t.list(&ada(), of_bob).await.unwrap().heads.len(), 6, "a user only ever lists their own");
-        assert_eq!(t.list(&ada(), Query::new(Whose::Everyone, 101)).await.unwrap_err().code(), "too_large");
+        assert_eq!(t.list(&ada(), SessionQuery::new(OwnerFilter::Everyone, 101)).await.unwrap_err().code(), "too_large");
     }
 
     /// Checkpoints are addressed by label, position and turn; discarded messages stay readable.
@@ -181,14 +181,14 @@ on_every_store! {
         let (who, x) = (ada(), id("x"));
         t.create(&who, named("x")).await.unwrap();
         t.append(&who, &x, turn(1)).await.unwrap();
-        let made = t.checkpoint(&who, &x, Some(Label::new("before").unwrap())).await.unwrap();
+        let made = t.checkpoint(&who, &x, Some(CheckpointLabel::new("before").unwrap())).await.unwrap();
         assert_eq!((made.position, made.auto), (4, false));
         assert!(t.checkpoint(&who, &x, None).await.unwrap().auto);
         t.append(&who, &x, turn(2)).await.unwrap();
         t.append(&who, &x, turn(3)).await.unwrap();
         assert_eq!(t.checkpoints(&who, &x).await.unwrap().len(), 5);
         assert_eq!(t.rewind(&who, &x, Point::Turn(2)).await.unwrap().discarded, 4);
-        assert_eq!(t.rewind(&who, &x, "before").await.unwrap(), Rewind { seq: 20, position: 4, discarded: 4 });
+        assert_eq!(t.rewind(&who, &x, "before").await.unwrap(), RewindResult { seq: 20, position: 4, discarded: 4 });
         let s = t.load(&who, &x).await.unwrap();
         assert_eq!(texts(&s), raw(&turn(1)));
         assert_eq!(labels(&s), [("turn-1".into(), 4), ("before".into(), 4)]);
@@ -208,7 +208,7 @@ on_every_store! {
         }
         assert_eq!(t.rewind(&who, &x, Point::End).await.unwrap().discarded, 0);
         assert_eq!(t.rewind(&who, &x, Point::Position(0)).await.unwrap().position, 0);
-        assert_eq!(t.load(&who, &x).await.unwrap().mark, Mark::default());
+        assert_eq!(t.load(&who, &x).await.unwrap().mark, LogDigest::default());
         let resumed = t.resume(&who, &x, Point::End).await.unwrap();
         assert!(resumed.messages.is_empty());
     }
@@ -217,7 +217,7 @@ on_every_store! {
     async fn parent_and_fork_never_change_each_other(home: &mut Home) {
         let t = &home.tenure;
         let (who, p) = (ada(), id("p"));
-        t.create(&who, New { title: Some("parent".into()), ..named("p") }).await.unwrap();
+        t.create(&who, NewSession { title: Some("parent".into()), ..named("p") }).await.unwrap();
         for n in 1..=3 {
             t.append(&who, &p, turn(n)).await.unwrap();
         }
@@ -264,7 +264,7 @@ on_every_store! {
             home.tenure.append(&who, &id(name), turn(20)).await.unwrap();
             assert!(home.tenure.purge(&who, &id(name)).await.unwrap());
         }
-        assert!(home.tenure.list(&who, Query::new(Whose::Everyone, 9)).await.unwrap().heads.is_empty());
+        assert!(home.tenure.list(&who, SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap().heads.is_empty());
         assert_eq!(home.tenure.fork(&who, &p, Point::End, None).await.unwrap_err().code(), "not_found");
     }
 
@@ -349,9 +349,9 @@ on_every_store! {
         let t = &home.tenure;
         let (who, x) = (ada(), id("x"));
         let metadata = json!({"k": {"deep": 1}, "gone": true}).as_object().unwrap().clone();
-        t.create(&who, New { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
+        t.create(&who, NewSession { metadata, title: Some("T".into()), ..named("x") }).await.unwrap();
         t.append(&who, &x, [turn(1), vec![picture("see", "P")]].concat()).await.unwrap();
-        t.checkpoint(&who, &x, Some(Label::new("mid").unwrap())).await.unwrap();
+        t.checkpoint(&who, &x, Some(CheckpointLabel::new("mid").unwrap())).await.unwrap();
         t.append(&who, &x, turn(2)).await.unwrap();
         let export = t.export(&who, &x).await.unwrap();
         let text = serde_json::to_string(&export).unwrap();
@@ -359,7 +359,7 @@ on_every_store! {
         let before = t.load(&who, &x).await.unwrap();
         for target in ["y", "x"] {
             t.append(&who, &x, turn(3)).await.unwrap();
-            t.update(&who, &x, InfoChange { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..InfoChange::default() }).await.unwrap();
+            t.update(&who, &x, SessionPatch { metadata: json!({"k": {"other": 2}}).as_object().unwrap().clone(), ..SessionPatch::default() }).await.unwrap();
             t.import(&who, &id(target), export.clone()).await.unwrap();
             let after = t.load(&who, &id(target)).await.unwrap();
             assert_eq!(texts(&after), texts(&before), "{target}");
@@ -383,11 +383,11 @@ on_every_store! {
     /// Cached tool results expire after an hour, are evicted by least recent use, belong to one
     /// session, and survive a restart.
     async fn tool_cache(home: &mut Home) {
-        let cache = CacheSize { max_entries: Some(2), ..CacheSize::default() };
+        let cache = CacheConfig { max_entries: Some(2), ..CacheConfig::default() };
         let small = Assistant { name: "small".into(), cache, ..Assistant::default() };
         home.tenure.put_assistant(&Principal::tenant_wide("acme").unwrap(), small).await.unwrap();
         let (who, x) = (ada(), id("x"));
-        home.tenure.create(&who, New { assistant: Some("small".into()), ..named("x") }).await.unwrap();
+        home.tenure.create(&who, NewSession { assistant: Some("small".into()), ..named("x") }).await.unwrap();
         home.tenure.create(&who, named("y")).await.unwrap();
         let put = async |t: &Tenure, n: i32| t.cache_put(&who, &x, "tool", &json!({"n": n, "z": null}), &json!({"r": n})).await.unwrap();
         let get = async |t: &Tenure, n: i32| {
@@ -402,7 +402,7 @@ on_every_store! {
         home.pass(SignedDuration::from_secs(1));
         // The use may be recorded asynchronously.
         for _ in 0..50 {
-            let shelf = tenure::store::Shelf { tenant: who.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
+            let shelf = tenure::store::Namespace { tenant: who.tenant.clone(), owner: tenure::store::Owner::Session(x.clone()), name: "cache".into() };
             let items = home.tenure.store().items(&shelf, None, 10).await.unwrap();
             if items.iter().any(|i| i.uses > 0) { break; }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;

@@ -2,7 +2,7 @@
 
 use crate::app::Shared;
 use std::sync::{Arc, Mutex, MutexGuard};
-use tenure::{OnDisconnect, Principal, RunId, SessionId, Turn};
+use tenure::{OnDisconnect, OpenRun, Principal, RunId, SessionId};
 
 /// A client that waits for an answer. If it is dropped before the answer was sent, the client has gone away.
 pub(super) struct Connection(Client);
@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// Its run begins. What becomes of it is said by the request, else by the assistant, else by the configuration.
-    pub fn began(&self, turn: &Turn, asked: Option<OnDisconnect>) {
+    pub fn began(&self, turn: &OpenRun, asked: Option<OnDisconnect>) {
         let rule = asked.or(turn.on_disconnect()).unwrap_or(self.app.config.sessions.on_disconnect);
         if rule == OnDisconnect::Finish {
             return;

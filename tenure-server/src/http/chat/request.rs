@@ -14,14 +14,16 @@ use axum::http::HeaderMap;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use std::sync::Arc;
-use tenure::{Ask, Fields, HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, SessionId, User, excerpt};
+use tenure::{
+    HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, RawObject, SessionId, TurnRequest, User, excerpt,
+};
 
 /// A request that was understood.
 pub(super) struct Request {
-    pub ask: Ask,
+    pub ask: TurnRequest,
     pub who: Principal,
     pub model: Arc<dyn Model>,
-    pub options: Fields,
+    pub options: RawObject,
     pub stream: bool,
     pub keep: bool,
     /// What becomes of the run if the client goes away, if the request says.
@@ -35,7 +37,7 @@ pub(super) async fn understand(
     headers: &HeaderMap,
     bytes: &Bytes,
 ) -> ApiResult<Request> {
-    let mut body: Fields = parse(bytes)?;
+    let mut body: RawObject = parse(bytes)?;
     let mut request = ChatRequest { messages: parse_messages(&body)?, ..ChatRequest::default() };
     request.user = peek::<String>(&body, "user")?.map(User::new).transpose()?;
     let who = caller.writes_as(request.user.clone())?;
@@ -52,7 +54,7 @@ pub(super) async fn understand(
     body.set("model", &model_name);
     let detail = assistant.as_ref().map(|_| runs::detail(&model_name, &body)).unwrap_or_default();
     let sessions = &app.config.sessions;
-    let ask = Ask {
+    let ask = TurnRequest {
         session: request.session_id,
         messages: request.messages,
         history: request.history,
@@ -71,7 +73,7 @@ pub(super) async fn understand(
     Ok(Request { ask, who, model, options: body, stream, keep, on_disconnect: request.on_disconnect, talk })
 }
 
-fn parse_messages(body: &Fields) -> ApiResult<Vec<Message>> {
+fn parse_messages(body: &RawObject) -> ApiResult<Vec<Message>> {
     let Some(list) = body.get("messages") else {
         return Err(ApiError::invalid("messages", "`messages` is missing; send a list of messages"));
     };
@@ -149,14 +151,14 @@ fn session_header(headers: &HeaderMap, more: &[String]) -> ApiResult<Option<Sess
 }
 
 /// A field of ours, taken out; `null` is as good as none.
-fn take<T: DeserializeOwned>(body: &mut Fields, name: &str) -> ApiResult<Option<T>> {
+fn take<T: DeserializeOwned>(body: &mut RawObject, name: &str) -> ApiResult<Option<T>> {
     let value = peek(body, name)?;
     body.take(name);
     Ok(value)
 }
 
 /// A field that stays.
-fn peek<T: DeserializeOwned>(body: &Fields, name: &str) -> ApiResult<Option<T>> {
+fn peek<T: DeserializeOwned>(body: &RawObject, name: &str) -> ApiResult<Option<T>> {
     let Some(text) = body.get(name) else { return Ok(None) };
     serde_json::from_str(text).map_err(|e| ApiError::invalid(name, format!("`{name}` is not valid: {e}")))
 }
@@ -194,7 +196,7 @@ pub struct ChatRequest {
 
 impl ChatRequest {
     /// Reads the other fields, and takes those out of the body that are not for the model's server.
-    fn take_options(&mut self, body: &mut Fields) -> ApiResult<()> {
+    fn take_options(&mut self, body: &mut RawObject) -> ApiResult<()> {
         self.stream = peek(body, "stream")?;
         self.session_id = take::<String>(body, "session_id")?.map(SessionId::new).transpose()?;
         self.history = take(body, "history")?;

@@ -9,7 +9,9 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tenure::{Answered, Fields, Heard, Piece, Progress, RunId, SessionId, Spliced, TurnError};
+use tenure::{
+    ModelChunk, RawObject, ReconcileReport, RunEvent, RunId, SessionId, ToolProgress, TurnError, TurnOutcome,
+};
 use tokio::sync::{mpsc, oneshot};
 
 /// What is known once a turn has begun.
@@ -18,11 +20,11 @@ pub(super) struct Started {
     pub session_id: SessionId,
     pub run: RunId,
     /// What was made of the messages.
-    pub spliced: Spliced,
+    pub spliced: ReconcileReport,
 }
 
 /// What came of a turn, and what to tell the client instead of an answer while a person has to decide.
-pub(super) type Ended = Result<(Answered, Option<String>), TurnError>;
+pub(super) type Ended = Result<(TurnOutcome, Option<String>), TurnError>;
 
 /// An error as the last event of a stream. No `[DONE]` follows it.
 pub(super) fn told(error: ApiError) -> String {
@@ -66,7 +68,7 @@ pub(super) fn with_ids(response: Response, started: &Started) -> Response {
 
 /// A part of an answer with the session's id in it; the first one also says which run it is, and what was made of the messages.
 fn marked(text: &str, started: &Started, report: bool) -> String {
-    let Ok(mut fields) = serde_json::from_str::<Fields>(text) else { return text.to_owned() };
+    let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return text.to_owned() };
     fields.set("session_id", &started.session_id);
     if report {
         fields.set("run_id", &started.run);
@@ -78,7 +80,7 @@ fn marked(text: &str, started: &Started, report: bool) -> String {
 pub(super) fn whole(
     app: &Shared,
     started: &Started,
-    answered: &Answered,
+    answered: &TurnOutcome,
     notice: Option<&str>,
     stream: bool,
 ) -> Response {
@@ -87,7 +89,7 @@ pub(super) fn whole(
         None => answered.body.clone(),
     };
     if !answered.calls.is_empty()
-        && let Ok(mut fields) = serde_json::from_str::<Fields>(&body)
+        && let Ok(mut fields) = serde_json::from_str::<RawObject>(&body)
     {
         fields.set("agentic_tool_calls", answered.calls.iter().map(record).collect::<Vec<_>>());
         body = fields.to_string();
@@ -110,12 +112,12 @@ fn notice_body(started: &Started, notice: &str, now: i64) -> String {
 }
 
 /// A tool call that was made here, by mistral.rs's names.
-fn record(call: &Progress) -> Value {
+fn record(call: &ToolProgress) -> Value {
     json!({"round": call.round, "name": call.tool, "arguments": call.arguments, "result_content": call.content, "cached": call.cached})
 }
 
 /// The progress of a tool call: an event of mistral.rs's, and for clients that do not know it a chunk in which nothing is said.
-fn progress(call: &Progress, started: &Started) -> Bytes {
+fn progress(call: &ToolProgress, started: &Started) -> Bytes {
     let phase = if call.content.is_some() { "complete" } else { "calling" };
     let data =
         json!({"tool_type": "custom", "arguments": call.arguments, "content": call.content, "cached": call.cached});
@@ -148,8 +150,8 @@ pub(super) fn as_chunk(body: &str) -> String {
 pub(super) fn stream_out(
     connection: Connection,
     started: Started,
-    first: Heard,
-    heard: mpsc::Receiver<Heard>,
+    first: RunEvent,
+    heard: mpsc::Receiver<RunEvent>,
     ended: oneshot::Receiver<Ended>,
 ) -> Response {
     let output = Output { connection, heard, ended: Some(ended), report: true };
@@ -160,7 +162,7 @@ pub(super) fn stream_out(
 pub(super) fn stream_queued(
     connection: Connection,
     started: oneshot::Receiver<ApiResult<Started>>,
-    heard: mpsc::Receiver<Heard>,
+    heard: mpsc::Receiver<RunEvent>,
     ended: oneshot::Receiver<Ended>,
 ) -> Response {
     let output = Output { connection, heard, ended: Some(ended), report: true };
@@ -171,7 +173,7 @@ pub(super) fn stream_queued(
 enum Phase {
     Queued(oneshot::Receiver<ApiResult<Started>>),
     Waiting(oneshot::Receiver<ApiResult<Started>>),
-    Piece(Started, Heard),
+    Piece(Started, RunEvent),
     More(Started),
     Done,
 }
@@ -179,7 +181,7 @@ enum Phase {
 /// What a stream is made of.
 struct Output {
     connection: Connection,
-    heard: mpsc::Receiver<Heard>,
+    heard: mpsc::Receiver<RunEvent>,
     ended: Option<oneshot::Receiver<Ended>>,
     /// What was made of the messages is still to be told, with the first chunk.
     report: bool,
@@ -218,13 +220,13 @@ impl Output {
         }
     }
 
-    fn piece(&mut self, started: &Started, piece: &Heard) -> Bytes {
+    fn piece(&mut self, started: &Started, piece: &RunEvent) -> Bytes {
         let bytes = match piece {
-            Heard::Piece(Piece::Chunk(chunk)) => event(&marked(chunk, started, self.report)),
-            Heard::Piece(Piece::Whole(body)) => event(&marked(&as_chunk(body), started, self.report)),
-            Heard::Tool(call) => progress(call, started),
+            RunEvent::Piece(ModelChunk::Chunk(chunk)) => event(&marked(chunk, started, self.report)),
+            RunEvent::Piece(ModelChunk::Whole(body)) => event(&marked(&as_chunk(body), started, self.report)),
+            RunEvent::Tool(call) => progress(call, started),
         };
-        self.report &= matches!(piece, Heard::Tool(_));
+        self.report &= matches!(piece, RunEvent::Tool(_));
         bytes
     }
 

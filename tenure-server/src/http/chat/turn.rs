@@ -23,7 +23,7 @@ use crate::error::ApiResult;
 use crate::jobs::runs::{self, Drive};
 use crate::observability::metrics::TimedModel;
 use std::sync::Arc;
-use tenure::{Answered, Begun, First, Heard, Piece, Replay};
+use tenure::{EagerModelCall, ModelChunk, RunEvent, StoredAnswer, TurnOutcome, TurnStart};
 use tokio::sync::{mpsc, oneshot};
 
 /// Pieces of an answer that wait for a slow client. While there are so many, nothing more is read from the model's server.
@@ -34,7 +34,7 @@ pub(super) struct TurnEvents {
     /// That it has begun, and in which session; or why it has not.
     pub started: oneshot::Receiver<ApiResult<Started>>,
     /// The pieces of the answer, if they are streamed.
-    pub heard: mpsc::Receiver<Heard>,
+    pub heard: mpsc::Receiver<RunEvent>,
     /// How it ended, after what was said is stored.
     pub ended: oneshot::Receiver<Ended>,
 }
@@ -42,7 +42,7 @@ pub(super) struct TurnEvents {
 /// Where a turn reports to.
 pub(super) struct TurnReporter {
     started: oneshot::Sender<ApiResult<Started>>,
-    pieces: mpsc::Sender<Heard>,
+    pieces: mpsc::Sender<RunEvent>,
     end: oneshot::Sender<Ended>,
 }
 
@@ -61,17 +61,17 @@ pub(super) async fn take_turn(app: Shared, request: Request, client: Client, rep
     let Request { ask, who, model, options, stream, talk, on_disconnect, .. } = request;
     let name = ask.model.clone().unwrap_or_default();
     let timed = Arc::new(TimedModel::new(model));
-    let first = First { model: timed.clone(), options: options.clone(), stream };
+    let first = EagerModelCall { model: timed.clone(), options: options.clone(), stream };
     let (session_id, outcome) = match app.tenure.turn_asking(&who, ask, &first).await {
         Err(e) => return drop(begun.send(Err(e.into()))),
-        Ok(Begun::Before { session_id, run, replay }) => {
+        Ok(TurnStart::Before { session_id, run, replay }) => {
             let spliced = replay.spliced.clone();
             let _ = begun.send(Ok(Started { session_id: session_id.clone(), run: run.clone(), spliced }));
             let outcome = replayed(*replay, stream.then_some(pieces)).await;
             let broken = |why| tenure::Error::corrupt(format!("the stored response of {run}"), why);
             (session_id, outcome.map_err(|why| broken(why).into()))
         }
-        Ok(Begun::Turn(turn)) => {
+        Ok(TurnStart::Turn(turn)) => {
             let opened = watch.elapsed();
             let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
             client.began(&turn, on_disconnect);
@@ -97,10 +97,10 @@ pub(super) async fn take_turn(app: Shared, request: Request, client: Client, rep
 }
 
 /// The response to a request that was made before, once more.
-async fn replayed(replay: Replay, pieces: Option<mpsc::Sender<Heard>>) -> Result<Answered, String> {
-    let Replay { body, calls, stream, .. } = replay;
-    let mut answer = tenure::Answer::default();
-    answer.take(&Piece::Whole(body.clone())).map_err(|e| e.to_string())?;
+async fn replayed(replay: StoredAnswer, pieces: Option<mpsc::Sender<RunEvent>>) -> Result<TurnOutcome, String> {
+    let StoredAnswer { body, calls, stream, .. } = replay;
+    let mut answer = tenure::ModelAnswer::default();
+    answer.take(&ModelChunk::Whole(body.clone())).map_err(|e| e.to_string())?;
     if let Some(pieces) = pieces {
         for heard in stream {
             // A client that has gone away needs no more.
@@ -109,5 +109,5 @@ async fn replayed(replay: Replay, pieces: Option<mpsc::Sender<Heard>>) -> Result
             }
         }
     }
-    Ok(Answered { answer, body, seq: 0, heard: true, calls, waiting: false })
+    Ok(TurnOutcome { answer, body, seq: 0, heard: true, calls, waiting: false })
 }

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::{Value, json};
 use std::time::Duration;
-use tenure::{Entry, Heard, Piece, Principal, Record, RunId, Seq, SessionId};
+use tenure::{Entry, ModelChunk, Principal, Record, RunEvent, RunId, Seq, SessionId};
 use tokio::sync::mpsc;
 
 /// So many records are read at once.
@@ -41,7 +41,7 @@ struct Following {
     run: RunId,
     after: Seq,
     /// What the run says before it is kept; only here and now.
-    heard: Option<mpsc::Receiver<Heard>>,
+    heard: Option<mpsc::Receiver<RunEvent>>,
     over: bool,
 }
 
@@ -52,7 +52,7 @@ pub fn events(
     id: SessionId,
     run: RunId,
     after: Seq,
-    heard: Option<mpsc::Receiver<Heard>>,
+    heard: Option<mpsc::Receiver<RunEvent>>,
 ) -> Response {
     let following = Following { app, who, id, run, after, heard, over: false };
     let all = stream::unfold(following, |mut f| async move {
@@ -83,7 +83,7 @@ impl Following {
                 let mut text = String::new();
                 // Words are told before they are kept: those that are on their way come before what was kept.
                 while let Some(Ok(heard)) = self.heard.as_mut().map(mpsc::Receiver::try_recv) {
-                    if let Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk)) = heard {
+                    if let RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk)) = heard {
                         text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
                     }
                 }
@@ -109,10 +109,10 @@ impl Following {
             tokio::select! {
                 _ = changed => {}
                 piece = heard.recv() => match piece {
-                    Some(Heard::Piece(Piece::Chunk(chunk) | Piece::Whole(chunk))) => {
+                    Some(RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk))) => {
                         return Bytes::from(format!("event: delta\ndata: {chunk}\n\n"));
                     }
-                    Some(Heard::Tool(_)) => {}
+                    Some(RunEvent::Tool(_)) => {}
                     None => self.heard = None,
                 },
             }

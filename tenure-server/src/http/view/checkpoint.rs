@@ -4,7 +4,7 @@ use super::json::{text, with};
 use super::message::{MessageView, messages, put_messages};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tenure::{Checkpoint, Role, Said, Seq, Session};
+use tenure::{Checkpoint, Role, Seq, Session, StoredMessage};
 use utoipa::ToSchema;
 
 /// A point to come back to.
@@ -105,7 +105,7 @@ pub struct PlaceBody {
 
 /// A [`CheckpointWhole`]: the session as it was at a checkpoint.
 pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
-    let role = |m: &Said| m.message.role();
+    let role = |m: &StoredMessage| m.message.role();
     let turn = then.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);
     let results = then.messages[turn..].iter().filter(|m| role(m) == Role::Tool);
     let answered: Vec<_> = results.filter_map(|m| m.message.tool_call_id()).collect();
@@ -138,12 +138,12 @@ pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
 mod tests {
     use super::super::message::tests::view;
     use super::*;
-    use tenure::{Append, Message, New, Principal, Tenure};
+    use tenure::{Append, Message, NewSession, Principal, Tenure};
 
     #[tokio::test]
     async fn the_state_at_a_checkpoint_is_written_as_its_schema_says() {
         let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
-        let id = tenure.create(&who, New::default()).await.unwrap().info.session_id.clone();
+        let id = tenure.create(&who, NewSession::default()).await.unwrap().info.session_id.clone();
         let call =
             |id: &str| format!(r#"{{"id":"{id}","type":"function","function":{{"name":"f","arguments":"{{}}"}}}}"#);
         let answer = format!(r#"{{"role":"assistant","content":null,"tool_calls":[{},{}]}}"#, call("a"), call("b"));

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::fmt::Write;
-use tenure::{Discarded, Said, Seq};
+use tenure::{DiscardedMessages, Seq, StoredMessage};
 use utoipa::ToSchema;
 
 /// A message in a session.
@@ -69,7 +69,7 @@ pub struct DiscardedList {
 ///
 /// Through serde every message would be parsed again, to be sure that it is JSON: 100 messages of 500 bytes take 47 µs so, and 7 µs
 /// like this. A test compares the two.
-fn put_message(out: &mut String, position: usize, said: &Said) {
+fn put_message(out: &mut String, position: usize, said: &StoredMessage) {
     let mut number = itoa::Buffer::new();
     out.push_str(r#"{"position":"#);
     out.push_str(number.format(position));
@@ -94,7 +94,7 @@ fn put_message(out: &mut String, position: usize, said: &Said) {
 }
 
 /// Messages with their positions as a JSON list.
-pub(super) fn put_messages<'a>(out: &mut String, said: impl Iterator<Item = (usize, &'a Said)>) {
+pub(super) fn put_messages<'a>(out: &mut String, said: impl Iterator<Item = (usize, &'a StoredMessage)>) {
     out.push('[');
     for (i, (position, said)) in said.enumerate() {
         if i > 0 {
@@ -106,20 +106,20 @@ pub(super) fn put_messages<'a>(out: &mut String, said: impl Iterator<Item = (usi
 }
 
 /// How many bytes they take, about.
-pub(super) fn size_hint(said: &[Said]) -> usize {
+pub(super) fn size_hint(said: &[StoredMessage]) -> usize {
     said.iter().map(|s| s.message.as_str().len() + 160).sum::<usize>() + 2
 }
 
 /// Messages as a JSON list; the first is at `position`.
-pub fn messages(said: &[Said], position: usize) -> String {
+pub fn messages(said: &[StoredMessage], position: usize) -> String {
     let mut out = String::with_capacity(size_hint(said));
     put_messages(&mut out, said.iter().enumerate().map(|(i, said)| (position + i, said)));
     out
 }
 
 /// What rewinds have cut off, as a JSON list.
-pub fn discarded(all: &[Discarded]) -> String {
-    let one = |d: &Discarded| {
+pub fn discarded(all: &[DiscardedMessages]) -> String {
+    let one = |d: &DiscardedMessages| {
         let cut = messages(&d.messages, d.position);
         format!(r#"{{"seq":{},"created_at":"{}","position":{},"messages":{cut}}}"#, d.seq, d.at, d.position)
     };
@@ -131,7 +131,7 @@ pub(super) mod tests {
     use super::*;
     use crate::http::view::json;
 
-    pub fn view(position: usize, said: &Said) -> MessageView {
+    pub fn view(position: usize, said: &StoredMessage) -> MessageView {
         MessageView {
             position,
             seq: said.seq,
@@ -143,18 +143,18 @@ pub(super) mod tests {
         }
     }
 
-    pub fn said(seq: Seq) -> Said {
+    pub fn said(seq: Seq) -> StoredMessage {
         let raw = r#"{"role": "user",  "content": "\u00e9 \"quoted\""}"#;
         let at = jiff::Timestamp::new(1_700_000_000 + seq as i64, if seq.is_multiple_of(2) { 0 } else { 120_000_000 })
             .unwrap();
         let run = (seq > 1).then(tenure::RunId::generate);
         let message = tenure::Message::parse(raw).unwrap();
-        Said { seq, at, run, lead: false, partial: seq == 3, replies_to: (seq == 2).then_some(1), message }
+        StoredMessage { seq, at, run, lead: false, partial: seq == 3, replies_to: (seq == 2).then_some(1), message }
     }
 
     #[test]
     fn messages_are_written_as_their_schema_says() {
-        let all: Vec<Said> = (1..=4).map(said).collect();
+        let all: Vec<StoredMessage> = (1..=4).map(said).collect();
         let data = all.iter().enumerate().map(|(i, said)| view(i + 7, said)).collect();
         let list = MessageList { object: "list", data, next_cursor: Some("10".to_owned()) };
         assert_eq!(json::list(&messages(&all, 7), Some("10".to_owned())), json::text(&list));
@@ -162,7 +162,7 @@ pub(super) mod tests {
 
     #[test]
     fn discarded_messages_are_written_as_their_schema_says() {
-        let cut = Discarded { seq: 9, at: said(1).at, position: 2, messages: vec![said(3), said(4)] };
+        let cut = DiscardedMessages { seq: 9, at: said(1).at, position: 2, messages: vec![said(3), said(4)] };
         let messages = vec![view(2, &cut.messages[0]), view(3, &cut.messages[1])];
         let one = DiscardedView { seq: 9, created_at: cut.at.to_string(), position: 2, messages };
         assert_eq!(discarded(&[cut]), json::text(&[one]));

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value;
-use tenure::{Cached, Head, Outcome, Run};
+use tenure::{CachedToolResult, Head, Run, RunOutcome};
 use utoipa::ToSchema;
 
 /// One turn of work.
@@ -32,9 +32,9 @@ impl RunView {
             None if !head.reviews.is_empty() => "paused",
             None if free => "queued",
             None => "running",
-            Some((_, Outcome::Completed)) => "completed",
-            Some((_, Outcome::Failed)) => "failed",
-            Some((_, Outcome::Cancelled)) => "cancelled",
+            Some((_, RunOutcome::Completed)) => "completed",
+            Some((_, RunOutcome::Failed)) => "failed",
+            Some((_, RunOutcome::Cancelled)) => "cancelled",
         };
         Self {
             id: run.id.to_string(),
@@ -66,8 +66,8 @@ pub struct CachedView {
     pub expires_at: Option<String>,
 }
 
-impl From<Cached> for CachedView {
-    fn from(c: Cached) -> Self {
+impl From<CachedToolResult> for CachedView {
+    fn from(c: CachedToolResult) -> Self {
         let (created_at, expires_at) = (c.created_at.to_string(), c.expires_at.map(|t| t.to_string()));
         Self { key: c.key, tool: c.tool, parameters: c.parameters, result: c.result, created_at, expires_at }
     }

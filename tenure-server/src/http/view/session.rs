@@ -107,8 +107,8 @@ pub struct SessionList {
     pub next_cursor: Option<String>,
 }
 
-impl From<tenure::Page> for SessionList {
-    fn from(page: tenure::Page) -> Self {
+impl From<tenure::SessionPage> for SessionList {
+    fn from(page: tenure::SessionPage) -> Self {
         let data = page.heads.iter().map(SessionView::from).collect();
         Self { object: "list", data, next_cursor: page.next.map(|c| c.to_string()) }
     }
@@ -155,12 +155,12 @@ pub fn whole(session: &Session) -> String {
 mod tests {
     use super::super::message::tests::view;
     use super::*;
-    use tenure::{Append, Message, New, Principal, Tenure};
+    use tenure::{Append, Message, NewSession, Principal, Tenure};
 
     #[tokio::test]
     async fn a_session_is_written_as_its_schema_says() {
         let (tenure, who) = (Tenure::open("memory:").await.unwrap(), Principal::default());
-        let new = New { title: Some("a \"title\"".to_owned()), ..New::default() };
+        let new = NewSession { title: Some("a \"title\"".to_owned()), ..NewSession::default() };
         let id = tenure.create(&who, new).await.unwrap().info.session_id.clone();
         let messages = vec![Message::user("one"), Message::user("two")];
         tenure.append(&who, &id, Append { messages, ..Append::default() }).await.unwrap();

@@ -69,7 +69,7 @@ fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
             )));
         }
         if bytes > limits.disk {
-            return Ok(Some(format!("the files take more than {} (python.disk)", tenure::Size(limits.disk))));
+            return Ok(Some(format!("the files take more than {} (python.disk)", tenure::ByteSize(limits.disk))));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory || stat.st_dev != device {
             continue;

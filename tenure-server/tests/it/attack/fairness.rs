@@ -30,10 +30,11 @@ fn key(dir: &Path, tenant: &str, user: &str) -> String {
 async fn fill(dir: &Path, tenant: &str, count: usize) {
     let (store, _) = tenure::store::open(&format!("sqlite:{}", dir.join("tenure.db").display())).await.unwrap();
     let commits = (0..count).map(|n| {
-        let created = Created { user: User::new("mallory").unwrap(), ..Created::default() };
-        let created = Created { title: Some(format!("Session {n}")), tags: vec!["some".to_owned()], ..created };
+        let created = SessionCreated { user: User::new("mallory").unwrap(), ..SessionCreated::default() };
+        let created = SessionCreated { title: Some(format!("Session {n}")), tags: vec!["some".to_owned()], ..created };
         let record = Record { seq: 1, at: jiff::Timestamp::now(), entry: Entry::created(created) };
-        let key = Key { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(format!("s{n}")).unwrap() };
+        let key =
+            SessionKey { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(format!("s{n}")).unwrap() };
         let head = Session::replay(&key, vec![record.clone()]).unwrap().head().clone();
         Commit::new(None, vec![record], head)
     });
@@ -140,7 +141,7 @@ async fn a_search_through_nested_forks_is_cut() {
     {
         let tenure = Tenure::open(&format!("sqlite:{}", dir.path().join("tenure.db").display())).await.unwrap();
         let (who, id) = (Principal::default(), |n: usize| SessionId::new(format!("f{n}")).unwrap());
-        tenure.create(&who, New { id: Some(id(0)), ..New::default() }).await.unwrap();
+        tenure.create(&who, NewSession { id: Some(id(0)), ..NewSession::default() }).await.unwrap();
         tenure.append(&who, &id(0), vec![Message::user("the ferry")]).await.unwrap();
         for n in 1..forks {
             tenure.fork(&who, &id(n - 1), Point::Position(1), Some(id(n))).await.unwrap();

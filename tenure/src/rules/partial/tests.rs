@@ -1,9 +1,11 @@
 use super::*;
-use crate::rules::next::{Rules, next};
+use crate::rules::next::{RunRules, next};
 use crate::rules::prompt::history;
 use crate::rules::session::Point;
-use crate::types::entry::{Checkpointed, Created, Decision, InfoChange, Outcome, ReviewDecided, ReviewOpened, Rewound};
-use crate::types::id::{Label, Principal, ReviewId, RunId, SessionId};
+use crate::types::entry::{
+    CheckpointEntry, Decision, ReviewDecided, ReviewOpened, RewindEntry, RunOutcome, SessionCreated, SessionPatch,
+};
+use crate::types::id::{CheckpointLabel, Principal, ReviewId, RunId, SessionId};
 use crate::types::message::Message;
 use crate::types::tool::Tool;
 use proptest::prelude::*;
@@ -60,7 +62,7 @@ struct Log {
 impl Log {
     fn new() -> Self {
         let key = Principal::default().key(&SessionId::new("s").unwrap());
-        let entry = Entry::created(Created::default());
+        let entry = Entry::created(SessionCreated::default());
         let records = vec![Record { seq: 1, at: "2026-01-01T00:00:00Z".parse().unwrap(), entry }];
         Self { session: Session::replay(&key, records.clone()).unwrap(), records }
     }
@@ -72,12 +74,16 @@ impl Log {
     }
 
     fn say(&mut self, message: Message, lead: bool) {
-        self.push(Entry::Message(Post { run: self.session.head().run.clone(), lead, ..Post::from(message) }));
+        self.push(Entry::Message(MessageEntry {
+            run: self.session.head().run.clone(),
+            lead,
+            ..MessageEntry::from(message)
+        }));
     }
 
     fn end(&mut self) {
         if let Some(run) = self.session.head().run.clone() {
-            self.push(Entry::RunEnded { run, outcome: Outcome::Completed, error: None, code: None });
+            self.push(Entry::RunEnded { run, outcome: RunOutcome::Completed, error: None, code: None });
         }
     }
 
@@ -112,10 +118,16 @@ impl Log {
             }
             Event::Say("user", lead) => self.say(Message::user(&format!("by the way {n}")), *lead),
             Event::Say(_, lead) => self.say(Message::system(&format!("be brief {n}")), *lead),
-            Event::Info => self.push(Entry::info(InfoChange::default())),
+            Event::Info => self.push(Entry::info(SessionPatch::default())),
             Event::Checkpoint => {
-                let (label, run) = (Label::new(format!("c-{n}")).unwrap(), self.session.head().run.clone());
-                self.push(Entry::Checkpoint(Checkpointed { label, auto: true, run, step: Some(n), state: Map::new() }));
+                let (label, run) = (CheckpointLabel::new(format!("c-{n}")).unwrap(), self.session.head().run.clone());
+                self.push(Entry::Checkpoint(CheckpointEntry {
+                    label,
+                    auto: true,
+                    run,
+                    step: Some(n),
+                    state: Map::new(),
+                }));
             }
             Event::Review => {
                 let Some(run) = self.session.head().run.clone() else { return };
@@ -141,7 +153,7 @@ impl Log {
             Event::Rewind(to) => {
                 let to = Point::Position(to.index(self.session.messages.len() + 1));
                 let place = self.session.locate(&to).unwrap();
-                self.push(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }));
+                self.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
             }
             Event::Compact(upto) => {
                 let covered = self.session.summary().map_or(0, |s| s.position);
@@ -174,7 +186,7 @@ impl Log {
 fn assert_same(tail: &Session, whole: &Session, window: &Window) {
     assert_eq!(history(tail, window), history(whole, window));
     let tools = [Tool { name: "t".to_owned(), ..Tool::default() }];
-    let rules = Rules { tools: &tools, review: &[], client_tools: false };
+    let rules = RunRules { tools: &tools, review: &[], client_tools: false };
     assert_eq!(next(tail, &rules), next(whole, &rules));
     assert_eq!(tail.open_reviews().collect::<Vec<_>>(), whole.open_reviews().collect::<Vec<_>>());
     assert_eq!(tail.older.0 + tail.messages.len(), whole.messages.len());
@@ -301,7 +313,7 @@ fn a_few_records_are_enough_in_a_long_session() {
 
     // After a rewind discarded them, the instructions are searched in the whole log.
     let place = log.session.locate(&Point::Position(30)).unwrap();
-    log.push(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }));
+    log.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
     assert_eq!(log.session.head().front, None);
     assert!(log.tail(60, &window).is_none());
 }
@@ -313,7 +325,7 @@ fn what_was_said_between_instructions_is_no_instruction() {
     log.happen(&Event::Say("system", false));
     log.happen(&Event::Ask);
     let place = log.session.locate(&Point::Position(1)).unwrap();
-    log.push(Entry::Rewound(Rewound { to: place.seq, mark: place.mark }));
+    log.push(Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark }));
     assert_eq!(log.session.head().front.as_ref().and_then(|f| f.lead.as_ref()).map(|l| (l.from, l.to)), Some((2, 2)));
     log.happen(&Event::Say("system", false));
     assert_eq!(log.session.head().front, None);

@@ -1,9 +1,9 @@
 //! Aligns the messages of a request with those of the session: finds the anchor, and pairs the messages
 //! before it.
 
-use super::index::Stored;
+use super::index::StoredIndex;
 use crate::rules::overlay::Overlay;
-use crate::rules::session::Said;
+use crate::rules::session::StoredMessage;
 use crate::types::message::meaning::{CallMatch, pair_calls};
 use crate::types::message::{Message, Role};
 use std::collections::{HashMap, HashSet};
@@ -14,7 +14,7 @@ const CONTEXT: usize = 32;
 
 /// The stored position of an anchor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Located {
+pub(super) struct AnchorMatch {
     pub position: usize,
     /// Whether several positions match equally well.
     pub is_tie: bool,
@@ -23,21 +23,21 @@ pub(super) struct Located {
 }
 
 /// Finds the stored message that equals the assistant message at `end` of a request.
-pub(super) fn locate(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
+pub(super) fn locate(stored: &StoredIndex<'_>, rest: &[Message], end: usize) -> Option<AnchorMatch> {
     // Fast path: the answer and its question are in the last turn.
     let recent = best(stored, crate::rules::reconcile::plan::last_turn(stored).., &rest[end]);
     if let Some(position) = recent.last().filter(|p| question_agrees(stored, **p, rest, end)) {
-        return Some(Located { position: *position, is_tie: false, question_agrees: true });
+        return Some(AnchorMatch { position: *position, is_tie: false, question_agrees: true });
     }
     locate_anywhere(stored, rest, end)
 }
 
 /// Finds the stored message that equals the assistant message at `end` of a request, by the index. Costs the
 /// number of equal messages, once the session is indexed.
-pub(super) fn locate_anywhere(stored: &Stored<'_>, rest: &[Message], end: usize) -> Option<Located> {
+pub(super) fn locate_anywhere(stored: &StoredIndex<'_>, rest: &[Message], end: usize) -> Option<AnchorMatch> {
     let found = |position, is_tie| {
         let question_agrees = question_agrees(stored, position, rest, end);
-        Some(Located { position, is_tie, question_agrees })
+        Some(AnchorMatch { position, is_tie, question_agrees })
     };
     let candidates = stored.same_as(&rest[end], stored.len());
     let all = best_of(stored, candidates.into_iter(), &rest[end]);
@@ -51,13 +51,13 @@ pub(super) fn locate_anywhere(stored: &Stored<'_>, rest: &[Message], end: usize)
 }
 
 /// Returns the positions in a range whose message equals this assistant message.
-fn best(stored: &[Said], range: RangeFrom<usize>, message: &Message) -> Vec<usize> {
+fn best(stored: &[StoredMessage], range: RangeFrom<usize>, message: &Message) -> Vec<usize> {
     best_of(stored, range.take_while(|p| *p < stored.len()), message)
 }
 
 /// Returns those of the positions whose message equals this assistant message. With tool calls, only the best
 /// kind of match counts: a known id is never overruled by equal arguments.
-fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
+fn best_of(stored: &[StoredMessage], places: impl Iterator<Item = usize>, message: &Message) -> Vec<usize> {
     let assistants = places.filter(|p| stored[*p].message.role() == Role::Assistant);
     if message.call_ids().is_empty() {
         let meaning = message.meaning();
@@ -71,7 +71,7 @@ fn best_of(stored: &[Said], places: impl Iterator<Item = usize>, message: &Messa
 }
 
 /// Returns true if the last user message before the anchor is the same in the request and in the session.
-fn question_agrees(stored: &[Said], position: usize, rest: &[Message], end: usize) -> bool {
+fn question_agrees(stored: &[StoredMessage], position: usize, rest: &[Message], end: usize) -> bool {
     let theirs = rest[..end].iter().rev().find(|m| m.role() == Role::User);
     let ours = stored[..position].iter().rev().find(|m| m.message.role() == Role::User);
     match (ours, theirs) {
@@ -82,7 +82,7 @@ fn question_agrees(stored: &[Said], position: usize, rest: &[Message], end: usiz
 
 /// Counts how many messages directly before a position equal those before the anchor. Tool messages that the
 /// client omitted do not interrupt the sequence.
-fn agreeing_before(stored: &[Said], position: usize, rest: &[Message], end: usize) -> usize {
+fn agreeing_before(stored: &[StoredMessage], position: usize, rest: &[Message], end: usize) -> usize {
     let mut ours = stored[..position].iter().rev().filter(|m| !m.message.role().instructs()).peekable();
     let theirs = rest[..end].iter().rev().filter(|m| !m.role().instructs());
     let mut agreeing = 0;
@@ -115,7 +115,7 @@ pub(super) struct Alignment {
 impl Alignment {
     /// Pairs messages backwards from the anchor. Costs the length of the request; if messages differ, the
     /// session is indexed once.
-    pub fn new(stored: &Stored<'_>, rest: &[Message], end: usize, position: usize) -> Self {
+    pub fn new(stored: &StoredIndex<'_>, rest: &[Message], end: usize, position: usize) -> Self {
         let mut pairs = vec![None; end + 1];
         pairs[end] = Some(position);
         // The last stored message that is not paired yet.
@@ -152,7 +152,7 @@ impl Alignment {
     }
 
     /// Pairs the results of calls whose ids the client renamed.
-    fn pair_renamed_results(&mut self, stored: &Stored<'_>, rest: &[Message]) {
+    fn pair_renamed_results(&mut self, stored: &StoredIndex<'_>, rest: &[Message]) {
         let is_open = |j: &usize| self.pairs[*j].is_none() && rest[*j].role() == Role::Tool;
         let open: Vec<usize> = (0..self.end).filter(is_open).collect();
         if open.is_empty() {
@@ -188,15 +188,15 @@ impl Alignment {
 
     /// Returns the record of the last paired assistant message, if it is among the `keep` stored messages
     /// that remain.
-    pub fn anchor(&self, stored: &[Said], keep: usize) -> Option<crate::types::id::Seq> {
+    pub fn anchor(&self, stored: &[StoredMessage], keep: usize) -> Option<crate::types::id::Seq> {
         let paired = self.pairs.iter().rev().flatten();
         let mut kept = paired.filter(|p| **p < keep && stored[**p].message.role() == Role::Assistant);
         kept.next().map(|p| stored[*p].seq)
     }
 
     /// Computes the overlay: what the model is shown instead of the first `keep` stored messages.
-    pub fn overlay(&self, stored: &[Said], rest: &[Message], keep: usize) -> Shown {
-        let mut shown = Shown { ephemeral: self.left_out, ..Shown::default() };
+    pub fn overlay(&self, stored: &[StoredMessage], rest: &[Message], keep: usize) -> AlignedView {
+        let mut shown = AlignedView { ephemeral: self.left_out, ..AlignedView::default() };
         for (at, position) in &self.replaced {
             shown.overlay.replace(&stored[*position], rest[*at].clone());
             shown.ephemeral += 1;
@@ -240,7 +240,7 @@ impl Alignment {
 
 /// The outcome of an alignment.
 #[derive(Default)]
-pub(super) struct Shown {
+pub(super) struct AlignedView {
     pub matched: usize,
     pub ephemeral: usize,
     /// The position of the first stored message that the request contains.
@@ -250,7 +250,7 @@ pub(super) struct Shown {
 
 /// Handles unpaired messages between two pairs: each is shown in place of the stored message of the same
 /// role, in order; the others are inserted before the next pair.
-fn between(stored: &[Said], next: &Said, theirs: &[&Message], overlay: &mut Overlay) {
+fn between(stored: &[StoredMessage], next: &StoredMessage, theirs: &[&Message], overlay: &mut Overlay) {
     let mut rest = theirs.iter().peekable();
     for said in stored {
         let hidden = said.lead || said.message.is_tool_turn();
@@ -286,14 +286,14 @@ pub(super) fn renamed(stored: &Message, incoming: &Message) -> HashMap<String, S
 
 /// Returns true if a stored message is skipped when compared with this incoming one: parts of the system
 /// prompt, and tool messages that the client omitted.
-fn skipped(stored: &Said, message: &Message) -> bool {
+fn skipped(stored: &StoredMessage, message: &Message) -> bool {
     let prompt = stored.lead || (stored.message.role().instructs() && !message.role().instructs());
     prompt || (stored.message.is_tool_turn() && !stored.message.is_same(message))
 }
 
 /// Finds the position before `next` of the message at `j`: the only one, or the latest whose preceding
 /// message agrees as well.
-fn find_before(stored: &Stored<'_>, next: usize, rest: &[Message], j: usize) -> Option<usize> {
+fn find_before(stored: &StoredIndex<'_>, next: usize, rest: &[Message], j: usize) -> Option<usize> {
     let found = stored.same_as(&rest[j], next);
     match found[..] {
         [] => None,

@@ -4,15 +4,15 @@
 //! remain where their neighbors agree, because most clients never saw them. Everything else that differs or
 //! is missing is rewound.
 
-use super::index::Stored;
+use super::index::StoredIndex;
 use crate::rules::prompt::opening;
-use crate::rules::reconcile::plan::{NewMessage, Plan, ReplyTo};
-use crate::rules::session::Said;
+use crate::rules::reconcile::plan::{NewMessage, ReconcilePlan, ReplyTo};
+use crate::rules::session::StoredMessage;
 use crate::types::message::{Message, Role};
 use std::ops::Range;
 
 /// Reconciles a request that is the whole history.
-pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
+pub(super) fn plan(stored: &StoredIndex<'_>, rest: &[Message]) -> ReconcilePlan {
     let opening = opening(stored);
     let mut turn = turn_around(stored, 0);
     let mut tools = 0..0;
@@ -62,7 +62,7 @@ pub(super) fn plan(stored: &Stored<'_>, rest: &[Message]) -> Plan {
     let spliced = (0..keep).filter(|k| !has[*k] && stored[*k].message.is_tool_turn()).count();
     let answer = (0..keep).rev().find(|k| has[*k] && stored[*k].message.role() == Role::Assistant);
     let append = new_messages(answer.map(|k| ReplyTo::Stored(stored[k].seq)), &rest[j..]);
-    Plan { matched: j, spliced, append, ..Plan::keeping(stored, keep) }
+    ReconcilePlan { matched: j, spliced, append, ..ReconcilePlan::keeping(stored, keep) }
 }
 
 /// Builds the messages to append, each user message with the assistant message that it follows.
@@ -79,14 +79,14 @@ fn new_messages(mut reply: Option<ReplyTo>, new: &[Message]) -> Vec<NewMessage> 
 }
 
 /// Returns the end of the tool messages that start at `i`.
-fn end_of_tools(stored: &[Said], i: usize) -> usize {
+fn end_of_tools(stored: &[StoredMessage], i: usize) -> usize {
     let others = stored.iter().skip(i).position(|m| !m.lead && !m.message.is_tool_turn());
     others.map_or(stored.len(), |p| i + p)
 }
 
 /// Returns the range of the stored messages of the turn at `i`, between its question and the next one.
-fn turn_around(stored: &[Said], i: usize) -> Range<usize> {
-    let user = |m: &Said| m.message.role() == Role::User;
+fn turn_around(stored: &[StoredMessage], i: usize) -> Range<usize> {
+    let user = |m: &StoredMessage| m.message.role() == Role::User;
     let i = i.min(stored.len());
     let start = stored[..i].iter().rposition(user).map_or(0, |p| p + 1);
     let end = stored[i..].iter().position(user).map_or(stored.len(), |p| i + p);

@@ -1,6 +1,6 @@
 //! The stored messages of a session, with an index that is built on first use.
 
-use crate::rules::session::Said;
+use crate::rules::session::StoredMessage;
 use crate::types::message::{Message, Role};
 use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, HashSet};
@@ -15,9 +15,9 @@ const MAX_EQUAL: usize = 64;
 const NEAR: usize = 64;
 
 /// The stored messages of a session and their lazily built index.
-pub(super) struct Stored<'a> {
-    messages: &'a [Said],
-    index: OnceCell<Index>,
+pub(super) struct StoredIndex<'a> {
+    messages: &'a [StoredMessage],
+    index: OnceCell<MessageIndex>,
     /// Number of lookups that may still be done by a scan.
     near: Cell<usize>,
 }
@@ -25,21 +25,21 @@ pub(super) struct Stored<'a> {
 /// Positions of messages, ascending: by content, of tool calls by their ids, and of results by the call that
 /// they answer.
 #[derive(Default)]
-struct Index {
+struct MessageIndex {
     contents: HashMap<[u8; 32], Vec<usize>>,
     calls: HashMap<String, Vec<usize>>,
     results: HashMap<String, Vec<usize>>,
 }
 
-impl Deref for Stored<'_> {
-    type Target = [Said];
-    fn deref(&self) -> &[Said] {
+impl Deref for StoredIndex<'_> {
+    type Target = [StoredMessage];
+    fn deref(&self) -> &[StoredMessage] {
         self.messages
     }
 }
 
-impl<'a> Stored<'a> {
-    pub fn new(messages: &'a [Said]) -> Self {
+impl<'a> StoredIndex<'a> {
+    pub fn new(messages: &'a [StoredMessage]) -> Self {
         Self { messages, index: OnceCell::new(), near: Cell::new(NEAR) }
     }
 
@@ -52,9 +52,9 @@ impl<'a> Stored<'a> {
     }
 
     /// Returns the index, building it on first use.
-    fn index(&self) -> &Index {
+    fn index(&self) -> &MessageIndex {
         self.index.get_or_init(|| {
-            let mut index = Index::default();
+            let mut index = MessageIndex::default();
             for (p, said) in self.messages.iter().enumerate().filter(|(_, m)| !m.lead) {
                 match said.message.answers() {
                     Some(id) => index.results.entry(id.into_owned()).or_default().push(p),

@@ -2,15 +2,15 @@
 
 use crate::rules::overlay::Overlay;
 use crate::rules::reconcile::{count, last_question};
-use crate::rules::session::Said;
-use crate::types::entry::Post;
+use crate::rules::session::StoredMessage;
+use crate::types::entry::MessageEntry;
 use crate::types::id::Seq;
 use crate::types::message::Message;
 use crate::types::policy::HistoryMode;
 
 /// The messages of a request and how they were sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Incoming<'a> {
+pub struct IncomingRequest<'a> {
     /// The messages, including system messages.
     pub messages: &'a [Message],
     /// How the messages are reconciled with the stored ones.
@@ -24,7 +24,7 @@ pub struct Incoming<'a> {
 
 /// The result of reconciliation: what to rewind, append and show.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct ReconcilePlan {
     /// Number of stored messages that remain; later ones are rewound.
     pub keep: usize,
     /// The messages to append, in order.
@@ -62,24 +62,27 @@ pub struct NewMessage {
 pub enum ReplyTo {
     /// A stored message, by its record.
     Stored(Seq),
-    /// A message of the same plan, by its index in [`Plan::append`].
+    /// A message of the same plan, by its index in [`ReconcilePlan::append`].
     New(usize),
 }
 
-impl Plan {
+impl ReconcilePlan {
     /// Creates a plan that keeps the first `keep` stored messages and appends nothing.
-    pub(crate) fn keeping(stored: &[Said], keep: usize) -> Self {
+    pub(crate) fn keeping(stored: &[StoredMessage], keep: usize) -> Self {
         Self { keep, rewound: count(&stored[keep..]), ..Self::default() }
     }
 
     /// Returns the new messages as log entries. `first` is the record of the first one.
-    pub fn posts(&self, first: Seq) -> Vec<Post> {
+    pub fn posts(&self, first: Seq) -> Vec<MessageEntry> {
         let seq = |reply: ReplyTo| match reply {
             ReplyTo::Stored(seq) => seq,
             ReplyTo::New(i) => first + i as Seq,
         };
-        let post =
-            |m: &NewMessage| Post { lead: m.lead, replies_to: m.replies_to.map(seq), ..Post::from(m.message.clone()) };
+        let post = |m: &NewMessage| MessageEntry {
+            lead: m.lead,
+            replies_to: m.replies_to.map(seq),
+            ..MessageEntry::from(m.message.clone())
+        };
         self.append.iter().map(post).collect()
     }
 
@@ -90,6 +93,6 @@ impl Plan {
 }
 
 /// Returns the start of the last turn.
-pub(crate) fn last_turn(stored: &[Said]) -> usize {
+pub(crate) fn last_turn(stored: &[StoredMessage]) -> usize {
     last_question(stored).map_or(0, |question| question.start)
 }

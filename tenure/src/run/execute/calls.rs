@@ -1,21 +1,21 @@
 //! Tool calls of a run: cache lookup, concurrent execution, and commit of the results in call
 //! order.
 
-use super::insist::Pauses;
-use super::{Work, limit};
-use crate::executors::tools::Call;
+use super::insist::Backoff;
+use super::{Execution, limit};
+use crate::executors::tools::ToolInvocation;
 use crate::memory::tool;
-use crate::rules::next::{Doing, Job, Step, arguments};
-use crate::run::executors::{Heard, Progress, TurnError};
+use crate::rules::next::{CallAction, NextStep, PendingCall, arguments};
+use crate::run::executors::{RunEvent, ToolProgress, TurnError};
 use crate::types::error::{Error, Result};
 use crate::types::message::Message;
-use crate::types::tool::{Output, ToolError};
+use crate::types::tool::{ToolError, ToolOutput};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 
-impl<'a> Work<'a> {
+impl<'a> Execution<'a> {
     /// Looks up cached results for the tool calls of an answer.
     pub(super) async fn look_up(&mut self, answer: &Message) -> Result<()> {
         self.hits.clear();
@@ -24,7 +24,7 @@ impl<'a> Work<'a> {
         }
         for call in answer.tool_calls() {
             let cached = self.tools.iter().any(|t| t.cache && t.name == call.name);
-            let Doing::Call(arguments) = arguments(&call) else { continue };
+            let CallAction::Call(arguments) = arguments(&call) else { continue };
             if !cached {
                 continue;
             }
@@ -45,16 +45,16 @@ impl<'a> Work<'a> {
     /// Executes tool calls concurrently, at most `parallel` at a time, and commits their results in
     /// the order of the calls (D-051). After an error, calls in flight finish and no new ones start
     /// (D-052).
-    pub(super) async fn call(&mut self, jobs: Vec<Job>) -> Result<Step, TurnError> {
+    pub(super) async fn call(&mut self, jobs: Vec<PendingCall>) -> Result<NextStep, TurnError> {
         for job in &jobs {
             let progress = self.progress(job);
-            self.tell(Heard::Tool(progress)).await;
+            self.tell(RunEvent::Tool(progress)).await;
         }
         let concurrent = self.policy.parallel.max(1);
         let makers: Vec<_> = jobs.iter().map(|job| self.maker(job)).collect();
         let mut waiting = makers.into_iter().enumerate();
         let mut running = FuturesUnordered::new();
-        let (mut results, mut kept): (Vec<Option<Made>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
+        let (mut results, mut kept): (Vec<Option<CallResult>>, usize) = (jobs.iter().map(|_| None).collect(), 0);
         let mut trouble: Option<TurnError> = None;
         loop {
             while running.len() < concurrent && trouble.is_none() {
@@ -98,25 +98,25 @@ impl<'a> Work<'a> {
     }
 
     /// Converts finished calls into tool messages and notifies the listener of each.
-    async fn said(&mut self, jobs: &[Job], results: &mut [Option<Made>]) -> Vec<Message> {
+    async fn said(&mut self, jobs: &[PendingCall], results: &mut [Option<CallResult>]) -> Vec<Message> {
         let mut said = Vec::new();
         for (job, made) in jobs.iter().zip(results) {
-            if let Some(Made::Said(content)) = made.take() {
+            if let Some(CallResult::Said(content)) = made.take() {
                 said.push(Message::tool(&job.call.id, &content));
-                let progress = Progress { content: Some(content), ..self.progress(job) };
+                let progress = ToolProgress { content: Some(content), ..self.progress(job) };
                 self.calls.push(progress.clone());
-                self.tell(Heard::Tool(progress)).await;
+                self.tell(RunEvent::Tool(progress)).await;
             }
         }
         said
     }
 
-    fn progress(&self, job: &Job) -> Progress {
+    fn progress(&self, job: &PendingCall) -> ToolProgress {
         let arguments = match &job.doing {
-            Doing::Call(arguments) => Value::Object(arguments.clone()).to_string(),
-            Doing::Say(_) => job.call.arguments.clone(),
+            CallAction::Call(arguments) => Value::Object(arguments.clone()).to_string(),
+            CallAction::Say(_) => job.call.arguments.clone(),
         };
-        Progress {
+        ToolProgress {
             round: self.rounds.max(1),
             call: job.call.id.clone(),
             tool: job.call.name.clone(),
@@ -128,33 +128,33 @@ impl<'a> Work<'a> {
 
     /// Returns a future that executes one call. It borrows nothing from the run, so events can be
     /// sent while it is polled.
-    fn maker(&self, job: &Job) -> impl Future<Output = Result<Made, TurnError>> + use<'a> {
+    fn maker(&self, job: &PendingCall) -> impl Future<Output = Result<CallResult, TurnError>> + use<'a> {
         let (hands, assistant) = (self.hands, self.assistant.clone());
         let tool = self.tools.iter().find(|t| t.name == job.call.name).cloned().unwrap_or_default();
         let (hit, held) = (self.hits.get(&job.call.id).cloned(), self.held.clone());
         let (timeout, max) = (self.policy.tool_timeout, self.policy.max_result_bytes);
         let (tenure, who, id) = (self.tenure.clone(), self.who.clone(), self.session_id.clone());
         let (session, run) = (self.who.key(&self.session_id), self.run.clone());
-        let Job { call, doing } = job.clone();
+        let PendingCall { call, doing } = job.clone();
         async move {
             let arguments = match doing {
-                Doing::Say(content) => return Ok(Made::Said(content)),
-                Doing::Call(arguments) => arguments,
+                CallAction::Say(content) => return Ok(CallResult::Said(content)),
+                CallAction::Call(arguments) => arguments,
             };
             if let Some(content) = hit {
-                return Ok(Made::Said(content));
+                return Ok(CallResult::Said(content));
             }
-            let Some(assistant) = assistant else { return Ok(Made::Lost) };
+            let Some(assistant) = assistant else { return Ok(CallResult::Lost) };
             let ours = call.name == tool::NAME && tenure.memory_tool(&who, &assistant).is_some();
             let tools = match hands.tools {
                 Some(tools) => Some(tools),
                 None if ours => None,
-                None => return Ok(Made::Lost),
+                None => return Ok(CallResult::Lost),
             };
             // The lease may have expired while this node was suspended, and another node may be
             // executing this call. Renew it first.
             if tenure.now().as_microsecond() >= held.until.load(Ordering::Relaxed) {
-                let mut pauses = Pauses::new();
+                let mut pauses = Backoff::new();
                 let end = loop {
                     if let Some(end) = pauses.unless_away(tenure.renew(&who, &id, &run).await).await {
                         break end?;
@@ -162,7 +162,7 @@ impl<'a> Work<'a> {
                 };
                 held.until.store(end.as_microsecond(), Ordering::Relaxed);
             }
-            let call = Call { session, run, id: call.id, tool: call.name, arguments };
+            let call = ToolInvocation { session, run, id: call.id, tool: call.name, arguments };
             let make = async {
                 match tools {
                     Some(tools) if !ours => Ok(tools.call(&assistant, &call).await),
@@ -180,14 +180,14 @@ impl<'a> Work<'a> {
                 }
             };
             let outcome = match &made {
-                Ok(Output { failed: false, .. }) => "answered",
+                Ok(ToolOutput { failed: false, .. }) => "answered",
                 Ok(_) => "failed",
                 Err(ToolError::NotCalled(_)) => "not_called",
                 Err(ToolError::Lost(_)) => "lost",
             };
             metrics::counter!("tenure_tool_calls_total", "outcome" => outcome).increment(1);
             match made {
-                Ok(Output { content, .. }) if content.len() > max => {
+                Ok(ToolOutput { content, .. }) if content.len() > max => {
                     let message = format!(
                         "tool {:?} answered {} bytes, over the `max_result_bytes` of {max}",
                         call.tool,
@@ -195,7 +195,7 @@ impl<'a> Work<'a> {
                     );
                     Err(limit("result_too_large", message))
                 }
-                Ok(Output { content, failed }) => {
+                Ok(ToolOutput { content, failed }) => {
                     if tool.cache && !failed {
                         let arguments = Value::Object(call.arguments);
                         match tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await {
@@ -205,17 +205,17 @@ impl<'a> Work<'a> {
                             put => put?,
                         }
                     }
-                    Ok(Made::Said(content))
+                    Ok(CallResult::Said(content))
                 }
-                Err(ToolError::Lost(_)) if !tool.is_repeatable() => Ok(Made::Lost),
-                Err(e) => Ok(Made::Said(format!("[{e}]"))),
+                Err(ToolError::Lost(_)) if !tool.is_repeatable() => Ok(CallResult::Lost),
+                Err(e) => Ok(CallResult::Said(format!("[{e}]"))),
             }
         }
     }
 }
 
 /// The result of a tool call.
-enum Made {
+enum CallResult {
     Said(String),
     /// The outcome is unknown and the tool is not repeatable: a review is required (D-054).
     Lost,

@@ -4,13 +4,13 @@
 //! The results stay in memory until they are committed. If another node takes over the run in the
 //! meantime, the log shows it, and they are dropped.
 
-use crate::engine::cache::State;
-use crate::engine::draft::{Draft, Need};
-use crate::store::query::Range;
+use crate::engine::cache::CacheState;
+use crate::engine::draft::{Depth, PendingCommit};
+use crate::store::query::RecordRange;
 use crate::tenure::Tenure;
 use crate::types::entry::{Entry, Record};
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Principal, Seq, SessionId};
+use crate::types::id::{Principal, Seq, SessionId, SessionKey};
 use jiff::Timestamp;
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Exponential backoff between retries, from 100 ms to 2 s.
-pub(super) struct Pauses(Duration);
+pub(super) struct Backoff(Duration);
 
-impl Pauses {
+impl Backoff {
     pub fn new() -> Self {
         Self(FIRST_PAUSE)
     }
@@ -45,7 +45,7 @@ impl Pauses {
 }
 
 /// A commit with an unknown outcome.
-struct Unknown<R> {
+struct UnknownOutcome<R> {
     base: Seq,
     at: Timestamp,
     entries: Vec<Entry>,
@@ -60,17 +60,17 @@ impl Tenure {
         &self,
         who: &Principal,
         id: &SessionId,
-        need: Need,
-        mut step: impl FnMut(&State, Timestamp) -> Result<Draft<R>>,
+        need: Depth,
+        mut step: impl FnMut(&CacheState, Timestamp) -> Result<PendingCommit<R>>,
     ) -> Result<R> {
-        let mut pauses = Pauses::new();
+        let mut pauses = Backoff::new();
         loop {
             let mut unknown = None;
             let written = self.write(who, id, need, |state, now| {
                 let draft = step(state, now)?;
                 let base = state.head().map_or(0, |head| head.seq);
                 let (entries, reply) = (draft.entries.clone(), draft.reply.clone());
-                unknown = Some(Unknown { base, at: now, entries, reply });
+                unknown = Some(UnknownOutcome { base, at: now, entries, reply });
                 Ok(draft)
             });
             match written.await {
@@ -95,14 +95,14 @@ impl Tenure {
 
     /// Returns true if the log contains exactly these records. Position, timestamp and content
     /// together identify a commit: no two commits share all three.
-    async fn has_stored<R>(&self, key: &Key, unknown: &Unknown<R>) -> Result<bool> {
+    async fn has_stored<R>(&self, key: &SessionKey, unknown: &UnknownOutcome<R>) -> Result<bool> {
         let upto = unknown.base + unknown.entries.len() as Seq;
         if upto == unknown.base {
             return Ok(false);
         }
         let (mut last, mut stored) = (unknown.base, Vec::new());
         while last < upto {
-            let page = self.store().records(key, &Range { upto, ..Range::after(last) }).await?;
+            let page = self.store().records(key, &RecordRange { upto, ..RecordRange::after(last) }).await?;
             let Some(end) = page.last() else { return Ok(false) };
             last = end.seq;
             stored.extend(page);

@@ -3,10 +3,10 @@
 use crate::rules::session::Session;
 use crate::session::transfer::records;
 use crate::types::blob::BlobId;
-use crate::types::entry::{Change, InfoChange, Record};
+use crate::types::entry::{Patch, Record, SessionPatch};
 use crate::types::error::Error;
 use crate::types::head::{DECISIONS, Head};
-use crate::types::id::{Label, SessionId};
+use crate::types::id::{CheckpointLabel, SessionId};
 use crate::types::message::Message;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ pub struct Export {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExportedCheckpoint {
     /// The label.
-    pub label: Label,
+    pub label: CheckpointLabel,
     /// The number of messages before the checkpoint.
     pub position: usize,
     /// Whether the checkpoint was set automatically.
@@ -95,12 +95,12 @@ pub(crate) fn within(place: &str, e: Error) -> Error {
 }
 
 /// The change that makes the info of a session equal to that of an export. It is empty if they are equal.
-pub(crate) fn difference(head: &Head, export: &Export) -> InfoChange {
+pub(crate) fn difference(head: &Head, export: &Export) -> SessionPatch {
     let all = replacement(&head.info.metadata, export);
-    InfoChange {
-        model: if head.info.model == export.model { Change::Keep } else { all.model },
-        title: if head.info.title == export.title { Change::Keep } else { all.title },
-        tags: if head.info.tags == export.tags { Change::Keep } else { all.tags },
+    SessionPatch {
+        model: if head.info.model == export.model { Patch::Keep } else { all.model },
+        title: if head.info.title == export.title { Patch::Keep } else { all.title },
+        tags: if head.info.tags == export.tags { Patch::Keep } else { all.tags },
         metadata: all.metadata,
     }
 }
@@ -137,11 +137,11 @@ impl From<Session> for Export {
 }
 
 /// The change that replaces the info of a session by that of an export.
-pub(crate) fn replacement(old: &Map<String, Value>, export: &Export) -> InfoChange {
-    InfoChange {
+pub(crate) fn replacement(old: &Map<String, Value>, export: &Export) -> SessionPatch {
+    SessionPatch {
         model: export.model.clone().into(),
         title: export.title.clone().into(),
-        tags: Change::Set(export.tags.clone()),
+        tags: Patch::Set(export.tags.clone()),
         metadata: patch_between(&without_decisions(old), &without_decisions(&export.metadata)),
     }
 }

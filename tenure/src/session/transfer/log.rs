@@ -8,8 +8,8 @@ use crate::rules::session::Session;
 use crate::session::transfer::export::Export;
 use crate::tenure::Tenure;
 use crate::types::blob::{Blob, BlobId};
-use crate::types::digest::Mark;
-use crate::types::entry::{Claim, Entry, Origin, Outcome, Post, Record};
+use crate::types::digest::LogDigest;
+use crate::types::entry::{Entry, LeaseClaim, MessageEntry, Origin, Record, RunOutcome};
 use crate::types::error::{Error, Result};
 use crate::types::head::{DECISIONS, Head};
 use crate::types::id::{Principal, ReviewId, Seq, SessionId, check_text};
@@ -38,7 +38,7 @@ fn marker(id: &BlobId) -> String {
 fn drop_lease(record: &mut Record) {
     match &mut record.entry {
         Entry::RunStarted { claim, .. } => *claim = None,
-        Entry::RunClaimed { claim, .. } => *claim = Claim { node: String::new(), until: record.at },
+        Entry::RunClaimed { claim, .. } => *claim = LeaseClaim { node: String::new(), until: record.at },
         _ => {}
     }
 }
@@ -77,7 +77,7 @@ pub(super) fn media_beside(log: &[Record], readable: &Session) -> Vec<BlobId> {
 }
 
 /// The state of rebuilding a log from an export.
-struct Rebuild<'a> {
+struct LogRebuild<'a> {
     tenure: &'a Tenure,
     who: &'a Principal,
     id: &'a SessionId,
@@ -87,7 +87,7 @@ struct Rebuild<'a> {
     session: Option<Session>,
     chain: ChainCheck,
     messages: usize,
-    marks: Vec<Mark>,
+    marks: Vec<LogDigest>,
     records: Vec<Record>,
 }
 
@@ -111,7 +111,7 @@ impl Tenure {
             }
             media.insert(*id, bytes.into());
         }
-        let mut rebuild = Rebuild {
+        let mut rebuild = LogRebuild {
             tenure: self,
             who,
             id,
@@ -121,7 +121,7 @@ impl Tenure {
             session: None,
             chain: ChainCheck::default(),
             messages: 0,
-            marks: vec![Mark::default()],
+            marks: vec![LogDigest::default()],
             records: Vec::with_capacity(export.log.len() + 4),
         };
         let own = export.log.iter().rposition(|r| matches!(r.entry, Entry::Created(_)));
@@ -139,7 +139,7 @@ impl Tenure {
         }
         rebuild.compare(export, &readable)?;
         rebuild.finish(export)?;
-        let Rebuild { records, blobs, .. } = rebuild;
+        let LogRebuild { records, blobs, .. } = rebuild;
         Ok((records, blobs.into_values().collect()))
     }
 }
@@ -152,7 +152,7 @@ fn distinct(at: Timestamp, now: Timestamp) -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap_or(at)
 }
 
-impl Rebuild<'_> {
+impl LogRebuild<'_> {
     /// The head so far.
     fn head(&self) -> Option<&Head> {
         self.session.as_ref().map(Session::head)
@@ -198,7 +198,7 @@ impl Rebuild<'_> {
                 if post.replies_to.is_some_and(|to| !before(to)) {
                     return Err(wrong("entry.message.replies_to", "it must name an earlier record"));
                 }
-                *post = Post { message: self.message(i, &post.message)?, ..post.clone() };
+                *post = MessageEntry { message: self.message(i, &post.message)?, ..post.clone() };
             }
             Entry::Rewound(rewound) => {
                 if !before(rewound.to) {
@@ -217,7 +217,7 @@ impl Rebuild<'_> {
             }
             Entry::Info(change) => {
                 change.metadata.remove(DECISIONS);
-                if let crate::types::entry::Change::Set(model) = &change.model
+                if let crate::types::entry::Patch::Set(model) = &change.model
                     && let Err(why) = check_text(model)
                 {
                     return Err(wrong("entry.info.model", why));
@@ -313,8 +313,8 @@ impl Rebuild<'_> {
     }
 
     /// The log digest of the messages up to a record.
-    fn mark_at(&self, seq: Seq) -> Mark {
-        let Some(session) = &self.session else { return Mark::default() };
+    fn mark_at(&self, seq: Seq) -> LogDigest {
+        let Some(session) = &self.session else { return LogDigest::default() };
         let position = session.messages.partition_point(|m| m.seq <= seq);
         let known = (position / MARK_EVERY).min(self.marks.len() - 1);
         let mut mark = self.marks[known].clone();
@@ -355,7 +355,7 @@ impl Rebuild<'_> {
         let waits = !head.reviews.is_empty();
         if let Some(run) = head.run {
             let (error, code) = (Some("the session was imported elsewhere".to_owned()), Some("cancelled".to_owned()));
-            self.append(Entry::RunEnded { run, outcome: Outcome::Cancelled, error, code })?;
+            self.append(Entry::RunEnded { run, outcome: RunOutcome::Cancelled, error, code })?;
         }
         let idle = |rebuild: &Self| rebuild.head().is_some_and(|h| h.reviews.is_empty());
         if head.status == Status::Paused && waits && idle(self) {

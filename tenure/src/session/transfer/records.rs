@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 /// A serialized record of an export.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct ExportLine {
     seq: Seq,
     at: Timestamp,
     entry: Box<RawValue>,
@@ -20,7 +20,7 @@ pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
     let list: Vec<&RawValue> =
         serde_json::from_str(raw).map_err(|_| Error::invalid("log", "`log` must be a list of records"))?;
     let read = |(i, raw): (usize, &&RawValue)| {
-        let line: Line = serde_json::from_str(raw.get())
+        let line: ExportLine = serde_json::from_str(raw.get())
             .map_err(|e| Error::invalid(format!("log[{i}]"), format!("a record has `seq`, `at` and `entry`: {e}")))?;
         record(line).map_err(|why| Error::invalid(format!("log[{i}].entry"), why))
     };
@@ -28,7 +28,7 @@ pub(crate) fn parse(raw: &str) -> Result<Vec<Record>> {
 }
 
 /// Decodes a record. Its message is not validated yet.
-fn record(line: Line) -> Result<Record, String> {
+fn record(line: ExportLine) -> Result<Record, String> {
     // Times are stored with microsecond precision.
     let at = Timestamp::from_microsecond(line.at.as_microsecond()).map_err(|e| e.to_string())?;
     Ok(Record { seq: line.seq, at, entry: Entry::decode_any(line.entry.get())? })
@@ -45,14 +45,14 @@ pub(crate) mod records {
         let mut list = s.serialize_seq(Some(log.len()))?;
         for record in log {
             let entry = RawValue::from_string(record.entry.encode()).map_err(S::Error::custom)?;
-            list.serialize_element(&Line { seq: record.seq, at: record.at, entry })?;
+            list.serialize_element(&ExportLine { seq: record.seq, at: record.at, entry })?;
         }
         list.end()
     }
 
     /// Deserializes records. Their messages are not validated yet.
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<Record>, D::Error> {
-        let lines = Vec::<Line>::deserialize(d)?;
+        let lines = Vec::<ExportLine>::deserialize(d)?;
         lines.into_iter().map(|line| record(line).map_err(D::Error::custom)).collect()
     }
 }

@@ -5,11 +5,11 @@
 use super::file::{failed, remove_file, sync_dir};
 use super::open::list;
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
-use crate::store::jsonl::engine::{Disk, State};
-use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
-use crate::store::jsonl::recover::{End, replay};
+use crate::store::jsonl::engine::{JsonlEngine, JsonlState};
+use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, LogFile, NamedFile};
+use crate::store::jsonl::recover::{LogTail, replay};
 use crate::types::error::Result;
-use crate::types::id::{Key, Tenant};
+use crate::types::id::{SessionKey, Tenant};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ const RESTORE: &str = "restore the file from a backup, or purge the session";
 const REOPEN: &str = "close the store and open it again";
 const STRAY: &str = "move it to another directory: the store does not read it, and never removes what is not its own";
 
-impl Disk {
+impl JsonlEngine {
     /// Checks the files of the store, except for the contents of session and item files.
     pub(super) fn check(&self) -> Result<Vec<Finding>> {
         let mut found: Vec<Finding> = {
@@ -51,19 +51,19 @@ impl Disk {
         let unknown = |path: &Path| Finding::new(path.display(), "it was put there while the store is open", REOPEN);
         for (name, path) in list(&paths::tenant_dir(&self.root, tenant))? {
             match paths::parse_file(&name) {
-                Named::Session(_) if !known.contains(&path) && path.exists() => found.push(unknown(&path)),
-                Named::Discarded(session) => {
-                    let of = Place::session(&Key { tenant: tenant.clone(), session });
+                NamedFile::Session(_) if !known.contains(&path) && path.exists() => found.push(unknown(&path)),
+                NamedFile::Discarded(session) => {
+                    let of = LogFile::session(&SessionKey { tenant: tenant.clone(), session });
                     if !known.contains(&of.file(&self.root)) && path.exists() {
                         found.push(Finding::new(path.display(), "its session does not exist", REOPEN));
                     }
                 }
-                Named::Foreign if !(path.is_dir() && ["blobs", "shelves"].contains(&&*name)) => stray.push(path),
+                NamedFile::Foreign if !(path.is_dir() && ["blobs", "shelves"].contains(&&*name)) => stray.push(path),
                 _ => {}
             }
         }
         for (name, path) in list(&paths::shelves_dir(&self.root, tenant))? {
-            let temporary = matches!(paths::parse_file(&name), Named::Temporary);
+            let temporary = matches!(paths::parse_file(&name), NamedFile::Temporary);
             if !known.contains(&path) && !temporary && path.exists() {
                 match paths::parse_shelf_file(&name) {
                     Some(_) => found.push(unknown(&path)),
@@ -81,7 +81,7 @@ impl Disk {
                     found.push(Finding::orphan(path.display(), "no session uses it", orphan));
                 }
                 Ok(_) => {}
-                Err(_) if matches!(paths::parse_file(&name), Named::Temporary) => {}
+                Err(_) if matches!(paths::parse_file(&name), NamedFile::Temporary) => {}
                 Err(_) => stray.push(path),
             }
         }
@@ -89,7 +89,7 @@ impl Disk {
     }
 
     /// Verifies a file by replaying it completely. The caller holds its lock.
-    pub(super) fn check_file(&self, place: &Place) -> Result<Option<Finding>> {
+    pub(super) fn check_file(&self, place: &LogFile) -> Result<Option<Finding>> {
         let path = place.file(&self.root);
         let (here, broken) = {
             let state = self.state();
@@ -99,12 +99,12 @@ impl Disk {
             return Ok(None);
         }
         Ok(match replay(&path, place) {
-            Ok((_, End::Clean)) => None,
-            Ok((_, End::Torn { bytes, line })) => {
+            Ok((_, LogTail::Clean)) => None,
+            Ok((_, LogTail::Torn { bytes, line })) => {
                 let what = format!("{bytes} bytes at its end are not a whole commit");
                 Some(Finding::new(format!("{}:{line}", path.display()), what, RESTORE))
             }
-            Ok((_, End::Damaged { line, why })) => {
+            Ok((_, LogTail::Damaged { line, why })) => {
                 Some(Finding::new(format!("{}:{line}", path.display()), why, RESTORE))
             }
             Err(e) => Some(Finding::new(path.display(), format!("it can not be read: {e}"), RESTORE)),
@@ -130,7 +130,7 @@ impl Disk {
     }
 }
 
-impl State {
+impl JsonlState {
     /// Returns the paths of all known files.
     fn files(&self, root: &Path) -> HashSet<PathBuf> {
         self.logs.keys().chain(self.damaged.keys()).map(|place| place.file(root)).collect()

@@ -41,14 +41,14 @@ const SEAL: usize = SUM.len() + 8 + b"\"}\n".len();
 
 /// One parsed line.
 #[derive(Deserialize)]
-pub(super) struct Line<'a> {
+pub(super) struct LogLine<'a> {
     pub seq: Option<Seq>,
     pub at: Option<Timestamp>,
     #[serde(borrow)]
     pub entry: Option<&'a RawValue>,
     pub owner: Option<String>,
-    pub item: Option<Shelved<String, Item>>,
-    pub gone: Option<Gone<String>>,
+    pub item: Option<ItemLine<String, Item>>,
+    pub gone: Option<RemovedLine<String>>,
     pub head: Option<Head>,
     #[serde(default)]
     pub blobs: Vec<BlobId>,
@@ -56,7 +56,7 @@ pub(super) struct Line<'a> {
 
 /// An item with the name of its namespace.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Shelved<S, I> {
+pub(super) struct ItemLine<S, I> {
     pub shelf: S,
     #[serde(flatten)]
     pub item: I,
@@ -64,12 +64,12 @@ pub(super) struct Shelved<S, I> {
 
 /// A tombstone: an item that was removed.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Gone<S> {
+pub(super) struct RemovedLine<S> {
     pub shelf: S,
     pub key: S,
 }
 
-impl<'a> Line<'a> {
+impl<'a> LogLine<'a> {
     /// Parses a line. The error does not quote it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         // The message of serde would quote the line; the column suffices.
@@ -94,7 +94,7 @@ impl<'a> Line<'a> {
 
 /// A builder for the lines of one commit.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct LineBatch {
     text: String,
     first: Seq,
     offsets: Vec<u64>,
@@ -102,7 +102,7 @@ pub(super) struct Batch {
 }
 
 /// A serialized commit with its checksum, ready to be appended.
-pub(super) struct Sealed {
+pub(super) struct EncodedCommit {
     pub bytes: Vec<u8>,
     /// The sequence number of the first record; 0 if there are no records.
     pub first: Seq,
@@ -112,7 +112,7 @@ pub(super) struct Sealed {
     pub items: usize,
 }
 
-impl Batch {
+impl LineBatch {
     /// Adds the owner; the first line of an item file.
     pub fn owner(&mut self, owner: &Owner) {
         self.line("owner", &owner.to_string());
@@ -121,13 +121,13 @@ impl Batch {
     /// Adds an inserted or replaced item.
     pub fn item(&mut self, shelf: &str, item: &Item) {
         self.items += 1;
-        self.line("item", &Shelved { shelf, item });
+        self.line("item", &ItemLine { shelf, item });
     }
 
     /// Adds a tombstone for a removed item.
     pub fn gone(&mut self, shelf: &str, key: &str) {
         self.items += 1;
-        self.line("gone", &Gone { shelf, key });
+        self.line("gone", &RemovedLine { shelf, key });
     }
 
     /// Adds a record with its serialized entry.
@@ -144,8 +144,8 @@ impl Batch {
     }
 
     /// Completes the commit with its head, blob references and checksum.
-    pub fn seal(self, head: Option<&Head>, blobs: &[BlobId]) -> Sealed {
-        let Batch { mut text, first, offsets, items } = self;
+    pub fn seal(self, head: Option<&Head>, blobs: &[BlobId]) -> EncodedCommit {
+        let LineBatch { mut text, first, offsets, items } = self;
         match text.strip_suffix("}\n").map(str::len) {
             Some(end) => {
                 text.truncate(end);
@@ -161,7 +161,7 @@ impl Batch {
         }
         let sum = crc32fast::hash(text.as_bytes());
         text += &format!("\"sum\":\"{sum:08x}\"}}\n");
-        Sealed { bytes: text.into_bytes(), first, offsets, items }
+        EncodedCommit { bytes: text.into_bytes(), first, offsets, items }
     }
 
     fn line(&mut self, kind: &str, value: &impl Serialize) {
@@ -182,7 +182,7 @@ fn sum(line: &[u8]) -> Option<u32> {
 }
 
 /// A reader that yields a file commit by commit.
-pub(super) struct Commits<R> {
+pub(super) struct CommitReader<R> {
     reader: BufReader<R>,
     /// The commit that was read last.
     pub bytes: Vec<u8>,
@@ -194,7 +194,7 @@ pub(super) struct Commits<R> {
 
 /// The result of reading on.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextCommit {
     /// A commit with a valid checksum.
     Whole,
     /// Bytes that are not a valid commit.
@@ -203,24 +203,24 @@ pub(super) enum Next {
     End,
 }
 
-impl<R: Read> Commits<R> {
+impl<R: Read> CommitReader<R> {
     pub fn new(reader: R) -> Self {
         Self { reader: BufReader::with_capacity(1 << 16, reader), bytes: Vec::new(), at: 0, line: 1 }
     }
 
     /// Reads the next commit and verifies its checksum.
-    pub fn next(&mut self) -> io::Result<Next> {
+    pub fn next(&mut self) -> io::Result<NextCommit> {
         self.at += self.bytes.len() as u64;
         self.line += self.lines().count();
         self.bytes.clear();
         loop {
             let start = self.bytes.len();
             if self.reader.read_until(b'\n', &mut self.bytes)? == 0 {
-                return Ok(if start == 0 { Next::End } else { Next::Bad });
+                return Ok(if start == 0 { NextCommit::End } else { NextCommit::Bad });
             }
             if let Some(sum) = sum(&self.bytes[start..]) {
                 let covered = &self.bytes[..self.bytes.len() - SEAL];
-                return Ok(if crc32fast::hash(covered) == sum { Next::Whole } else { Next::Bad });
+                return Ok(if crc32fast::hash(covered) == sum { NextCommit::Whole } else { NextCommit::Bad });
             }
         }
     }

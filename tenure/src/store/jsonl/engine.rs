@@ -2,20 +2,22 @@
 //!
 //! Invariant: the index never shows a commit that is not yet durable on disk.
 
-use super::file::{Left, Part, Span, append, append_copy, compose, failed, read_records, sync_dir, write_whole};
+use super::file::{
+    AppendFailure, ByteSpan, FilePart, append, append_copy, compose, failed, read_records, sync_dir, write_whole,
+};
 use crate::private_files;
 use crate::store::contract::{Commit, MAX_PAGE_BYTES};
-use crate::store::item::{Item, Shelf};
-use crate::store::jsonl::codec::{Batch, Sealed};
-use crate::store::jsonl::paths::{self, Place};
-use crate::store::jsonl::recover::{Contents, End, replay};
-use crate::store::mem_index::Index;
-use crate::store::query::{Direction, Range};
+use crate::store::item::{Item, Namespace};
+use crate::store::jsonl::codec::{EncodedCommit, LineBatch};
+use crate::store::jsonl::paths::{self, LogFile};
+use crate::store::jsonl::recover::{LogTail, Recovered, replay};
+use crate::store::mem_index::MemIndex;
+use crate::store::query::{ReadDirection, RecordRange};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use crate::types::message::Message;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
@@ -30,10 +32,10 @@ const MAX_DEAD: usize = 1_000;
 
 /// The storage engine. Its methods block on the disk, so they are called only from threads that may
 /// block.
-pub(super) struct Disk {
+pub(super) struct JsonlEngine {
     pub root: PathBuf,
     /// A std mutex: never held during disk I/O.
-    state: Mutex<State>,
+    state: Mutex<JsonlState>,
     /// For unique names of temporary files.
     counter: AtomicU64,
     _lock: File,
@@ -41,21 +43,21 @@ pub(super) struct Disk {
 
 /// The in-memory state: the index of all sessions and items, and the state of each file.
 #[derive(Default)]
-pub(super) struct State {
-    pub index: Index,
-    pub logs: HashMap<Place, Log>,
+pub(super) struct JsonlState {
+    pub index: MemIndex,
+    pub logs: HashMap<LogFile, SessionLog>,
     /// Files that cannot be read, with the damage found in them.
-    pub damaged: HashMap<Place, Damage>,
+    pub damaged: HashMap<LogFile, Damage>,
     /// Files that may end in part of a commit that could not be truncated. Appending to them is
     /// rejected until the store is reopened.
-    pub broken: HashSet<Place>,
+    pub broken: HashSet<LogFile>,
     /// Directories whose entry in their parent has been fsynced.
     pub dirs: HashSet<PathBuf>,
 }
 
 /// The index of one JSONL file.
 #[derive(Default)]
-pub(super) struct Log {
+pub(super) struct SessionLog {
     /// The sequence number of the first record; 0 if there are no records.
     first: Seq,
     /// The byte offset of each record.
@@ -75,12 +77,12 @@ pub(super) struct Damage {
     pub why: String,
 }
 
-impl Disk {
-    pub fn new(root: PathBuf, lock: File, state: State) -> Self {
+impl JsonlEngine {
+    pub fn new(root: PathBuf, lock: File, state: JsonlState) -> Self {
         Self { root, state: Mutex::new(state), counter: AtomicU64::new(0), _lock: lock }
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, JsonlState> {
         self.state.lock().expect("nothing panics while it holds the state")
     }
 
@@ -88,7 +90,7 @@ impl Disk {
     /// updates the index, in this order. A head that equals the fold of the previous head and the
     /// records is not written. A failure to append the copy of the discarded messages is only
     /// logged.
-    pub fn commit(&self, place: &Place, commit: &Commit) -> Result<()> {
+    pub fn commit(&self, place: &LogFile, commit: &Commit) -> Result<()> {
         let (stored, card, new_blobs) = {
             let state = self.state();
             state.intact(place)?;
@@ -98,7 +100,7 @@ impl Disk {
             (state.index.head(&commit.head.key()).cloned(), state.index.card(commit), new_blobs)
         };
         self.write_blobs(&place.tenant, &new_blobs)?;
-        let mut batch = Batch::default();
+        let mut batch = LineBatch::default();
         commit.items.iter().for_each(|(shelf, item)| batch.item(shelf, item));
         commit.records.iter().for_each(|r| batch.record(r.seq, r.at, &r.entry.encode()));
         let implied = follow(stored, &card.key(), &commit.records);
@@ -123,7 +125,7 @@ impl Disk {
 
     /// Appends a commit to a file. After it is durable, `then` updates the rest of the state under
     /// the same lock.
-    pub fn add(&self, place: &Place, sealed: &Sealed, then: impl FnOnce(&mut State)) -> Result<()> {
+    pub fn add(&self, place: &LogFile, sealed: &EncodedCommit, then: impl FnOnce(&mut JsonlState)) -> Result<()> {
         let (path, dir) = (place.file(&self.root), place.dir(&self.root));
         let (len, lasting) = {
             let state = self.state();
@@ -140,8 +142,8 @@ impl Disk {
         let mut state = self.state();
         match added {
             Ok(()) => {}
-            Err(Left::Nothing(error)) => return Err(failed(&path, &error)),
-            Err(Left::Half(error)) => {
+            Err(AppendFailure::Nothing(error)) => return Err(failed(&path, &error)),
+            Err(AppendFailure::Half(error)) => {
                 state.broken.insert(place.clone());
                 return Err(Error::unavailable(format!("{}: {error}; reopen the store", path.display())));
             }
@@ -157,7 +159,7 @@ impl Disk {
     }
 
     /// Reads a page of records at the offsets in the index.
-    pub fn records(&self, place: &Place, range: &Range) -> Result<Vec<Record>> {
+    pub fn records(&self, place: &LogFile, range: &RecordRange) -> Result<Vec<Record>> {
         let spans = {
             let state = self.state();
             state.intact(place)?;
@@ -167,15 +169,15 @@ impl Disk {
             return Ok(Vec::new());
         }
         let mut records = read_records(&place.file(&self.root), &spans)?;
-        if range.order == Direction::Backward {
+        if range.order == ReadDirection::Backward {
             records.reverse();
         }
         Ok(records)
     }
 
     /// Appends an item, and tombstones for the items that it evicts.
-    pub fn put(&self, place: &Place, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
-        let mut batch = Batch::default();
+    pub fn put(&self, place: &LogFile, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
+        let mut batch = LineBatch::default();
         let gone = {
             let state = self.state();
             state.intact(place)?;
@@ -187,7 +189,7 @@ impl Disk {
         };
         gone.iter().for_each(|key| batch.gone(&shelf.name, key));
         batch.item(&shelf.name, item);
-        let then = |state: &mut State| {
+        let then = |state: &mut JsonlState| {
             for key in &gone {
                 state.index.remove_item(shelf, key);
             }
@@ -202,8 +204,8 @@ impl Disk {
     /// Returns the number removed.
     pub fn remove(
         &self,
-        place: &Place,
-        mut items: Vec<(Shelf, String)>,
+        place: &LogFile,
+        mut items: Vec<(Namespace, String)>,
         when: impl Fn(&Item) -> bool,
     ) -> Result<usize> {
         {
@@ -214,9 +216,9 @@ impl Disk {
         if items.is_empty() {
             return Ok(0);
         }
-        let mut batch = Batch::default();
+        let mut batch = LineBatch::default();
         items.iter().for_each(|(shelf, key)| batch.gone(&shelf.name, key));
-        let then = |state: &mut State| {
+        let then = |state: &mut JsonlState| {
             for (shelf, key) in &items {
                 state.index.remove_item(shelf, key);
             }
@@ -275,7 +277,7 @@ impl Disk {
 
     /// Rewrites a file if most of its item lines are dead. A failure is only logged, because the
     /// next write tries again.
-    fn tidy(&self, place: &Place) {
+    fn tidy(&self, place: &LogFile) {
         let (dead, live) = self.state().dead_and_live(place);
         if dead > MAX_DEAD
             && dead > live
@@ -286,7 +288,7 @@ impl Disk {
     }
 
     /// Rewrites a file with its records and its live items only.
-    pub fn rewrite(&self, place: &Place) -> Result<()> {
+    pub fn rewrite(&self, place: &LogFile) -> Result<()> {
         let part = self.state().part(&self.root, place, Seq::MAX);
         let items = self.state().items(place);
         match (part, place.key()) {
@@ -304,17 +306,17 @@ impl Disk {
     /// `then` updates the rest of the state under the same lock.
     pub fn replace(
         &self,
-        place: &Place,
-        parts: &[Part],
+        place: &LogFile,
+        parts: &[FilePart],
         head: Option<&Head>,
         items: &[(String, Arc<Item>)],
-        then: impl FnOnce(&mut State),
+        then: impl FnOnce(&mut JsonlState),
     ) -> Result<()> {
         let (path, dir) = (place.file(&self.root), place.dir(&self.root));
         let mut temporary = path.clone().into_os_string();
         temporary.push(paths::TEMPORARY);
         let temporary = PathBuf::from(temporary);
-        let mut last = Batch::default();
+        let mut last = LineBatch::default();
         if place.key().is_none() {
             last.owner(&place.owner);
         }
@@ -322,7 +324,9 @@ impl Disk {
         let written = compose(&temporary, parts, &last.seal(head, &[]).bytes).and_then(|()| {
             // Verifies the new file by replaying it before anything depends on it.
             match replay(&temporary, place).map_err(|e| failed(&temporary, &e))? {
-                (contents, End::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => Ok(contents),
+                (contents, LogTail::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => {
+                    Ok(contents)
+                }
                 _ => Err(Error::corrupt(path.display(), "it could not be written anew without a change")),
             }
         });
@@ -336,7 +340,7 @@ impl Disk {
             };
         {
             let mut state = self.state();
-            state.logs.insert(place.clone(), Log::found(contents));
+            state.logs.insert(place.clone(), SessionLog::found(contents));
             state.broken.remove(place);
             then(&mut state);
         }
@@ -344,9 +348,9 @@ impl Disk {
     }
 }
 
-impl State {
+impl JsonlState {
     /// Returns an error if the file is damaged.
-    pub fn intact(&self, place: &Place) -> Result<()> {
+    pub fn intact(&self, place: &LogFile) -> Result<()> {
         match self.damaged.get(place) {
             Some(damage) => Err(Error::corrupt(&damage.at, &damage.why)),
             None => Ok(()),
@@ -354,57 +358,57 @@ impl State {
     }
 
     /// Returns the items of a file, each with the name of its namespace.
-    pub fn items(&self, place: &Place) -> Vec<(String, Arc<Item>)> {
+    pub fn items(&self, place: &LogFile) -> Vec<(String, Arc<Item>)> {
         let shelves = self.index.shelves(&place.tenant, &place.owner);
         shelves.flat_map(|(shelf, items)| items.values().map(|i| (shelf.name.clone(), i.clone()))).collect()
     }
 
     /// Returns the number of dead item lines of a file, and the number of live items.
-    fn dead_and_live(&self, place: &Place) -> (usize, usize) {
+    fn dead_and_live(&self, place: &LogFile) -> (usize, usize) {
         let live = self.index.shelves(&place.tenant, &place.owner).map(|(_, items)| items.len()).sum();
         let lines = self.logs.get(place).map_or(0, |log| log.item_lines);
         (lines.saturating_sub(live), live)
     }
 
-    pub fn with_dead_lines(&self) -> Vec<Place> {
+    pub fn with_dead_lines(&self) -> Vec<LogFile> {
         self.logs.keys().filter(|place| self.has_dead_lines(place)).cloned().collect()
     }
 
-    pub fn has_dead_lines(&self, place: &Place) -> bool {
+    pub fn has_dead_lines(&self, place: &LogFile) -> bool {
         self.dead_and_live(place).0 > 0
     }
 
     /// Describes the records of a file up to `upto`, for copying.
-    pub fn part(&self, root: &Path, place: &Place, upto: Seq) -> Option<Part> {
-        self.logs.get(place).map(|log| Part { path: place.file(root), len: log.len, upto })
+    pub fn part(&self, root: &Path, place: &LogFile, upto: Seq) -> Option<FilePart> {
+        self.logs.get(place).map(|log| FilePart { path: place.file(root), len: log.len, upto })
     }
 }
 
-impl Log {
-    pub fn found(contents: Contents) -> Self {
-        let Contents { first, offsets, len, item_lines, .. } = contents;
+impl SessionLog {
+    pub fn found(contents: Recovered) -> Self {
+        let Recovered { first, offsets, len, item_lines, .. } = contents;
         Self { first, offsets, len, item_lines, lasting: false }
     }
 
     /// Returns the byte ranges of the records of one page, in file order.
-    fn spans(&self, range: &Range) -> Vec<Span> {
+    fn spans(&self, range: &RecordRange) -> Vec<ByteSpan> {
         let index = |seq: Seq| usize::try_from(seq).unwrap_or(usize::MAX).min(self.offsets.len());
         let from = index((range.after.saturating_add(1)).saturating_sub(self.first));
         let to = index(range.upto.saturating_add(1).saturating_sub(self.first)).max(from);
-        let span = |i: usize| Span {
+        let span = |i: usize| ByteSpan {
             seq: self.first + i as u64,
             start: self.offsets[i],
             end: self.offsets.get(i + 1).copied().unwrap_or(self.len),
         };
         let mut bytes = 0;
-        let fits = |span: &Span| {
+        let fits = |span: &ByteSpan| {
             let first = bytes == 0;
             bytes += span.end - span.start;
             first || bytes <= MAX_PAGE_BYTES as u64
         };
         match range.order {
-            Direction::Forward => (from..to).map(span).take(range.limit).take_while(fits).collect(),
-            Direction::Backward => {
+            ReadDirection::Forward => (from..to).map(span).take(range.limit).take_while(fits).collect(),
+            ReadDirection::Backward => {
                 let mut spans: Vec<_> = (from..to).rev().map(span).take(range.limit).take_while(fits).collect();
                 spans.reverse();
                 spans
@@ -415,7 +419,7 @@ impl Log {
 
 /// Folds records into a head. The result is the head that a reader of the file derives, so it need
 /// not be stored.
-fn follow(stored: Option<Head>, key: &Key, records: &[Record]) -> Option<Head> {
+fn follow(stored: Option<Head>, key: &SessionKey, records: &[Record]) -> Option<Head> {
     let (mut head, rest) = match (stored, records) {
         (Some(head), all) => (head, all),
         (None, [first, rest @ ..]) => (Head::begin(key, first)?, rest),

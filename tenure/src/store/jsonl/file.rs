@@ -3,7 +3,7 @@
 //! Invariant: a failed append leaves the file as it was, or reports that it could not be truncated.
 
 use crate::private_files;
-use crate::store::jsonl::codec::{Batch, Commits, Line, Next};
+use crate::store::jsonl::codec::{CommitReader, LineBatch, LogLine, NextCommit};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
 use crate::types::id::Seq;
@@ -33,7 +33,7 @@ pub(super) fn remove_file(path: &Path) -> io::Result<()> {
 }
 
 /// The state of a file after a failed append.
-pub(super) enum Left {
+pub(super) enum AppendFailure {
     /// The file is unchanged: the append was undone.
     Nothing(io::Error),
     /// The file may end in part of the append, because truncating it failed as well.
@@ -42,12 +42,12 @@ pub(super) enum Left {
 
 /// Appends bytes to a file (creates it if `len` is 0) and waits until they are on disk. With `dir`,
 /// the file's directory entry is fsynced as well.
-pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) -> Result<(), Left> {
+pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) -> Result<(), AppendFailure> {
     let file = match len {
         0 => private_files::options().write(true).create_new(true).open(path),
         _ => OpenOptions::new().write(true).open(path),
     };
-    let mut file = file.map_err(Left::Nothing)?;
+    let mut file = file.map_err(AppendFailure::Nothing)?;
     let added = (|| {
         file.seek(SeekFrom::Start(len))?;
         file.write_all(bytes)?;
@@ -59,7 +59,7 @@ pub(super) fn append(path: &Path, len: u64, bytes: &[u8], dir: Option<&Path>) ->
         0 => fs::remove_file(path),
         _ => file.set_len(len).and_then(|()| file.sync_all()),
     };
-    Err(if undone.is_ok() { Left::Nothing(error) } else { Left::Half(error) })
+    Err(if undone.is_ok() { AppendFailure::Nothing(error) } else { AppendFailure::Half(error) })
 }
 
 /// Appends lines to a copy that only people read. Nothing depends on it.
@@ -94,7 +94,7 @@ pub(super) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Re
 }
 
 /// The records of a file up to `upto`, to be copied.
-pub(super) struct Part {
+pub(super) struct FilePart {
     pub path: PathBuf,
     pub len: u64,
     pub upto: Seq,
@@ -102,22 +102,22 @@ pub(super) struct Part {
 
 /// Writes a file from the records of other files and a last commit. Commit boundaries are
 /// preserved; heads and items are left out.
-pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
+pub(super) fn compose(path: &Path, parts: &[FilePart], last: &[u8]) -> Result<()> {
     let io = |e: io::Error| failed(path, &e);
     let mut out = BufWriter::new(private_files::create(path).map_err(io)?);
     for part in parts {
         let from = File::open(&part.path).map_err(|e| failed(&part.path, &e))?;
-        let mut commits = Commits::new(from.take(part.len));
+        let mut commits = CommitReader::new(from.take(part.len));
         let mut seq = 0;
         loop {
             match commits.next().map_err(|e| failed(&part.path, &e))? {
-                Next::Whole => {}
-                Next::End => break,
-                Next::Bad => return Err(corrupt(&part.path, commits.line, "a commit's checksum is wrong")),
+                NextCommit::Whole => {}
+                NextCommit::End => break,
+                NextCommit::Bad => return Err(corrupt(&part.path, commits.line, "a commit's checksum is wrong")),
             }
-            let (mut batch, mut blobs) = (Batch::default(), Vec::new());
+            let (mut batch, mut blobs) = (LineBatch::default(), Vec::new());
             for (number, line) in commits.lines().enumerate() {
-                let line = Line::parse(line).map_err(|why| corrupt(&part.path, commits.line + number, why))?;
+                let line = LogLine::parse(line).map_err(|why| corrupt(&part.path, commits.line + number, why))?;
                 if let Some((found, at, entry)) = line.record() {
                     seq = found;
                     if seq <= part.upto {
@@ -140,7 +140,7 @@ pub(super) fn compose(path: &Path, parts: &[Part], last: &[u8]) -> Result<()> {
 
 /// The byte range of a record in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct ByteSpan {
     pub seq: Seq,
     pub start: u64,
     /// An upper bound of the end of the record's line.
@@ -148,7 +148,7 @@ pub(super) struct Span {
 }
 
 /// Reads records at the given byte ranges, which are in file order.
-pub(super) fn read_records(path: &Path, spans: &[Span]) -> Result<Vec<Record>> {
+pub(super) fn read_records(path: &Path, spans: &[ByteSpan]) -> Result<Vec<Record>> {
     let io = |e: io::Error| failed(path, &e);
     let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
     let (mut records, mut line, mut at) = (Vec::with_capacity(spans.len()), Vec::new(), 0);
@@ -167,7 +167,7 @@ pub(super) fn read_records(path: &Path, spans: &[Span]) -> Result<Vec<Record>> {
 }
 
 fn parse(line: &[u8], want: Seq) -> Result<Record, String> {
-    match Line::parse(line)?.decode()? {
+    match LogLine::parse(line)?.decode()? {
         Some(record) if record.seq == want => Ok(record),
         Some(other) => Err(format!("record {want} should be here, {} is in its place", other.seq)),
         None => Err(format!("record {want} should be here")),

@@ -1,37 +1,37 @@
 //! Asynchronous locks per file: writers of one file are serialized, without blocking a thread.
 
-use crate::store::jsonl::paths::Place;
+use crate::store::jsonl::paths::LogFile;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::OwnedMutexGuard;
 
 /// The locks of all files that are in use. A lock exists only while it is held or waited for.
 #[derive(Clone, Default)]
-pub(super) struct Gates(Arc<Mutex<Map>>);
+pub(super) struct FileLocks(Arc<Mutex<LockMap>>);
 
-type Map = HashMap<Place, Arc<tokio::sync::Mutex<()>>>;
+type LockMap = HashMap<LogFile, Arc<tokio::sync::Mutex<()>>>;
 
 /// The guard of a file lock: no other task changes the file while it is held.
-pub(super) struct Turn {
-    gates: Gates,
-    place: Place,
+pub(super) struct FileTurn {
+    gates: FileLocks,
+    place: LogFile,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
-impl Gates {
+impl FileLocks {
     /// Waits for the lock of a file.
-    pub async fn turn(&self, place: Place) -> Turn {
+    pub async fn turn(&self, place: LogFile) -> FileTurn {
         let gate = self.map().entry(place.clone()).or_default().clone();
         let guard = Some(gate.lock_owned().await);
-        Turn { gates: self.clone(), place, guard }
+        FileTurn { gates: self.clone(), place, guard }
     }
 
-    fn map(&self) -> MutexGuard<'_, Map> {
+    fn map(&self) -> MutexGuard<'_, LockMap> {
         self.0.lock().expect("nothing panics while it holds the gates")
     }
 }
 
-impl Drop for Turn {
+impl Drop for FileTurn {
     fn drop(&mut self) {
         let mut map = self.gates.map();
         drop(self.guard.take());

@@ -5,15 +5,15 @@
 
 use super::file::{corrupt, failed, remove_file, sync_dir, write_whole};
 use crate::private_files;
-use crate::store::contract::{FORMAT, Repair};
-use crate::store::item::{Owner, Shelf};
-use crate::store::jsonl::codec::Line;
-use crate::store::jsonl::engine::{Damage, Log, State};
-use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, Named, Place};
-use crate::store::jsonl::recover::{Contents, End, replay};
+use crate::store::contract::{FORMAT, OpenRepair};
+use crate::store::item::{Namespace, Owner};
+use crate::store::jsonl::codec::LogLine;
+use crate::store::jsonl::engine::{Damage, JsonlState, SessionLog};
+use crate::store::jsonl::paths::{self, FORMAT_FILE, LOCK_FILE, LogFile, NamedFile};
+use crate::store::jsonl::recover::{LogTail, Recovered, replay};
 use crate::types::blob::BlobId;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Tenant};
+use crate::types::id::{SessionKey, Tenant};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader};
@@ -83,8 +83,8 @@ pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
 
 /// Loads all files of a directory. Leftovers of a crash are removed and reported; damage is
 /// reported and left unchanged.
-pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
-    let (mut state, mut repairs) = (State::default(), Vec::new());
+pub(super) fn load(root: &Path) -> Result<(JsonlState, Vec<OpenRepair>)> {
+    let (mut state, mut repairs) = (JsonlState::default(), Vec::new());
     for (name, path) in list(root)? {
         let Some(tenant) = paths::parse_tenant(root, &name).filter(|_| path.is_dir()) else { continue };
         load_tenant(root, &tenant, &mut state, &mut repairs)?;
@@ -94,27 +94,27 @@ pub(super) fn load(root: &Path) -> Result<(State, Vec<Repair>)> {
 
 /// Loads the sessions and items of a tenant, and removes leftovers: temporary files, discarded
 /// messages of sessions that do not exist, and unreferenced blobs.
-fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
-    let key = |session| Key { tenant: tenant.clone(), session };
+fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &mut Vec<OpenRepair>) -> Result<()> {
+    let key = |session| SessionKey { tenant: tenant.clone(), session };
     let mut discarded = Vec::new();
     for (name, path) in list(&paths::tenant_dir(root, tenant))? {
         match paths::parse_file(&name) {
-            Named::Session(id) => load_file(&path, Place::session(&key(id)), state, repairs)?,
-            Named::Discarded(id) => discarded.push((key(id), path)),
-            Named::Temporary => remove_file(&path).map_err(|e| failed(&path, &e))?,
-            Named::Foreign => {}
+            NamedFile::Session(id) => load_file(&path, LogFile::session(&key(id)), state, repairs)?,
+            NamedFile::Discarded(id) => discarded.push((key(id), path)),
+            NamedFile::Temporary => remove_file(&path).map_err(|e| failed(&path, &e))?,
+            NamedFile::Foreign => {}
         }
     }
     for (key, path) in discarded {
-        if state.index.head(&key).is_none() && !state.damaged.contains_key(&Place::session(&key)) {
+        if state.index.head(&key).is_none() && !state.damaged.contains_key(&LogFile::session(&key)) {
             remove_file(&path).map_err(|e| failed(&path, &e))?;
         }
     }
     for (name, path) in list(&paths::shelves_dir(root, tenant))? {
         let owner = paths::parse_shelf_file(&name).or_else(|| first_line_owner(&path));
         match (paths::parse_file(&name), owner) {
-            (Named::Temporary, _) => remove_file(&path).map_err(|e| failed(&path, &e))?,
-            (_, Some(owner)) => load_file(&path, Place { tenant: tenant.clone(), owner }, state, repairs)?,
+            (NamedFile::Temporary, _) => remove_file(&path).map_err(|e| failed(&path, &e))?,
+            (_, Some(owner)) => load_file(&path, LogFile { tenant: tenant.clone(), owner }, state, repairs)?,
             (_, None) => repairs.push(not_mended(&path, "nothing says whose shelves these are")),
         }
     }
@@ -127,24 +127,24 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut State, repairs: &mut Ve
 
 /// Loads one file: truncates a torn end, removes a file without a complete commit, and registers
 /// damage.
-fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Repair>) -> Result<()> {
+fn load_file(path: &Path, place: LogFile, state: &mut JsonlState, repairs: &mut Vec<OpenRepair>) -> Result<()> {
     let io = |e: io::Error| failed(path, &e);
     let (contents, end) = replay(path, &place).map_err(io)?;
-    let mut repair = |what: String| repairs.push(Repair { place: path.display().to_string(), what });
+    let mut repair = |what: String| repairs.push(OpenRepair { place: path.display().to_string(), what });
     match end {
-        End::Clean if contents.len > 0 => adopt(place, contents, state),
-        End::Torn { bytes, line } if contents.len > 0 => {
+        LogTail::Clean if contents.len > 0 => adopt(place, contents, state),
+        LogTail::Torn { bytes, line } if contents.len > 0 => {
             let file = OpenOptions::new().write(true).open(path).map_err(io)?;
             file.set_len(contents.len).and_then(|()| file.sync_all()).map_err(io)?;
             repair(format!("cut {bytes} bytes from line {line} on: a commit that was never finished"));
             adopt(place, contents, state);
         }
-        End::Clean | End::Torn { .. } => {
+        LogTail::Clean | LogTail::Torn { .. } => {
             let bytes = path.metadata().map_err(io)?.len();
             remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir)).map_err(io)?;
             repair(format!("removed {bytes} bytes: its first commit was never finished"));
         }
-        End::Damaged { line, why } => {
+        LogTail::Damaged { line, why } => {
             let at = format!("{}:{line}", path.display());
             repairs.push(not_mended(Path::new(&at), &why));
             let why = format!("{why}; restore the file from a backup, or purge the session");
@@ -159,7 +159,7 @@ fn load_file(path: &Path, place: Place, state: &mut State, repairs: &mut Vec<Rep
 }
 
 /// Adds an intact file to the state.
-fn adopt(place: Place, mut contents: Contents, state: &mut State) {
+fn adopt(place: LogFile, mut contents: Recovered, state: &mut JsonlState) {
     if let (Some(key), Some(head)) = (place.key(), contents.head.take()) {
         state.index.set(head);
         for (blob, from) in &contents.blobs {
@@ -167,10 +167,10 @@ fn adopt(place: Place, mut contents: Contents, state: &mut State) {
         }
     }
     for ((name, _), item) in std::mem::take(&mut contents.items) {
-        let shelf = Shelf { tenant: place.tenant.clone(), owner: place.owner.clone(), name };
+        let shelf = Namespace { tenant: place.tenant.clone(), owner: place.owner.clone(), name };
         state.index.put(&shelf, item);
     }
-    state.logs.insert(place, Log::found(contents));
+    state.logs.insert(place, SessionLog::found(contents));
 }
 
 /// Removes the files of blobs that no session references: leftovers of a failed commit or a crash.
@@ -184,15 +184,15 @@ pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn
     if unused.is_empty() { Ok(()) } else { sync_dir(&dir).map_err(|e| failed(&dir, &e)) }
 }
 
-fn not_mended(path: &Path, why: &str) -> Repair {
-    Repair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
+fn not_mended(path: &Path, why: &str) -> OpenRepair {
+    OpenRepair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
 }
 
 /// Reads the owner from the first line of an item file whose name is truncated.
 fn first_line_owner(path: &Path) -> Option<Owner> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?).read_until(b'\n', &mut line).ok()?;
-    paths::parse_owner(&Line::parse(&line).ok()?.owner?)
+    paths::parse_owner(&LogLine::parse(&line).ok()?.owner?)
 }
 
 /// Lists a directory by name. A directory that does not exist is empty.

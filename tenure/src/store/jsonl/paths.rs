@@ -1,9 +1,9 @@
 //! File and directory names. Invariant: no name that a client can choose leads out of its tenant's
 //! directory.
 
-use crate::store::item::{Owner, Shelf};
+use crate::store::item::{Namespace, Owner};
 use crate::types::blob::BlobId;
-use crate::types::id::{Key, SessionId, Tenant};
+use crate::types::id::{SessionId, SessionKey, Tenant};
 use std::path::{Path, PathBuf};
 
 /// The file that contains the format number.
@@ -21,32 +21,32 @@ const MAX_NAME: usize = 200;
 
 /// The owner of a JSONL file: a session, or the namespaces of a user, group or tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct LogFile {
     pub tenant: Tenant,
     pub owner: Owner,
 }
 
 /// The kind of a file in a tenant's directory, by its name.
-pub(super) enum Named {
+pub(super) enum NamedFile {
     Session(SessionId),
     Discarded(SessionId),
     Temporary,
     Foreign,
 }
 
-impl Place {
-    pub fn session(key: &Key) -> Self {
+impl LogFile {
+    pub fn session(key: &SessionKey) -> Self {
         Self { tenant: key.tenant.clone(), owner: Owner::Session(key.session.clone()) }
     }
 
-    pub fn of(shelf: &Shelf) -> Self {
+    pub fn of(shelf: &Namespace) -> Self {
         Self { tenant: shelf.tenant.clone(), owner: shelf.owner.clone() }
     }
 
     /// Returns the session's key, or `None` if the owner is not a session.
-    pub fn key(&self) -> Option<Key> {
+    pub fn key(&self) -> Option<SessionKey> {
         match &self.owner {
-            Owner::Session(id) => Some(Key { tenant: self.tenant.clone(), session: id.clone() }),
+            Owner::Session(id) => Some(SessionKey { tenant: self.tenant.clone(), session: id.clone() }),
             _ => None,
         }
     }
@@ -91,7 +91,7 @@ pub(super) fn blob_file(root: &Path, tenant: &Tenant, id: BlobId) -> PathBuf {
 }
 
 /// Returns the path of the human-readable file with the messages that rewinds discarded.
-pub(super) fn discarded_file(root: &Path, key: &Key) -> PathBuf {
+pub(super) fn discarded_file(root: &Path, key: &SessionKey) -> PathBuf {
     tenant_dir(root, &key.tenant).join(session_name(&key.session) + DISCARDED + LINES)
 }
 
@@ -102,15 +102,15 @@ pub(super) fn parse_tenant(root: &Path, name: &str) -> Option<Tenant> {
 }
 
 /// Parses the name of a file in a tenant's directory.
-pub(super) fn parse_file(name: &str) -> Named {
+pub(super) fn parse_file(name: &str) -> NamedFile {
     if name.ends_with(TEMPORARY) {
-        return Named::Temporary;
+        return NamedFile::Temporary;
     }
     let session = |name: &str| SessionId::new(unescape(name)?).ok().filter(|id| session_name(id) == name);
-    let Some(stem) = name.strip_suffix(LINES) else { return Named::Foreign };
+    let Some(stem) = name.strip_suffix(LINES) else { return NamedFile::Foreign };
     match stem.strip_suffix(DISCARDED) {
-        Some(stem) => session(stem).map_or(Named::Foreign, Named::Discarded),
-        None => session(stem).map_or(Named::Foreign, Named::Session),
+        Some(stem) => session(stem).map_or(NamedFile::Foreign, NamedFile::Discarded),
+        None => session(stem).map_or(NamedFile::Foreign, NamedFile::Session),
     }
 }
 
@@ -187,11 +187,14 @@ mod tests {
             "blobs",
             "x.discarded.jsonl",
         ] {
-            let key = Key { tenant: tenant.clone(), session: SessionId::new(id).unwrap() };
-            let (file, discarded) = (Place::session(&key).file(root), discarded_file(root, &key));
+            let key = SessionKey { tenant: tenant.clone(), session: SessionId::new(id).unwrap() };
+            let (file, discarded) = (LogFile::session(&key).file(root), discarded_file(root, &key));
             let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-            assert!(matches!(parse_file(&name(&file)), Named::Session(found) if found == key.session), "{id}");
-            assert!(matches!(parse_file(&name(&discarded)), Named::Discarded(found) if found == key.session), "{id}");
+            assert!(matches!(parse_file(&name(&file)), NamedFile::Session(found) if found == key.session), "{id}");
+            assert!(
+                matches!(parse_file(&name(&discarded)), NamedFile::Discarded(found) if found == key.session),
+                "{id}"
+            );
             assert!(files.insert(file) && files.insert(discarded), "{id} shares a file");
         }
     }
@@ -213,7 +216,7 @@ mod tests {
     #[test]
     fn owners_stay_in_their_directory() {
         let root = Path::new("/r");
-        let place = |owner| Place { tenant: Tenant::default(), owner };
+        let place = |owner| LogFile { tenant: Tenant::default(), owner };
         let file = |owner| place(owner).file(root).to_str().unwrap().to_owned();
         assert_eq!(file(Owner::Tenant), "/r/default/shelves/tenant.jsonl");
         assert_eq!(file(Owner::User("../é".try_into().unwrap())), "/r/default/shelves/user%2F%2E%2E%2F%C3%A9.jsonl");

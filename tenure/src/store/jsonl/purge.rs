@@ -10,27 +10,27 @@
 
 use super::file::{failed, remove_file, sync_dir};
 use super::open;
-use crate::store::jsonl::codec::Batch;
-use crate::store::jsonl::engine::{Disk, State};
-use crate::store::jsonl::paths::{self, Place};
+use crate::store::jsonl::codec::LineBatch;
+use crate::store::jsonl::engine::{JsonlEngine, JsonlState};
+use crate::store::jsonl::paths::{self, LogFile};
 use crate::types::error::Result;
-use crate::types::id::{Key, Tenant};
+use crate::types::id::{SessionKey, Tenant};
 
-impl Disk {
+impl JsonlEngine {
     /// Purges a session. The caller holds the locks of its forks.
-    pub(super) fn purge(&self, place: &Place, key: &Key) -> Result<()> {
+    pub(super) fn purge(&self, place: &LogFile, key: &SessionKey) -> Result<()> {
         let estate = {
             let state = self.state();
             let estate = state.index.estate(key);
             let mut forks = estate.heir.iter().map(|(head, _)| head).chain(&estate.others);
-            forks.try_for_each(|h| state.intact(&Place::session(&h.key())))?;
+            forks.try_for_each(|h| state.intact(&LogFile::session(&h.key())))?;
             if estate.heir.is_some() {
                 state.intact(place)?;
             }
             estate
         };
         if let Some((head, upto)) = &estate.heir {
-            let heir = Place::session(&head.key());
+            let heir = LogFile::session(&head.key());
             let (parts, items) = {
                 let state = self.state();
                 let theirs = state.part(&self.root, place, *upto);
@@ -45,8 +45,8 @@ impl Disk {
             })?;
         }
         for head in &estate.others {
-            let sealed = Batch::default().seal(Some(head), &[]);
-            self.add(&Place::session(&head.key()), &sealed, |state| state.index.set(head.clone()))?;
+            let sealed = LineBatch::default().seal(Some(head), &[]);
+            self.add(&LogFile::session(&head.key()), &sealed, |state| state.index.set(head.clone()))?;
         }
         self.remove_files(place, Some(key))?;
         let unused = {
@@ -63,7 +63,7 @@ impl Disk {
     }
 
     /// Removes all items of an owner, and all of their bytes.
-    pub(super) fn clear(&self, place: &Place) -> Result<()> {
+    pub(super) fn clear(&self, place: &LogFile) -> Result<()> {
         let Some(key) = place.key() else {
             self.remove_files(place, None)?;
             let mut state = self.state();
@@ -90,7 +90,7 @@ impl Disk {
     }
 
     /// Removes the file of an owner, and the discarded messages of a session.
-    fn remove_files(&self, place: &Place, key: Option<&Key>) -> Result<()> {
+    fn remove_files(&self, place: &LogFile, key: Option<&SessionKey>) -> Result<()> {
         let (path, dir) = (place.file(&self.root), place.dir(&self.root));
         if !path.exists() {
             return Ok(());
@@ -103,8 +103,8 @@ impl Disk {
     }
 }
 
-impl State {
-    fn forget(&mut self, place: &Place) {
+impl JsonlState {
+    fn forget(&mut self, place: &LogFile) {
         self.logs.remove(place);
         self.damaged.remove(place);
         self.broken.remove(place);

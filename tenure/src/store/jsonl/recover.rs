@@ -4,12 +4,12 @@
 //! former may be truncated.
 
 use crate::store::item::Item;
-use crate::store::jsonl::codec::{Commits, Line, Next, any_commit};
-use crate::store::jsonl::paths::{Place, parse_owner};
+use crate::store::jsonl::codec::{CommitReader, LogLine, NextCommit, any_commit};
+use crate::store::jsonl::paths::{LogFile, parse_owner};
 use crate::types::blob::BlobId;
 use crate::types::entry::Record;
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq};
+use crate::types::id::{Seq, SessionKey};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,7 +17,7 @@ use std::path::Path;
 
 /// The contents of a file.
 #[derive(Default)]
-pub(super) struct Contents {
+pub(super) struct Recovered {
     pub head: Option<Head>,
     /// The sequence number of the first record.
     pub first: Seq,
@@ -36,7 +36,7 @@ pub(super) struct Contents {
 
 /// The state of the end of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum LogTail {
     /// The file ends in a complete commit.
     Clean,
     /// The file ends in bytes of an unfinished commit.
@@ -46,45 +46,45 @@ pub(super) enum End {
 }
 
 /// Replays the file of an owner.
-pub(super) fn replay(path: &Path, place: &Place) -> io::Result<(Contents, End)> {
+pub(super) fn replay(path: &Path, place: &LogFile) -> io::Result<(Recovered, LogTail)> {
     let file = File::open(path)?;
-    let mut commits = Commits::new(&file);
-    let mut contents = Contents::default();
+    let mut commits = CommitReader::new(&file);
+    let mut contents = Recovered::default();
     let key = place.key();
     let end = loop {
         match commits.next()? {
-            Next::End => break End::Clean,
-            Next::Bad => break bad_end(&file, commits.at, commits.line)?,
-            Next::Whole => {}
+            NextCommit::End => break LogTail::Clean,
+            NextCommit::Bad => break bad_end(&file, commits.at, commits.line)?,
+            NextCommit::Whole => {}
         }
         if let Err((line, why)) = contents.take(&commits, key.as_ref()) {
-            return Ok((contents, End::Damaged { line: commits.line + line, why }));
+            return Ok((contents, LogTail::Damaged { line: commits.line + line, why }));
         }
     };
     match contents.misfit(place) {
-        Some(why) => Ok((contents, End::Damaged { line: 1, why: why.to_owned() })),
+        Some(why) => Ok((contents, LogTail::Damaged { line: 1, why: why.to_owned() })),
         None => Ok((contents, end)),
     }
 }
 
 /// Classifies bytes that are not a valid commit: a torn end, or damage if valid commits follow.
-fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<End> {
+fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<LogTail> {
     let bytes = file.metadata()?.len().saturating_sub(at);
     file.seek(SeekFrom::Start(at))?;
     if any_commit(file.take(bytes))? {
-        return Ok(End::Damaged { line, why: "a commit's checksum is wrong, and whole ones follow it".to_owned() });
+        return Ok(LogTail::Damaged { line, why: "a commit's checksum is wrong, and whole ones follow it".to_owned() });
     }
-    Ok(End::Torn { bytes, line })
+    Ok(LogTail::Torn { bytes, line })
 }
 
-impl Contents {
+impl Recovered {
     /// Applies a commit. An error contains the index of the invalid line in the commit, and the
     /// reason.
-    fn take<R: Read>(&mut self, commit: &Commits<R>, key: Option<&Key>) -> Result<(), (usize, String)> {
+    fn take<R: Read>(&mut self, commit: &CommitReader<R>, key: Option<&SessionKey>) -> Result<(), (usize, String)> {
         let (mut at, mut from) = (commit.at, None);
         for (number, bytes) in commit.lines().enumerate() {
             let wrong = |why: String| (number, why);
-            let line = Line::parse(bytes).map_err(wrong)?;
+            let line = LogLine::parse(bytes).map_err(wrong)?;
             if let Some(record) = line.decode().map_err(wrong)? {
                 from.get_or_insert(record.seq);
                 self.record(&record, at, key).map_err(wrong)?;
@@ -108,7 +108,7 @@ impl Contents {
     }
 
     /// Applies a record: checks that its sequence number is contiguous, and folds it into the head.
-    fn record(&mut self, record: &Record, at: u64, key: Option<&Key>) -> Result<(), String> {
+    fn record(&mut self, record: &Record, at: u64, key: Option<&SessionKey>) -> Result<(), String> {
         if self.offsets.is_empty() {
             self.first = record.seq;
             self.head = key.and_then(|key| Head::begin(key, record));
@@ -131,7 +131,7 @@ impl Contents {
     }
 
     /// Returns the reason for which this cannot be the file of that owner, if there is one.
-    fn misfit(&self, place: &Place) -> Option<&'static str> {
+    fn misfit(&self, place: &LogFile) -> Option<&'static str> {
         match (place.key(), &self.head) {
             _ if self.len == 0 => None,
             (Some(key), Some(head)) if head.key() == key && head.seq == self.last() => None,

@@ -6,9 +6,9 @@ mod purging;
 
 use super::*;
 use crate::store::contract::FORMAT;
-use crate::store::query::{Direction, Order, Whose};
+use crate::store::query::{OwnerFilter, ReadDirection, SessionOrder};
 use crate::types::blob::Blob;
-use crate::types::entry::{Created, Entry, Parent, Rewound};
+use crate::types::entry::{Entry, Parent, RewindEntry, SessionCreated};
 use crate::types::message::Message;
 use crate::types::status::Status;
 use std::fs;
@@ -19,8 +19,8 @@ fn at(micros: i64) -> Timestamp {
     Timestamp::from_microsecond(1_767_225_600_000_000 + micros).unwrap()
 }
 
-fn key(session: &str) -> Key {
-    Key { tenant: Tenant::default(), session: session.try_into().unwrap() }
+fn key(session: &str) -> SessionKey {
+    SessionKey { tenant: Tenant::default(), session: session.try_into().unwrap() }
 }
 
 fn user(text: &str) -> Entry {
@@ -36,20 +36,20 @@ fn item(key: &str, value: &str) -> Item {
     Item { key: key.into(), value: value.into(), text: Some(value.into()), created_at, used_at, uses, expires_at: None }
 }
 
-fn shelf(owner: Owner) -> Shelf {
-    Shelf { tenant: Tenant::default(), owner, name: "cache".into() }
+fn shelf(owner: Owner) -> Namespace {
+    Namespace { tenant: Tenant::default(), owner, name: "cache".into() }
 }
 
-fn shelf_of(session: &str) -> Shelf {
+fn shelf_of(session: &str) -> Namespace {
     shelf(Owner::Session(session.try_into().unwrap()))
 }
 
 /// Creates the first commit of a session.
-fn begin(key: &Key, entries: &[Entry]) -> Commit {
-    begin_at(key, 0, Created::default(), entries)
+fn begin(key: &SessionKey, entries: &[Entry]) -> Commit {
+    begin_at(key, 0, SessionCreated::default(), entries)
 }
 
-fn begin_at(key: &Key, before: u64, created: Created, entries: &[Entry]) -> Commit {
+fn begin_at(key: &SessionKey, before: u64, created: SessionCreated, entries: &[Entry]) -> Commit {
     let first = Record { seq: before + 1, at: at(before as i64), entry: Entry::created(created) };
     let head = Head::begin(key, &first).unwrap();
     let mut commit = next(&head, entries);
@@ -59,9 +59,14 @@ fn begin_at(key: &Key, before: u64, created: Created, entries: &[Entry]) -> Comm
 }
 
 /// Creates the first commit of a fork.
-fn fork(key: &Key, parent: &Head, seq: u64) -> Commit {
+fn fork(key: &SessionKey, parent: &Head, seq: u64) -> Commit {
     let parent = Parent { session: parent.info.session_id.clone(), seq, mark: parent.mark.clone() };
-    begin_at(key, seq, Created { parent: Some(parent), ..Created::default() }, &[user(&format!("in {key}"))])
+    begin_at(
+        key,
+        seq,
+        SessionCreated { parent: Some(parent), ..SessionCreated::default() },
+        &[user(&format!("in {key}"))],
+    )
 }
 
 /// Creates the next commit of a session.
@@ -82,14 +87,14 @@ async fn open(dir: &TempDir) -> JsonlStore {
     store
 }
 
-async fn open_mended(dir: &Path) -> (JsonlStore, Vec<Repair>) {
+async fn open_mended(dir: &Path) -> (JsonlStore, Vec<OpenRepair>) {
     JsonlStore::open(dir.to_str().unwrap()).await.unwrap()
 }
 
 /// Reads everything that a store returns for a session.
-async fn all(store: &dyn Store, key: &Key) -> (Option<Head>, Vec<Record>, Vec<Item>) {
+async fn all(store: &dyn Store, key: &SessionKey) -> (Option<Head>, Vec<Record>, Vec<Item>) {
     let head = store.head(key).await.unwrap();
-    let records = store.records(key, &Range::after(0)).await.unwrap();
+    let records = store.records(key, &RecordRange::after(0)).await.unwrap();
     let items = store.items(&shelf_of(key.session.as_str()), None, 1000).await.unwrap();
     (head, records, items)
 }
@@ -173,15 +178,15 @@ async fn the_tail_of_a_long_log_is_read_alone() {
     let half = bytes.len() / 2;
     bytes[..half].fill(b'x');
     fs::write(&path, &bytes).unwrap();
-    let tail = store.records(&key, &Range::back_from(u64::MAX, 20)).await.unwrap();
+    let tail = store.records(&key, &RecordRange::back_from(u64::MAX, 20)).await.unwrap();
     let seqs: Vec<_> = tail.iter().map(|r| r.seq).collect();
     assert_eq!(seqs, (99_982..=100_001).rev().collect::<Vec<_>>());
-    let range = Range { after: 90_000, upto: 90_003, order: Direction::Forward, limit: 2 };
+    let range = RecordRange { after: 90_000, upto: 90_003, order: ReadDirection::Forward, limit: 2 };
     let some = store.records(&key, &range).await.unwrap();
     assert_eq!(some.iter().map(|r| r.seq).collect::<Vec<_>>(), [90_001, 90_002]);
-    assert_eq!(store.records(&key, &Range { upto: 0, ..range.clone() }).await.unwrap(), []);
-    assert_eq!(store.records(&key, &Range { after: u64::MAX, ..range }).await.unwrap(), []);
-    let error = store.records(&key, &Range::after(0)).await.unwrap_err();
+    assert_eq!(store.records(&key, &RecordRange { upto: 0, ..range.clone() }).await.unwrap(), []);
+    assert_eq!(store.records(&key, &RecordRange { after: u64::MAX, ..range }).await.unwrap(), []);
+    let error = store.records(&key, &RecordRange::after(0)).await.unwrap_err();
     assert!(error.to_string().contains("long.jsonl:1:"), "{error}");
 }
 
@@ -192,15 +197,15 @@ async fn a_page_is_bounded_and_read_on_from_its_last() {
     let big = "x".repeat(3 << 20);
     let said: Vec<_> = (0..5).map(|_| user(&big)).chain([user(&"y".repeat(9 << 20))]).collect();
     store.commit(&begin(&key, &said)).await.unwrap();
-    for order in [Direction::Forward, Direction::Backward] {
+    for order in [ReadDirection::Forward, ReadDirection::Backward] {
         let (mut seqs, mut pages) = (Vec::new(), 0);
-        let mut range = Range { order, ..Range::after(0) };
+        let mut range = RecordRange { order, ..RecordRange::after(0) };
         loop {
             let page = store.records(&key, &range).await.unwrap();
             let Some(last) = page.last() else { break };
             match order {
-                Direction::Forward => range.after = last.seq,
-                Direction::Backward => range.upto = last.seq - 1,
+                ReadDirection::Forward => range.after = last.seq,
+                ReadDirection::Backward => range.upto = last.seq - 1,
             }
             seqs.extend(page.iter().map(|r| r.seq));
             pages += 1;
@@ -219,7 +224,7 @@ async fn messages_that_were_cut_off_are_kept_for_people() {
     for key in [&one, &two] {
         let first = begin(key, &[user("x")]);
         store.commit(&first).await.unwrap();
-        let rewound = Entry::Rewound(Rewound { to: 1, mark: Default::default() });
+        let rewound = Entry::Rewound(RewindEntry { to: 1, mark: Default::default() });
         let mut cut = next(&first.head, &[rewound]);
         cut.cut = vec![Message::user("x"), Message::user(&format!("of {key}"))];
         store.commit(&cut).await.unwrap();
@@ -331,7 +336,7 @@ async fn many_sessions_at_once_and_many_writers_of_one() {
                         Ok(()) => break,
                         Err(e) => assert_eq!(e.code(), "conflict"),
                     }
-                    assert!(!store.records(&shared, &Range::back_from(u64::MAX, 3)).await.unwrap().is_empty());
+                    assert!(!store.records(&shared, &RecordRange::back_from(u64::MAX, 3)).await.unwrap().is_empty());
                 }
             }
             if n % 2 == 0 {
@@ -347,7 +352,7 @@ async fn many_sessions_at_once_and_many_writers_of_one() {
     let (head, records, _) = all(&store, &shared).await;
     assert_eq!(head.unwrap().mark.messages, 80);
     assert_eq!(records.len(), 81);
-    assert_eq!(store.heads(&Query::new(Whose::Everyone, 100)).await.unwrap().len(), 9);
+    assert_eq!(store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap().len(), 9);
     assert!(store.blob(&shared.tenant, &BlobId::of(b"the same for all")).await.unwrap().is_some());
 }
 

@@ -5,8 +5,8 @@
 
 use crate::store::finding::{Finding, MAX_FINDINGS, Orphan};
 use crate::store::item::Owner;
-use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
-use crate::store::postgres::failure::Fail;
+use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection};
+use crate::store::postgres::failure::FailureKind;
 use crate::store::postgres::row::column;
 use crate::types::blob::BlobId;
 use crate::types::error::{Error, Result};
@@ -58,7 +58,7 @@ const MISLABELED: &str = "
     LIMIT $1";
 
 /// Runs all checks and returns the findings.
-pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
+pub(super) async fn check(link: &PgConnection) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     let limit = [(&(MAX_FINDINGS as i64) as _, Type::INT8)];
     for row in rows(link, HEADLESS, &limit).await? {
@@ -95,7 +95,7 @@ pub(super) async fn check(link: &Link) -> Result<Vec<Finding>> {
 }
 
 /// Removes those of the given orphans that no session references at this moment; the others stay.
-pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
+pub(super) async fn remove(link: &PgConnection, orphans: &[Orphan]) -> Result<()> {
     for orphan in orphans {
         match orphan {
             Orphan::Blob(tenant, id) => {
@@ -132,7 +132,7 @@ pub(super) async fn remove(link: &Link, orphans: &[Orphan]) -> Result<()> {
 }
 
 /// Runs a statement that may scan whole tables, with the timeout of maintenance.
-async fn rows(link: &Link, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
+async fn rows(link: &PgConnection, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
     let sql = link.sql(sql);
     let mut tries = link.tries();
     loop {
@@ -140,7 +140,7 @@ async fn rows(link: &Link, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> 
             let lease = link.lease().await?;
             let rows = lease.query_typed(&sql, params).await?;
             lease.keep();
-            Ok::<_, Fail>(rows)
+            Ok::<_, FailureKind>(rows)
         };
         match link.within(MAINTENANCE_TIMEOUT, attempt).await {
             Ok(rows) => return Ok(rows),

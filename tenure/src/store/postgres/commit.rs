@@ -7,8 +7,8 @@ use super::heads::talk;
 use super::items::{ITEM_COLUMNS, ITEM_REPLACE, key_fits, no_nul, words};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
-use crate::store::postgres::connection::{Link, Param};
-use crate::store::postgres::failure::Fail;
+use crate::store::postgres::connection::{Param, PgConnection};
+use crate::store::postgres::failure::FailureKind;
 use crate::store::postgres::row::{micros, whole};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use tokio_postgres::types::Type;
 
 /// The SQL of the commit statements, composed once. All bind the same parameters
-/// ([`Bound::params`]).
+/// ([`BoundCommit::params`]).
 pub(super) struct Statements {
     append: String,
     create: String,
@@ -86,10 +86,10 @@ impl Statements {
 /// Commits, and resolves unknown outcomes. If the connection breaks, the commit may or may not have
 /// been applied: it is sent again, and the compare-and-set on the log end decides. If the first
 /// attempt was applied, the second one finds the log end moved; the presence of the records is then
-/// confirmed by another commit ([`Bound::confirm`], D-038).
-pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit) -> Result<()> {
+/// confirmed by another commit ([`BoundCommit::confirm`], D-038).
+pub(super) async fn commit(link: &PgConnection, statements: &Statements, commit: &Commit) -> Result<()> {
     commit.check()?;
-    let bound = Bound::new(commit)?;
+    let bound = BoundCommit::new(commit)?;
     let params = bound.params();
     let statement = match (commit.base, commit.items.is_empty() && commit.blobs.is_empty()) {
         (Some(_), true) => &statements.append,
@@ -109,13 +109,13 @@ pub(super) async fn commit(link: &Link, statements: &Statements, commit: &Commit
             Ok(_) => refusal(link, commit).await?,
             Err(fail) => fail,
         };
-        unsure |= matches!(fail, Fail::Lost(_));
+        unsure |= matches!(fail, FailureKind::Lost(_));
         tries.wait(fail).await?;
     }
 }
 
 /// Determines why a commit was rejected.
-async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
+async fn refusal(link: &PgConnection, commit: &Commit) -> Result<FailureKind> {
     let head = &commit.head;
     let session_id = head.info.session_id.clone();
     let sql = "SELECT 1 FROM tenure_head WHERE tenant = $1 AND session = $2";
@@ -127,9 +127,9 @@ async fn refusal(link: &Link, commit: &Commit) -> Result<Fail> {
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
         // The session existed when the commit was rejected, and has been purged since.
-        (None, None) => return Ok(Fail::Undone(format!("session {session_id} was purged at the same time"))),
+        (None, None) => return Ok(FailureKind::Undone(format!("session {session_id} was purged at the same time"))),
     };
-    Ok(Fail::Final(error))
+    Ok(FailureKind::Final(error))
 }
 
 /// A log hash as PostgreSQL stores it: a signed integer.
@@ -138,7 +138,7 @@ fn signed(hash: Option<LogHash>) -> Option<i64> {
 }
 
 /// A commit as columns and arrays to bind.
-struct Bound<'a> {
+struct BoundCommit<'a> {
     commit: &'a Commit,
     tenant: &'a str,
     session: &'a str,
@@ -167,7 +167,7 @@ struct Bound<'a> {
     sums: Vec<i32>,
     entries: Vec<String>,
     owner: String,
-    items: Items<'a>,
+    items: ItemColumns<'a>,
     blob_ids: Vec<&'a [u8]>,
     blob_bytes: Vec<&'a [u8]>,
     used_from: i64,
@@ -175,7 +175,7 @@ struct Bound<'a> {
 
 /// Items as arrays to bind, one for each column.
 #[derive(Default)]
-struct Items<'a> {
+struct ItemColumns<'a> {
     shelves: Vec<&'a str>,
     keys: Vec<&'a str>,
     values: Vec<&'a str>,
@@ -187,7 +187,7 @@ struct Items<'a> {
     expires_at: Vec<Option<i64>>,
 }
 
-impl<'a> Bound<'a> {
+impl<'a> BoundCommit<'a> {
     fn new(commit: &'a Commit) -> Result<Self> {
         let head = &commit.head;
         for (name, value) in [("assistant", &head.assistant), ("thread", &head.thread)] {
@@ -228,7 +228,7 @@ impl<'a> Bound<'a> {
             ats: commit.records.iter().map(|r| micros(r.at)).collect(),
             sums: commit.records.iter().zip(&entries).map(sum).collect(),
             entries,
-            items: Items::new(&owner, &commit.items)?,
+            items: ItemColumns::new(&owner, &commit.items)?,
             owner,
             blob_ids: blobs.keys().copied().collect(),
             blob_bytes: blobs.values().copied().collect(),
@@ -296,7 +296,7 @@ impl<'a> Bound<'a> {
     /// this server. A later commit is not acknowledged before the earlier one is replicated, so
     /// what this write confirms is as durable as if the original acknowledgement had arrived
     /// (D-038).
-    async fn confirm(&self, link: &Link) -> Result<bool, Fail> {
+    async fn confirm(&self, link: &PgConnection) -> Result<bool, FailureKind> {
         if self.seqs.is_empty() {
             return Ok(false);
         }
@@ -315,7 +315,7 @@ impl<'a> Bound<'a> {
     }
 }
 
-impl<'a> Items<'a> {
+impl<'a> ItemColumns<'a> {
     fn new(owner: &str, items: &'a [(String, Item)]) -> Result<Self> {
         // One statement cannot write a row twice: of items with the same key, the last one is
         // written.

@@ -4,7 +4,7 @@
 
 use super::hosts::Hosts;
 use super::url::{Prepare, Settings};
-use crate::store::postgres::failure::Fail;
+use crate::store::postgres::failure::FailureKind;
 use crate::types::error::{Error, Result};
 use deadpool::managed::{Manager, Metrics, Object, Pool, PoolError, RecycleError, RecycleResult};
 use deadpool_postgres::{ClientWrapper, Runtime};
@@ -28,7 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// A retry budget with exponential backoff.
-pub(super) struct Tries {
+pub(super) struct RetryBudget {
     /// Maximum time for retries while the server is unavailable, or rolls the operation back
     /// because of concurrent ones.
     limit: Duration,
@@ -36,17 +36,17 @@ pub(super) struct Tries {
     pause: Duration,
 }
 
-impl Tries {
+impl RetryBudget {
     fn new(limit: Duration) -> Self {
         Self { limit, until: None, pause: FIRST_PAUSE }
     }
 
     /// Waits before the next attempt, or returns the error if it is final or the budget is
     /// exhausted.
-    pub async fn wait(&mut self, fail: Fail) -> Result<()> {
+    pub async fn wait(&mut self, fail: FailureKind) -> Result<()> {
         let why = match fail {
-            Fail::Final(e) => return Err(e),
-            Fail::Lost(why) | Fail::ReadOnly(why) | Fail::Undone(why) => why,
+            FailureKind::Final(e) => return Err(e),
+            FailureKind::Lost(why) | FailureKind::ReadOnly(why) | FailureKind::Undone(why) => why,
         };
         let now = Instant::now();
         let until = *self.until.get_or_insert(now + self.limit);
@@ -60,7 +60,7 @@ impl Tries {
 }
 
 /// A pool of connections to the primary.
-pub(super) struct Link {
+pub(super) struct PgConnection {
     pool: Pool<Connector>,
     hosts: Arc<Hosts>,
     prepare: Prepare,
@@ -72,17 +72,17 @@ pub(super) struct Link {
 pub(super) struct Connector(Arc<Hosts>);
 
 /// A connection of the pool.
-pub(super) struct Pooled {
+pub(super) struct PoolObject {
     client: ClientWrapper,
     generation: u64,
 }
 
 impl Manager for Connector {
-    type Type = Pooled;
-    type Error = Fail;
+    type Type = PoolObject;
+    type Error = FailureKind;
 
     #[expect(clippy::disallowed_methods, reason = "it ends with the connection, which the pool closes")]
-    async fn create(&self) -> Result<Pooled, Fail> {
+    async fn create(&self) -> Result<PoolObject, FailureKind> {
         let (client, connection) = self.0.connect().await?;
         let generation = self.0.generation();
         let task = tokio::spawn(async move {
@@ -90,10 +90,10 @@ impl Manager for Connector {
                 tracing::debug!(error = %e, "a connection to PostgreSQL has ended");
             }
         });
-        Ok(Pooled { client: ClientWrapper::new(client, task), generation })
+        Ok(PoolObject { client: ClientWrapper::new(client, task), generation })
     }
 
-    async fn recycle(&self, pooled: &mut Pooled, _: &Metrics) -> RecycleResult<Fail> {
+    async fn recycle(&self, pooled: &mut PoolObject, _: &Metrics) -> RecycleResult<FailureKind> {
         match pooled.client.is_closed() || pooled.generation != self.0.generation() {
             true => Err(RecycleError::message("closed, or another host is the primary now")),
             false => Ok(()),
@@ -101,7 +101,7 @@ impl Manager for Connector {
     }
 }
 
-impl Link {
+impl PgConnection {
     pub fn new(settings: Settings) -> Result<Self> {
         let hosts = Arc::new(Hosts::new(&settings)?);
         let Settings { pool, schema, prepare, retry, .. } = settings;
@@ -120,8 +120,8 @@ impl Link {
     }
 
     /// Creates a retry budget with the limit from the URL.
-    pub fn tries(&self) -> Tries {
-        Tries::new(self.retry)
+    pub fn tries(&self) -> RetryBudget {
+        RetryBudget::new(self.retry)
     }
 
     /// Returns the maximum number of connections.
@@ -144,9 +144,9 @@ impl Link {
     }
 
     /// Takes a connection from the pool for one operation.
-    pub async fn lease(&self) -> Result<Lease, Fail> {
+    pub async fn lease(&self) -> Result<PooledConnection, FailureKind> {
         match self.pool.get().await {
-            Ok(pooled) => Ok(Lease(Some(pooled))),
+            Ok(pooled) => Ok(PooledConnection(Some(pooled))),
             Err(PoolError::Backend(fail)) => Err(fail),
             Err(e) => {
                 let why = format!("no connection is free: {e}; raise pool in the store's URL");
@@ -161,7 +161,7 @@ impl Link {
         self.retry(self.prepare, sql, params).await
     }
 
-    /// Executes a statement like [`Link::rows`], but plans it each time: for statements whose best
+    /// Executes a statement like [`PgConnection::rows`], but plans it each time: for statements whose best
     /// plan depends on the bound values.
     pub async fn rows_planned(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>> {
         self.retry(Prepare::Never, sql, params).await
@@ -190,7 +190,7 @@ impl Link {
     }
 
     /// Executes a statement once, without retries.
-    pub async fn once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
+    pub async fn once(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
         self.send(self.prepare, Durability::Full, sql, params).await
     }
 
@@ -200,7 +200,7 @@ impl Link {
         durability: Durability,
         sql: &str,
         params: &[Param<'_>],
-    ) -> Result<Vec<Row>, Fail> {
+    ) -> Result<Vec<Row>, FailureKind> {
         let sql = self.sql(sql);
         let lease = self.lease().await?;
         let asked = async {
@@ -221,7 +221,11 @@ impl Link {
 
     /// Runs an operation with a timeout. Also ends it if another host becomes the primary while it
     /// waits for a response.
-    pub async fn within<T>(&self, limit: Duration, step: impl Future<Output = Result<T, Fail>>) -> Result<T, Fail> {
+    pub async fn within<T>(
+        &self,
+        limit: Duration,
+        step: impl Future<Output = Result<T, FailureKind>>,
+    ) -> Result<T, FailureKind> {
         self.within_since(self.hosts.generation(), limit, step).await
     }
 
@@ -229,15 +233,15 @@ impl Link {
         &self,
         since: u64,
         limit: Duration,
-        step: impl Future<Output = Result<T, Fail>>,
-    ) -> Result<T, Fail> {
+        step: impl Future<Output = Result<T, FailureKind>>,
+    ) -> Result<T, FailureKind> {
         let done = tokio::select! {
             done = timeout(limit, step) => done,
             () = self.hosts.replaced(since) => {
-                return Err(Fail::Lost("another host has become the primary".to_owned()));
+                return Err(FailureKind::Lost("another host has become the primary".to_owned()));
             }
         };
-        if let Ok(Err(Fail::ReadOnly(_))) = &done {
+        if let Ok(Err(FailureKind::ReadOnly(_))) = &done {
             self.hosts.distrust();
         }
         let silent = || Error::unavailable(format!("the server did not answer within {} s", limit.as_secs()));
@@ -275,12 +279,12 @@ impl Durability {
     }
 }
 
-/// An exclusively held connection. It returns to the pool only with [`Lease::keep`]: a connection
+/// An exclusively held connection. It returns to the pool only with [`PooledConnection::keep`]: a connection
 /// that is dropped in the middle of an operation, for example because the caller was cancelled, is
 /// closed.
-pub(super) struct Lease(Option<Object<Connector>>);
+pub(super) struct PooledConnection(Option<Object<Connector>>);
 
-impl Lease {
+impl PooledConnection {
     /// The generation of [`Hosts`] in which the connection was opened.
     fn generation(&self) -> u64 {
         self.0.as_ref().map_or(0, |pooled| pooled.generation)
@@ -292,20 +296,20 @@ impl Lease {
     }
 }
 
-impl Deref for Lease {
+impl Deref for PooledConnection {
     type Target = ClientWrapper;
     fn deref(&self) -> &ClientWrapper {
         &self.0.as_ref().expect("only keep and drop take the connection, and both end the lease").client
     }
 }
 
-impl DerefMut for Lease {
+impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut ClientWrapper {
         &mut self.0.as_mut().expect("only keep and drop take the connection, and both end the lease").client
     }
 }
 
-impl Drop for Lease {
+impl Drop for PooledConnection {
     fn drop(&mut self) {
         if let Some(client) = self.0.take() {
             drop(Object::take(client));

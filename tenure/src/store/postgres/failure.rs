@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind};
 
 /// A failure of an operation, classified by its remedy.
 #[derive(Debug)]
-pub(super) enum Fail {
+pub(super) enum FailureKind {
     /// The connection broke, or there was none: the outcome is unknown.
     Lost(String),
     /// The server accepts no writes: it has become a standby, so all connections to it are
@@ -19,35 +19,37 @@ pub(super) enum Fail {
     Final(Error),
 }
 
-impl Fail {
+impl FailureKind {
     /// Adds the name of the host to the message of the failure.
     pub fn at(self, host: &str) -> Self {
         match self {
-            Fail::Lost(why) => Fail::Lost(format!("{host}: {why}")),
-            Fail::ReadOnly(why) => Fail::ReadOnly(format!("{host}: {why}")),
-            Fail::Undone(why) => Fail::Undone(format!("{host}: {why}")),
-            Fail::Final(Error::Unavailable { why }) => Fail::Final(Error::unavailable(format!("{host}: {why}"))),
+            FailureKind::Lost(why) => FailureKind::Lost(format!("{host}: {why}")),
+            FailureKind::ReadOnly(why) => FailureKind::ReadOnly(format!("{host}: {why}")),
+            FailureKind::Undone(why) => FailureKind::Undone(format!("{host}: {why}")),
+            FailureKind::Final(Error::Unavailable { why }) => {
+                FailureKind::Final(Error::unavailable(format!("{host}: {why}")))
+            }
             other => other,
         }
     }
 }
 
-impl fmt::Display for Fail {
+impl fmt::Display for FailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fail::Lost(why) | Fail::ReadOnly(why) | Fail::Undone(why) => f.write_str(why),
-            Fail::Final(error) => error.fmt(f),
+            FailureKind::Lost(why) | FailureKind::ReadOnly(why) | FailureKind::Undone(why) => f.write_str(why),
+            FailureKind::Final(error) => error.fmt(f),
         }
     }
 }
 
-impl From<Error> for Fail {
+impl From<Error> for FailureKind {
     fn from(e: Error) -> Self {
-        Fail::Final(e)
+        FailureKind::Final(e)
     }
 }
 
-impl From<tokio_postgres::Error> for Fail {
+impl From<tokio_postgres::Error> for FailureKind {
     fn from(e: tokio_postgres::Error) -> Self {
         if let Some(db) = e.as_db_error() {
             // Without the detail, which may quote the data to be stored.
@@ -55,18 +57,18 @@ impl From<tokio_postgres::Error> for Fail {
             return match db.code().code() {
                 // Serialization failure, deadlock, lock timeout, and a reference to a row that was
                 // removed concurrently.
-                "40001" | "40P01" | "55P03" | "23503" => Fail::Undone(why),
+                "40001" | "40P01" | "55P03" | "23503" => FailureKind::Undone(why),
                 // Shutting down, starting up, or too many connections.
-                "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Fail::Lost(why),
+                "57P01" | "57P02" | "57P03" | "57P05" | "53300" => FailureKind::Lost(why),
                 // The server is a standby after a failover.
-                "25006" => Fail::ReadOnly(why),
-                code if code.starts_with("08") => Fail::Lost(why),
-                "53100" => Fail::Final(Error::Full { place: "the PostgreSQL server".to_owned() }),
+                "25006" => FailureKind::ReadOnly(why),
+                code if code.starts_with("08") => FailureKind::Lost(why),
+                "53100" => FailureKind::Final(Error::Full { place: "the PostgreSQL server".to_owned() }),
                 "26000" | "42P05" => {
                     let hint = "behind a pooler, add prepare=off to the store's URL";
-                    Fail::Final(Error::unavailable(format!("{why}; {hint}")))
+                    FailureKind::Final(Error::unavailable(format!("{why}; {hint}")))
                 }
-                _ => Fail::Final(Error::unavailable(why)),
+                _ => FailureKind::Final(Error::unavailable(why)),
             };
         }
         let why = e.source().map_or_else(|| e.to_string(), |source| format!("{e}: {source}"));
@@ -74,11 +76,11 @@ impl From<tokio_postgres::Error> for Fail {
             Some(ErrorKind::InvalidData) => {
                 let hint =
                     "for TLS the server needs a certificate that this system trusts, or sslmode=disable in the URL";
-                Fail::Final(Error::unavailable(format!("{why}; {hint}")))
+                FailureKind::Final(Error::unavailable(format!("{why}; {hint}")))
             }
-            Some(_) => Fail::Lost(why),
-            None if e.is_closed() => Fail::Lost(why),
-            None => Fail::Final(Error::unavailable(why)),
+            Some(_) => FailureKind::Lost(why),
+            None if e.is_closed() => FailureKind::Lost(why),
+            None => FailureKind::Final(Error::unavailable(why)),
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Reading and querying heads.
 //!
-//! Invariant: a query selects exactly the sessions that [`Query::matches`] accepts; every value in
+//! Invariant: a query selects exactly the sessions that [`SessionQuery::matches`] accepts; every value in
 //! SQL is a bound parameter.
 
-use crate::store::postgres::connection::{Link, Param};
+use crate::store::postgres::connection::{Param, PgConnection};
 use crate::store::postgres::row::{column, micros, row_limit};
-use crate::store::query::{HeadPage, Order, Query, Whose};
+use crate::store::query::{HeadPage, OwnerFilter, SessionOrder, SessionQuery};
 use crate::types::digest::VisibleHash;
 use crate::types::entry::Parent;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, SessionId, Tenant, User};
+use crate::types::id::{SessionId, SessionKey, Tenant, User};
 use crate::types::log_hash::LogHash;
 use crate::types::status::Status;
 use jiff::Timestamp;
@@ -23,7 +23,7 @@ const CARD: &str = "tenant, session, card, first, parent, parent_seq, parent_mar
 /// Number of characters of a thread's name that are indexed (see the migration).
 const THREAD_CHARS: usize = 200;
 
-pub(super) async fn head(link: &Link, key: &Key) -> Result<Option<Head>> {
+pub(super) async fn head(link: &PgConnection, key: &SessionKey) -> Result<Option<Head>> {
     let sql = format!("SELECT {CARD} FROM tenure_head WHERE tenant = $1 AND session = $2");
     let params: [Param<'_>; 2] = [(&key.tenant.as_str(), Type::TEXT), (&key.session.as_str(), Type::TEXT)];
     link.rows(&sql, &params).await?.first().map(read).transpose()
@@ -39,7 +39,7 @@ const MAX_PROBES: usize = 16;
 /// Number of heads in the first window of a scan. Each further window is four times as large.
 const FIRST_WINDOW: usize = 256;
 
-pub(super) async fn heads(link: &Link, query: &Query) -> Result<Vec<Head>> {
+pub(super) async fn heads(link: &PgConnection, query: &SessionQuery) -> Result<Vec<Head>> {
     if finds_nothing(query) {
         return Ok(Vec::new());
     }
@@ -48,32 +48,32 @@ pub(super) async fn heads(link: &Link, query: &Query) -> Result<Vec<Head>> {
 }
 
 /// Returns the newest matching heads, scanning at most `max_scan`.
-pub(super) async fn page(link: &Link, query: &Query, max_scan: usize) -> Result<HeadPage> {
+pub(super) async fn page(link: &PgConnection, query: &SessionQuery, max_scan: usize) -> Result<HeadPage> {
     if finds_nothing(query) {
         return Ok(HeadPage::default());
     }
-    let query = &Query { order: Order::Newest, ..query.clone() };
+    let query = &SessionQuery { order: SessionOrder::Newest, ..query.clone() };
     let narrow = narrow(link, query, max_scan).await?;
-    if narrow.is_some() || is_indexed(query) || matches!(query.whose, Whose::Everyone) {
+    if narrow.is_some() || is_indexed(query) || matches!(query.whose, OwnerFilter::Everyone) {
         return Ok(HeadPage { heads: matching(link, query, narrow.as_deref()).await?, stopped: None });
     }
     scan(link, query.clone(), max_scan).await
 }
 
 /// Returns whether the query cannot match anything: text with a NUL character is never stored.
-fn finds_nothing(query: &Query) -> bool {
+fn finds_nothing(query: &SessionQuery) -> bool {
     let nul = |s: &Option<String>| s.as_ref().is_some_and(|s| s.contains('\0'));
     query.limit == 0 || nul(&query.assistant) || nul(&query.thread)
 }
 
 /// Returns whether the query names a value that few sessions have, whatever its other conditions
 /// are.
-fn is_indexed(query: &Query) -> bool {
+fn is_indexed(query: &SessionQuery) -> bool {
     !query.hashes.is_empty() || !query.matches.is_empty() || query.parent.is_some() || query.thread.is_some()
 }
 
 /// Scans heads in the order of their activity, newest first, up to `max_scan`.
-async fn scan(link: &Link, mut query: Query, max_scan: usize) -> Result<HeadPage> {
+async fn scan(link: &PgConnection, mut query: SessionQuery, max_scan: usize) -> Result<HeadPage> {
     let (mut page, mut left, mut window, mut skipped) = (HeadPage::default(), max_scan, FIRST_WINDOW, 0);
     while left > 0 && page.heads.len() < query.limit {
         window = window.min(left);
@@ -101,9 +101,9 @@ async fn scan(link: &Link, mut query: Query, max_scan: usize) -> Result<HeadPage
 
 /// Chooses the label that the fewest sessions of the tenant have. Returns `None` if each label
 /// selects more than `most` sessions, or if another index serves the query.
-async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String>> {
+async fn narrow(link: &PgConnection, query: &SessionQuery, most: usize) -> Result<Option<String>> {
     let labels: Vec<String> = query.labels().into_iter().take(MAX_PROBES).collect();
-    let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
+    let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.whose else { return Ok(None) };
     if labels.is_empty() || is_indexed(query) {
         return Ok(None);
     }
@@ -120,7 +120,7 @@ async fn narrow(link: &Link, query: &Query, most: usize) -> Result<Option<String
 }
 
 /// Returns the matching heads of a query, by the index of the label `narrow` if it is given.
-async fn matching(link: &Link, query: &Query, narrow: Option<&str>) -> Result<Vec<Head>> {
+async fn matching(link: &PgConnection, query: &SessionQuery, narrow: Option<&str>) -> Result<Vec<Head>> {
     let mut heads: Vec<Head> = link.run(&build(query, narrow)).await?.iter().map(read).collect::<Result<_>>()?;
     // Two keys may have the same 64-bit digest.
     heads.retain(|h| query.matches.is_empty() || query.matches(h));
@@ -129,7 +129,7 @@ async fn matching(link: &Link, query: &Query, narrow: Option<&str>) -> Result<Ve
 
 /// Counts the sessions by status. Most are active: their number is the total minus the others,
 /// which the index counts.
-pub(super) async fn count(link: &Link) -> Result<Vec<(Status, u64)>> {
+pub(super) async fn count(link: &PgConnection) -> Result<Vec<(Status, u64)>> {
     let sql = "SELECT status, count(*) FROM tenure_head WHERE status <> 'active' GROUP BY status \
         UNION ALL SELECT 'all', count(*) FROM tenure_head";
     let table = || "postgres, table tenure_head".to_owned();
@@ -177,12 +177,12 @@ pub(super) fn talk(tenant: &Tenant, user: &User, hash: &VisibleHash) -> i64 {
 }
 
 /// A builder for SQL: fixed fragments and bound values.
-struct Built {
+struct SqlBuilder {
     sql: String,
     values: Vec<(Box<dyn ToSql + Send + Sync>, Type)>,
 }
 
-impl Built {
+impl SqlBuilder {
     fn text(&mut self, piece: &'static str) -> &mut Self {
         self.sql.push_str(piece);
         self
@@ -195,8 +195,8 @@ impl Built {
     }
 }
 
-impl Link {
-    async fn run(&self, Built { sql, values }: &Built) -> Result<Vec<Row>> {
+impl PgConnection {
+    async fn run(&self, SqlBuilder { sql, values }: &SqlBuilder) -> Result<Vec<Row>> {
         let params: Vec<Param<'_>> = values.iter().map(|(v, t)| (&**v as &(dyn ToSql + Sync), t.clone())).collect();
         self.rows_planned(sql, &params).await
     }
@@ -204,8 +204,8 @@ impl Link {
 
 /// Selects the heads in the order of their activity, at most `window`; the serialized head is NULL
 /// where the filters do not match.
-fn build_scan(query: &Query, window: usize) -> Built {
-    let mut b = Built { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), values: Vec::new() };
+fn build_scan(query: &SessionQuery, window: usize) -> SqlBuilder {
+    let mut b = SqlBuilder { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), values: Vec::new() };
     filters(&mut b, query);
     b.text(" THEN card END, first, parent, parent_seq, parent_mark, log, active_at FROM tenure_head WHERE first > 0");
     scope(&mut b, query);
@@ -214,11 +214,11 @@ fn build_scan(query: &Query, window: usize) -> Built {
 }
 
 /// Builds the SQL of a query, with the index lookup first.
-fn build(query: &Query, narrow: Option<&str>) -> Built {
-    let mut b = Built { sql: format!("SELECT {CARD} FROM "), values: Vec::new() };
+fn build(query: &SessionQuery, narrow: Option<&str>) -> SqlBuilder {
+    let mut b = SqlBuilder { sql: format!("SELECT {CARD} FROM "), values: Vec::new() };
     let keys = |hashes: &[VisibleHash]| -> Vec<i64> {
         match &query.whose {
-            Whose::User(tenant, user) => hashes.iter().map(|h| talk(tenant, user, h)).collect(),
+            OwnerFilter::User(tenant, user) => hashes.iter().map(|h| talk(tenant, user, h)).collect(),
             _ => Vec::new(),
         }
     };
@@ -232,7 +232,7 @@ fn build(query: &Query, narrow: Option<&str>) -> Built {
     } else if !matches.is_empty() {
         b.text("(SELECT * FROM tenure_head WHERE matches IS NOT NULL AND matches && ").bind(matches, Type::INT8_ARRAY);
         b.text(" OFFSET 0) head WHERE true");
-    } else if let (Some(label), Whose::User(tenant, _) | Whose::Tenant(tenant)) = (narrow, &query.whose) {
+    } else if let (Some(label), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = (narrow, &query.whose) {
         b.text("(SELECT h.* FROM tenure_label l JOIN tenure_head h ON h.tenant = l.tenant AND h.session = l.session");
         b.text(" WHERE l.tenant = ").bind(tenant.to_string(), Type::TEXT);
         b.text(" AND l.label = ").bind(label.to_owned(), Type::TEXT).text(" OFFSET 0) head WHERE true");
@@ -244,12 +244,12 @@ fn build(query: &Query, narrow: Option<&str>) -> Built {
     scope(&mut b, query);
     filters(&mut b, query);
     b.text(match query.order {
-        Order::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
+        SessionOrder::Newest if by_talk => " ORDER BY active_at DESC, session DESC",
         // The time slot comes first to match the index (see the migration). It does not change the
         // order.
-        Order::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
-        Order::Oldest => " ORDER BY active_at, session",
-        Order::Due => " ORDER BY due_at, session",
+        SessionOrder::Newest => " ORDER BY active_at >> 26 DESC, active_at DESC, session DESC",
+        SessionOrder::Oldest => " ORDER BY active_at, session",
+        SessionOrder::Due => " ORDER BY due_at, session",
     });
     b.text(" LIMIT ").bind(row_limit(query.limit), Type::INT8);
     b.text(" OFFSET ").bind(row_limit(query.offset), Type::INT8);
@@ -257,16 +257,16 @@ fn build(query: &Query, narrow: Option<&str>) -> Built {
 }
 
 /// Adds the owner and cursor conditions, which the indexes on activity serve.
-fn scope(b: &mut Built, query: &Query) {
+fn scope(b: &mut SqlBuilder, query: &SessionQuery) {
     match &query.whose {
-        Whose::User(tenant, user) => {
+        OwnerFilter::User(tenant, user) => {
             b.text(" AND tenant = ").bind(tenant.to_string(), Type::TEXT);
             b.text(" AND \"user\" = ").bind(user.to_string(), Type::TEXT);
         }
-        Whose::Tenant(tenant) => {
+        OwnerFilter::Tenant(tenant) => {
             b.text(" AND tenant = ").bind(tenant.to_string(), Type::TEXT);
         }
-        Whose::Everyone => {}
+        OwnerFilter::Everyone => {}
     }
     if let Some(cursor) = &query.cursor {
         let at = micros(cursor.active_at);
@@ -277,7 +277,7 @@ fn scope(b: &mut Built, query: &Query) {
 }
 
 /// Adds all conditions except owner and cursor.
-fn filters(b: &mut Built, query: &Query) {
+fn filters(b: &mut SqlBuilder, query: &SessionQuery) {
     if let Some(assistant) = &query.assistant {
         b.text(" AND assistant = ").bind(assistant.clone(), Type::TEXT);
     }

@@ -6,7 +6,7 @@
 //! all others. Attempts are staggered, starting with the host that worked last.
 
 use super::url::{Settings, tls};
-use crate::store::postgres::failure::Fail;
+use crate::store::postgres::failure::FailureKind;
 use crate::store::postgres::url::host_name;
 use crate::types::error::Result;
 use futures_util::StreamExt;
@@ -31,7 +31,7 @@ const PROBE_AFTER: Duration = Duration::from_secs(1);
 const NONE: usize = usize::MAX;
 
 /// A client and its connection, which must be polled.
-pub(super) type Connected = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>);
+pub(super) type ConnectedHost = (Client, Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>);
 
 /// The hosts of the URL, and the one that is currently the primary.
 pub(super) struct Hosts {
@@ -57,7 +57,7 @@ impl Hosts {
     }
 
     /// Connects to the first host that accepts writes.
-    pub async fn connect(&self) -> Result<Connected, Fail> {
+    pub async fn connect(&self) -> Result<ConnectedHost, FailureKind> {
         let last = self.current.load(Ordering::Relaxed);
         let mut order: Vec<usize> = (0..self.hosts.len()).collect();
         order.sort_by_key(|i| *i != last);
@@ -67,7 +67,7 @@ impl Hosts {
         Ok(connected)
     }
 
-    async fn connect_host(&self, host: &Config) -> Result<Connected, Fail> {
+    async fn connect_host(&self, host: &Config) -> Result<ConnectedHost, FailureKind> {
         let connect = async {
             let addresses = addresses(host).await?;
             let attempts = addresses.iter().map(|address| async move {
@@ -75,12 +75,12 @@ impl Hosts {
                 if let Some(ip) = address {
                     config.hostaddr(*ip);
                 }
-                config.connect(self.tls.clone()).await.map_err(Fail::from)
+                config.connect(self.tls.clone()).await.map_err(FailureKind::from)
             });
             let connected = first_success(attempts.collect()).await;
             connected.map(|(_, connected)| connected).map_err(|fails| together(fails, ", "))
         };
-        let silent = || Fail::Lost(format!("no answer within {:?}", self.limit));
+        let silent = || FailureKind::Lost(format!("no answer within {:?}", self.limit));
         let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(silent()));
         connected.map_err(|fail| fail.at(&host_name(host)))
     }
@@ -135,21 +135,23 @@ impl Hosts {
 }
 
 /// Resolves the name of a host. The element `None` means that the driver needs no lookup.
-async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, Fail> {
+async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, FailureKind> {
     let (Some(Host::Tcp(name)), []) = (host.get_hosts().first(), host.get_hostaddrs()) else { return Ok(vec![None]) };
     let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
-    let found = lookup_host((name.as_str(), port)).await.map_err(|e| Fail::Lost(e.to_string()))?;
+    let found = lookup_host((name.as_str(), port)).await.map_err(|e| FailureKind::Lost(e.to_string()))?;
     let mut found: Vec<_> = found.map(|address| Some(address.ip())).collect();
     found.dedup();
     match found.is_empty() {
-        true => Err(Fail::Lost("its name has no address".to_owned())),
+        true => Err(FailureKind::Lost("its name has no address".to_owned())),
         false => Ok(found),
     }
 }
 
 /// Returns the first attempt that succeeds, with its index. Each attempt starts when all before it
 /// have failed, or after its stagger delay.
-async fn first_success<T, F: Future<Output = Result<T, Fail>>>(attempts: Vec<F>) -> Result<(usize, T), Vec<Fail>> {
+async fn first_success<T, F: Future<Output = Result<T, FailureKind>>>(
+    attempts: Vec<F>,
+) -> Result<(usize, T), Vec<FailureKind>> {
     let failed = watch::Sender::new(0);
     let staggered = attempts.into_iter().enumerate().map(|(i, attempt)| {
         let mut failures = failed.subscribe();
@@ -174,10 +176,10 @@ async fn first_success<T, F: Future<Output = Result<T, Fail>>>(attempts: Vec<F>)
 }
 
 /// Combines the failures of several hosts. The result can be retried unless all of them are final.
-fn together(fails: Vec<Fail>, separator: &str) -> Fail {
+fn together(fails: Vec<FailureKind>, separator: &str) -> FailureKind {
     let mut fails = fails;
-    if fails.iter().all(|fail| matches!(fail, Fail::Final(_))) || fails.len() == 1 {
-        return fails.pop().unwrap_or_else(|| Fail::Lost("the URL names no host".to_owned()));
+    if fails.iter().all(|fail| matches!(fail, FailureKind::Final(_))) || fails.len() == 1 {
+        return fails.pop().unwrap_or_else(|| FailureKind::Lost("the URL names no host".to_owned()));
     }
-    Fail::Lost(fails.iter().map(Fail::to_string).collect::<Vec<_>>().join(separator))
+    FailureKind::Lost(fails.iter().map(FailureKind::to_string).collect::<Vec<_>>().join(separator))
 }

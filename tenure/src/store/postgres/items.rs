@@ -1,7 +1,7 @@
 //! Key-value items: writing, reading, expiring and full-text search.
 
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection};
 use crate::store::postgres::row::{column, instant, micros, row_limit, whole};
 use crate::types::error::{Error, Result};
 use crate::types::id::Tenant;
@@ -73,7 +73,7 @@ pub(super) fn words(text: &str) -> String {
 
 /// Inserts or replaces an item and evicts the least recently used ones beyond `keep`, in one
 /// statement.
-pub(super) async fn put(link: &Link, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Result<()> {
+pub(super) async fn put(link: &PgConnection, shelf: &Namespace, item: &Item, keep: Option<usize>) -> Result<()> {
     let (tenant, owner) = (shelf.tenant.as_str(), shelf.owner.to_string());
     key_fits(&owner, &shelf.name, &item.key)?;
     item.check()?;
@@ -132,8 +132,13 @@ pub(super) async fn put(link: &Link, shelf: &Shelf, item: &Item, keep: Option<us
 
 const ITEM: &str = "key, value, text, created_at, used_at, uses, expires_at";
 
-pub(super) async fn get(link: &Link, shelf: &Shelf, key: &str, used: Option<Timestamp>) -> Result<Option<Item>> {
-    let Some(at) = At::new(shelf, &[key]) else { return Ok(None) };
+pub(super) async fn get(
+    link: &PgConnection,
+    shelf: &Namespace,
+    key: &str,
+    used: Option<Timestamp>,
+) -> Result<Option<Item>> {
+    let Some(at) = ItemParams::new(shelf, &[key]) else { return Ok(None) };
     let here = "tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4";
     let mut params: Vec<Param<'_>> = at.params().into();
     params.push((&key, Type::TEXT));
@@ -153,8 +158,13 @@ pub(super) async fn get(link: &Link, shelf: &Shelf, key: &str, used: Option<Time
     rows.first().map(|row| item(row, shelf)).transpose()
 }
 
-pub(super) async fn items(link: &Link, shelf: &Shelf, after: Option<&str>, limit: usize) -> Result<Vec<Item>> {
-    let Some(at) = At::new(shelf, &[]) else { return Ok(Vec::new()) };
+pub(super) async fn items(
+    link: &PgConnection,
+    shelf: &Namespace,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<Vec<Item>> {
+    let Some(at) = ItemParams::new(shelf, &[]) else { return Ok(Vec::new()) };
     // No stored key contains a NUL character: what follows `a\0b` is what follows `a`.
     let (after, limit) = (after.and_then(|a| a.split('\0').next()), row_limit(limit));
     let mut params: Vec<Param<'_>> = at.params().into();
@@ -166,8 +176,8 @@ pub(super) async fn items(link: &Link, shelf: &Shelf, after: Option<&str>, limit
     link.rows(&sql, &params).await?.iter().map(|row| item(row, shelf)).collect()
 }
 
-pub(super) async fn remove(link: &Link, shelf: &Shelf, key: &str) -> Result<bool> {
-    let Some(at) = At::new(shelf, &[key]) else { return Ok(false) };
+pub(super) async fn remove(link: &PgConnection, shelf: &Namespace, key: &str) -> Result<bool> {
+    let Some(at) = ItemParams::new(shelf, &[key]) else { return Ok(false) };
     let mut params: Vec<Param<'_>> = at.params().into();
     params.push((&key, Type::TEXT));
     let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2 AND shelf = $3 AND key = $4 RETURNING 1";
@@ -175,10 +185,10 @@ pub(super) async fn remove(link: &Link, shelf: &Shelf, key: &str) -> Result<bool
 }
 
 /// Ranks the items that contain any word of the text, with `ts_rank`.
-pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize) -> Result<Vec<Hit>> {
+pub(super) async fn search(link: &PgConnection, shelf: &Namespace, text: &str, limit: usize) -> Result<Vec<Hit>> {
     // Words consist of letters and digits, so they contain no query syntax.
     let query: Vec<String> = split(text).into_iter().take(MAX_QUERY_WORDS).map(|w| format!("'{w}'")).collect();
-    let Some(at) = At::new(shelf, &[]).filter(|_| !query.is_empty()) else { return Ok(Vec::new()) };
+    let Some(at) = ItemParams::new(shelf, &[]).filter(|_| !query.is_empty()) else { return Ok(Vec::new()) };
     let (query, limit) = (query.join(" | "), row_limit(limit));
     let mut params: Vec<Param<'_>> = at.params().into();
     params.extend::<[Param<'_>; 3]>([(&query, Type::TEXT), (&MAX_RANKED, Type::INT8), (&limit, Type::INT8)]);
@@ -194,7 +204,7 @@ pub(super) async fn search(link: &Link, shelf: &Shelf, text: &str, limit: usize)
 }
 
 /// Removes expired items, at most `limit`.
-pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<usize> {
+pub(super) async fn expire(link: &PgConnection, now: Timestamp, limit: usize) -> Result<usize> {
     // One statement for each tenant, so that every statement that locks or changes rows concerns a
     // single tenant (Citus, D-040).
     let sql = "SELECT tenant, count(*) FROM (
@@ -221,7 +231,7 @@ pub(super) async fn expire(link: &Link, now: Timestamp, limit: usize) -> Result<
 }
 
 /// Removes all items of an owner, and vacuums the tables (D-035).
-pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result<()> {
+pub(super) async fn clear(link: &PgConnection, tenant: &Tenant, owner: &Owner) -> Result<()> {
     let owner = owner.to_string();
     if !owner.contains('\0') {
         let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2";
@@ -244,16 +254,16 @@ pub(super) async fn clear(link: &Link, tenant: &Tenant, owner: &Owner) -> Result
 }
 
 /// A namespace as values to bind.
-struct At<'a> {
+struct ItemParams<'a> {
     tenant: &'a str,
     owner: String,
     name: &'a str,
 }
 
-impl<'a> At<'a> {
+impl<'a> ItemParams<'a> {
     /// Returns `None` if nothing can be stored there, because a name or one of the keys contains a
     /// NUL character.
-    fn new(shelf: &'a Shelf, keys: &[&str]) -> Option<Self> {
+    fn new(shelf: &'a Namespace, keys: &[&str]) -> Option<Self> {
         let at = Self { tenant: shelf.tenant.as_str(), owner: shelf.owner.to_string(), name: &shelf.name };
         let nul = keys.iter().chain([&at.owner.as_str(), &at.name]).any(|s| s.contains('\0'));
         (!nul).then_some(at)
@@ -264,7 +274,7 @@ impl<'a> At<'a> {
     }
 }
 
-fn item(row: &Row, shelf: &Shelf) -> Result<Item> {
+fn item(row: &Row, shelf: &Namespace) -> Result<Item> {
     let place = || place(shelf);
     Ok(Item {
         key: column(row, 0, place)?,
@@ -277,7 +287,7 @@ fn item(row: &Row, shelf: &Shelf) -> Result<Item> {
     })
 }
 
-fn place(shelf: &Shelf) -> String {
+fn place(shelf: &Namespace) -> String {
     format!("postgres, tenant {}, shelf {} of {}", shelf.tenant, shelf.name, shelf.owner)
 }
 

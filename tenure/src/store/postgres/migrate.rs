@@ -6,8 +6,8 @@
 //! would queue behind it.
 
 use crate::store::contract::FORMAT;
-use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT};
-use crate::store::postgres::failure::Fail;
+use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, PgConnection};
+use crate::store::postgres::failure::FailureKind;
 use crate::types::error::{Error, Result};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -34,7 +34,7 @@ const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
 
 /// Migrates the schema to the last of these versions. Safe to run concurrently on any number of
 /// nodes.
-pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Result<()> {
+pub(super) async fn migrate(link: &PgConnection, place: &str, migrations: &[&str]) -> Result<()> {
     let (mut tries, mut told) = (link.tries(), false);
     loop {
         let taken = link.within(MAINTENANCE_TIMEOUT, step(link, place, migrations));
@@ -49,14 +49,14 @@ pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Re
             }
         };
         match taken {
-            Ok(Step::Done) => return Ok(()),
-            Ok(Step::More) => {}
+            Ok(MigrationStep::Done) => return Ok(()),
+            Ok(MigrationStep::More) => {}
             // No such database, a wrong password, no TLS: a retry would not succeed.
-            Err(Fail::Final(Error::Unavailable { why })) => {
+            Err(FailureKind::Final(Error::Unavailable { why })) => {
                 return Err(Error::invalid("store", format!("{place} can not be used: {why}")));
             }
             Err(fail) => {
-                if !matches!(fail, Fail::Final(_)) && !std::mem::replace(&mut told, true) {
+                if !matches!(fail, FailureKind::Final(_)) && !std::mem::replace(&mut told, true) {
                     tracing::warn!(place, error = %fail, "the database is not available; trying again");
                 }
                 tries.wait(fail).await?;
@@ -66,7 +66,7 @@ pub(super) async fn migrate(link: &Link, place: &str, migrations: &[&str]) -> Re
 }
 
 /// Returns the format of the schema. `None` means that there is no store yet.
-pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
+pub(super) async fn found(link: &PgConnection, place: &str) -> Result<Option<u32>> {
     let mut tries = link.tries();
     loop {
         match link.within(MAINTENANCE_TIMEOUT, look(link, place)).await {
@@ -77,7 +77,7 @@ pub(super) async fn found(link: &Link, place: &str) -> Result<Option<u32>> {
 }
 
 /// Runs one attempt of [`found`].
-async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
+async fn look(link: &PgConnection, place: &str) -> Result<Option<u32>, FailureKind> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
     let table = link.schema().map_or_else(|| "tenure_format".to_owned(), |s| format!("\"{s}\".tenure_format"));
@@ -93,13 +93,13 @@ async fn look(link: &Link, place: &str) -> Result<Option<u32>, Fail> {
 }
 
 /// The result of one migration transaction: whether more migrations may follow.
-enum Step {
+enum MigrationStep {
     Done,
     More,
 }
 
 /// Applies one migration, in one transaction.
-async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fail> {
+async fn step(link: &PgConnection, place: &str, migrations: &[&str]) -> Result<MigrationStep, FailureKind> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
     tx.query_typed("SELECT pg_advisory_xact_lock($1)", &[(&LOCK, Type::INT8)]).await?;
@@ -129,13 +129,13 @@ async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fai
         return Err(Error::NewerFormat { place: place.to_owned(), found, known }.into());
     }
     let next = match migrations.get(found as usize) {
-        None => Step::Done,
+        None => MigrationStep::Done,
         Some(migration) => {
             tx.batch_execute(LOCK_TIMEOUT).await?;
             tx.batch_execute(migration).await.map_err(taken)?;
             tx.execute_typed("INSERT INTO tenure_format (version) VALUES ($1)", &[(&(version + 1), Type::INT4)])
                 .await?;
-            Step::More
+            MigrationStep::More
         }
     };
     tx.commit().await?;
@@ -144,7 +144,7 @@ async fn step(link: &Link, place: &str, migrations: &[&str]) -> Result<Step, Fai
 }
 
 /// Explains what to do when the table names are in use by another program.
-fn taken(e: tokio_postgres::Error) -> Fail {
+fn taken(e: tokio_postgres::Error) -> FailureKind {
     match e.as_db_error() {
         Some(db) if db.code().code() == "42P07" => {
             let hint =

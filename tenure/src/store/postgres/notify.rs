@@ -6,9 +6,9 @@
 
 use super::hosts::Hosts;
 use super::url::{Prepare, Settings};
-use crate::store::postgres::connection::Link;
-use crate::store::postgres::failure::Fail;
-use crate::types::id::{Key, SessionId, Tenant};
+use crate::store::postgres::connection::PgConnection;
+use crate::store::postgres::failure::FailureKind;
+use crate::types::id::{SessionId, SessionKey, Tenant};
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,26 +33,26 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 const QUEUE: usize = 4096;
 
 /// The notifier: sends change notifications, and distributes received ones to subscribers.
-pub(super) struct Bell {
+pub(super) struct Notifier {
     hosts: Arc<Hosts>,
     schema: Option<String>,
     prepare: Prepare,
     /// The id of this sender, by which it ignores its own notifications.
     name: String,
-    heard: broadcast::Sender<Option<Key>>,
+    heard: broadcast::Sender<Option<SessionKey>>,
     listener: Mutex<Option<AbortHandle>>,
-    untold: Arc<Mutex<Untold>>,
+    untold: Arc<Mutex<PendingNotices>>,
 }
 
 /// Changes that have not been announced yet.
 #[derive(Default)]
-struct Untold {
-    keys: HashSet<Key>,
+struct PendingNotices {
+    keys: HashSet<SessionKey>,
     /// Whether a task is sending notifications.
     telling: bool,
 }
 
-impl Bell {
+impl Notifier {
     pub fn new(settings: &Settings, hosts: Arc<Hosts>) -> Self {
         let (schema, prepare) = (settings.schema.clone(), settings.prepare);
         let (name, heard) = (uuid::Uuid::now_v7().simple().to_string(), broadcast::channel(QUEUE).0);
@@ -61,7 +61,7 @@ impl Bell {
 
     /// Queues a notification. At most one task sends at a time; it ends when the queue is empty.
     #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
-    pub fn tell(&self, link: &Arc<Link>, key: &Key) {
+    pub fn tell(&self, link: &Arc<PgConnection>, key: &SessionKey) {
         let mut untold = lock(&self.untold);
         untold.keys.insert(key.clone());
         if !std::mem::replace(&mut untold.telling, true) {
@@ -73,7 +73,7 @@ impl Bell {
     /// Subscribes, and connects on the first call. Returns `None` behind a pooler in transaction
     /// mode, which provides no connection to listen on.
     #[expect(clippy::disallowed_methods, reason = "it ends with the store")]
-    pub fn hear(&self) -> Option<broadcast::Receiver<Option<Key>>> {
+    pub fn hear(&self) -> Option<broadcast::Receiver<Option<SessionKey>>> {
         if self.prepare == Prepare::Never {
             return None;
         }
@@ -90,7 +90,7 @@ impl Bell {
     }
 }
 
-impl Drop for Bell {
+impl Drop for Notifier {
     fn drop(&mut self) {
         if let Some(listener) = lock(&self.listener).take() {
             listener.abort();
@@ -103,7 +103,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Sends queued notifications until there are none. A failure is only logged.
-async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String; 2]) {
+async fn tell_all(link: &PgConnection, untold: &Mutex<PendingNotices>, [schema, name]: &[String; 2]) {
     // Notifications need not be durable.
     let sql = "SELECT pg_notify($1, told), set_config('synchronous_commit', 'off', true) FROM unnest($2) AS told";
     loop {
@@ -126,14 +126,14 @@ async fn tell_all(link: &Link, untold: &Mutex<Untold>, [schema, name]: &[String;
 
 /// Listens until the store is dropped. After a failover the old connection is closed, because it
 /// may stay silent forever.
-async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<Key>>, from: &[String; 2]) {
+async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<SessionKey>>, from: &[String; 2]) {
     loop {
         let ended = match hosts.connect().await {
             Ok((client, connection)) => {
                 let since = hosts.generation();
                 tokio::select! {
                     ended = take_in(&client, connection, heard, from) => ended,
-                    () = hosts.changed(since) => Err(Fail::Lost("another host has become the primary".to_owned())),
+                    () = hosts.changed(since) => Err(FailureKind::Lost("another host has become the primary".to_owned())),
                 }
             }
             Err(fail) => Err(fail),
@@ -149,9 +149,9 @@ async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<Key>>, from: &[S
 async fn take_in<S, T>(
     client: &Client,
     mut connection: Connection<S, T>,
-    heard: &broadcast::Sender<Option<Key>>,
+    heard: &broadcast::Sender<Option<SessionKey>>,
     from: &[String; 2],
-) -> Result<(), Fail>
+) -> Result<(), FailureKind>
 where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
@@ -163,7 +163,7 @@ where
     let mut listening = false;
     loop {
         tokio::select! {
-            () = &mut silent, if !listening => return Err(Fail::Lost("no answer to LISTEN".to_owned())),
+            () = &mut silent, if !listening => return Err(FailureKind::Lost("no answer to LISTEN".to_owned())),
             done = &mut asked, if !listening => {
                 done?;
                 listening = true;
@@ -186,8 +186,8 @@ where
 }
 
 /// Parses a notification of another sender for this schema. Any other payload is ignored.
-fn news(payload: &str, [schema, name]: &[String; 2]) -> Option<Key> {
+fn news(payload: &str, [schema, name]: &[String; 2]) -> Option<SessionKey> {
     let [theirs, who, tenant, session]: [String; 4] = serde_json::from_str(payload).ok()?;
     let told = theirs == *schema && who != *name;
-    told.then(|| Some(Key { tenant: Tenant::new(tenant).ok()?, session: SessionId::new(session).ok()? }))?
+    told.then(|| Some(SessionKey { tenant: Tenant::new(tenant).ok()?, session: SessionId::new(session).ok()? }))?
 }

@@ -3,17 +3,17 @@
 //! Invariant: what a fork of the purged session shows does not change (D-001).
 
 use crate::store::item::Owner;
-use crate::store::postgres::connection::{Link, MAINTENANCE_TIMEOUT, Param};
-use crate::store::postgres::failure::Fail;
+use crate::store::postgres::connection::{MAINTENANCE_TIMEOUT, Param, PgConnection};
+use crate::store::postgres::failure::FailureKind;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Seq};
+use crate::types::id::{Seq, SessionKey};
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
 /// Purges a session. With `expected`, only if it still has this creation time and its log still
 /// ends at this record.
-pub(super) async fn purge(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<()> {
+pub(super) async fn purge(link: &PgConnection, key: &SessionKey, expected: Option<(Timestamp, Seq)>) -> Result<()> {
     let mut tries = link.tries();
     loop {
         match link.within(MAINTENANCE_TIMEOUT, attempt(link, key, expected)).await {
@@ -28,10 +28,14 @@ pub(super) async fn purge(link: &Link, key: &Key, expected: Option<(Timestamp, S
 }
 
 /// Runs one attempt. Returns `false` if the session was not as expected.
-async fn attempt(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> Result<bool, Fail> {
+async fn attempt(
+    link: &PgConnection,
+    key: &SessionKey,
+    expected: Option<(Timestamp, Seq)>,
+) -> Result<bool, FailureKind> {
     let mut lease = link.lease().await?;
     let tx = lease.transaction().await?;
-    let step = Step { tx: &tx, link, tenant: key.tenant.as_str(), session: key.session.as_str() };
+    let step = PurgeStep { tx: &tx, link, tenant: key.tenant.as_str(), session: key.session.as_str() };
     let done = step.purge(&Owner::Session(key.session.clone()).to_string(), expected).await?;
     tx.commit().await?;
     lease.keep();
@@ -39,9 +43,9 @@ async fn attempt(link: &Link, key: &Key, expected: Option<(Timestamp, Seq)>) -> 
 }
 
 /// A purge within a transaction.
-struct Step<'a> {
+struct PurgeStep<'a> {
     tx: &'a Transaction<'a>,
-    link: &'a Link,
+    link: &'a PgConnection,
     tenant: &'a str,
     session: &'a str,
 }
@@ -54,15 +58,15 @@ struct Lineage {
     parent_mark: Option<String>,
 }
 
-impl Step<'_> {
+impl PurgeStep<'_> {
     /// Runs a statement with the tenant as `$1`, the session as `$2`, and further parameters.
-    async fn run(&self, sql: &str, more: &[Param<'_>]) -> Result<Vec<Row>, Fail> {
+    async fn run(&self, sql: &str, more: &[Param<'_>]) -> Result<Vec<Row>, FailureKind> {
         let mut params: Vec<Param<'_>> = vec![(&self.tenant, Type::TEXT), (&self.session, Type::TEXT)];
         params.extend(more.iter().cloned());
         Ok(self.tx.query_typed(&self.link.sql(sql), &params).await?)
     }
 
-    async fn purge(&self, owner: &str, expected: Option<(Timestamp, Seq)>) -> Result<bool, Fail> {
+    async fn purge(&self, owner: &str, expected: Option<(Timestamp, Seq)>) -> Result<bool, FailureKind> {
         // One purge per tenant at a time: concurrent purges of related sessions would change the
         // lineage that the other one has read.
         let lock = "SELECT pg_advisory_xact_lock(hashtextextended('tenure purge ' || $1, 0))";
@@ -100,7 +104,7 @@ impl Step<'_> {
     }
 
     /// Lets the fork with the latest fork point inherit the records and take the session's place.
-    async fn inherit(&self, heir: &str, left_at: i64, lineage: &Lineage) -> Result<(), Fail> {
+    async fn inherit(&self, heir: &str, left_at: i64, lineage: &Lineage) -> Result<(), FailureKind> {
         if left_at >= lineage.first {
             let upto: [Param<'_>; 2] = [(&heir, Type::TEXT), (&left_at, Type::INT8)];
             let sql = "UPDATE tenure_record SET session = $3 WHERE tenant = $1 AND session = $2 AND seq <= $4";

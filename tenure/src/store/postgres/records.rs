@@ -3,12 +3,12 @@
 //! Invariant: a missing or damaged record is reported as [`Error::Corrupt`] and never skipped.
 
 use crate::store::contract::MAX_PAGE_BYTES;
-use crate::store::postgres::connection::{Link, Param};
+use crate::store::postgres::connection::{Param, PgConnection};
 use crate::store::postgres::row::{column, place, row_limit, whole};
-use crate::store::query::{Direction, Range};
+use crate::store::query::{ReadDirection, RecordRange};
 use crate::types::entry::Record;
 use crate::types::error::{Error, Result};
-use crate::types::id::{Key, Seq};
+use crate::types::id::{Seq, SessionKey};
 use tokio_postgres::types::Type;
 
 /// Maximum number of records in a page, even if the limit of the range is not reached.
@@ -16,10 +16,10 @@ const MAX_PAGE_RECORDS: usize = 4096;
 
 /// Reads one page. The server sums the lengths, so it never sends more than a page; the ends of the
 /// log come from the same snapshot, so that a gap can be distinguished from the end.
-pub(super) async fn records(link: &Link, key: &Key, range: &Range) -> Result<Vec<Record>> {
+pub(super) async fn records(link: &PgConnection, key: &SessionKey, range: &RecordRange) -> Result<Vec<Record>> {
     let order = match range.order {
-        Direction::Forward => "ASC",
-        Direction::Backward => "DESC",
+        ReadDirection::Forward => "ASC",
+        ReadDirection::Backward => "DESC",
     };
     let sql = format!(
         "SELECT h.first, h.seq, r.seq, r.at, r.sum, r.entry
@@ -50,8 +50,8 @@ pub(super) async fn records(link: &Link, key: &Key, range: &Range) -> Result<Vec
     }
     let at = |seq: Seq| format!("{}, record {seq}", place(key));
     let mut want = match range.order {
-        Direction::Forward => from,
-        Direction::Backward => to,
+        ReadDirection::Forward => from,
+        ReadDirection::Backward => to,
     };
     let mut page = Vec::with_capacity(rows.len());
     for row in &rows {
@@ -62,8 +62,8 @@ pub(super) async fn records(link: &Link, key: &Key, range: &Range) -> Result<Vec
         let sum = column::<i32>(row, 4, here)?.cast_unsigned();
         page.push(Record::read(want, column(row, 3, here)?, sum, column(row, 5, here)?, here)?);
         want = match range.order {
-            Direction::Forward => want + 1,
-            Direction::Backward => want - 1,
+            ReadDirection::Forward => want + 1,
+            ReadDirection::Backward => want - 1,
         };
     }
     Ok(page)

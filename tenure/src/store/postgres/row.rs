@@ -1,7 +1,7 @@
 //! Conversions between columns, parameters and the types of the crate.
 
 use crate::types::error::{Error, Result};
-use crate::types::id::Key;
+use crate::types::id::SessionKey;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
@@ -12,7 +12,7 @@ pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize, place: impl
 }
 
 /// Describes the location of a session, for errors.
-pub(super) fn place(key: &Key) -> String {
+pub(super) fn place(key: &SessionKey) -> String {
     format!("postgres, session {key}")
 }
 

@@ -10,11 +10,11 @@ mod views;
 use super::PostgresStore;
 use crate::rules::session::{Point, Session};
 use crate::store::contract::{Commit, Store};
-use crate::store::query::Range;
-use crate::types::entry::{Created, Entry, Parent, Record};
+use crate::store::query::RecordRange;
+use crate::types::entry::{Entry, Parent, Record, SessionCreated};
 use crate::types::error::Result;
 use crate::types::head::Head;
-use crate::types::id::{Key, SessionId, Tenant};
+use crate::types::id::{SessionId, SessionKey, Tenant};
 use crate::types::message::Message;
 use jiff::Timestamp;
 use tokio_postgres::Row;
@@ -67,8 +67,8 @@ fn tenant() -> Tenant {
     Tenant::new("acme").unwrap()
 }
 
-fn key(session: &str) -> Key {
-    Key { tenant: tenant(), session: SessionId::new(session).unwrap() }
+fn key(session: &str) -> SessionKey {
+    SessionKey { tenant: tenant(), session: SessionId::new(session).unwrap() }
 }
 
 /// A time, in seconds after a fixed start.
@@ -90,17 +90,17 @@ struct Writer {
 
 impl Writer {
     async fn create(store: &PostgresStore, session: &str) -> Result<Self> {
-        Self::begin(store, session, Created::default()).await
+        Self::begin(store, session, SessionCreated::default()).await
     }
 
     /// Creates a fork of a session at a point.
     async fn fork(store: &PostgresStore, from: &str, point: &Point, session: &str) -> Result<Self> {
         let place = load(store, &key(from)).await.locate(point).expect("the place is there");
         let parent = Parent { session: key(from).session, seq: place.seq, mark: place.mark };
-        Self::begin(store, session, Created { parent: Some(parent), ..Created::default() }).await
+        Self::begin(store, session, SessionCreated { parent: Some(parent), ..SessionCreated::default() }).await
     }
 
-    async fn begin(store: &PostgresStore, session: &str, created: Created) -> Result<Self> {
+    async fn begin(store: &PostgresStore, session: &str, created: SessionCreated) -> Result<Self> {
         let seq = created.parent.as_ref().map_or(1, |p| p.seq + 1);
         let record = Record { seq, at: at(seq as i64), entry: Entry::created(created) };
         let head = Head::begin(&key(session), &record).unwrap();
@@ -130,10 +130,10 @@ impl Writer {
 }
 
 /// Reads a session's own records, page by page.
-async fn own(store: &PostgresStore, key: &Key) -> Vec<Record> {
+async fn own(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
     let mut all: Vec<Record> = Vec::new();
     loop {
-        let page = store.records(key, &Range::after(all.last().map_or(0, |r| r.seq))).await.unwrap();
+        let page = store.records(key, &RecordRange::after(all.last().map_or(0, |r| r.seq))).await.unwrap();
         if page.is_empty() {
             return all;
         }
@@ -142,7 +142,7 @@ async fn own(store: &PostgresStore, key: &Key) -> Vec<Record> {
 }
 
 /// Reads a session's whole log, including the records of its ancestors.
-async fn log(store: &PostgresStore, key: &Key) -> Vec<Record> {
+async fn log(store: &PostgresStore, key: &SessionKey) -> Vec<Record> {
     let (mut line, mut key, mut upto) = (Vec::new(), key.clone(), u64::MAX);
     loop {
         let head = store.head(&key).await.unwrap().expect("the session exists");
@@ -156,7 +156,7 @@ async fn log(store: &PostgresStore, key: &Key) -> Vec<Record> {
     }
 }
 
-async fn load(store: &PostgresStore, key: &Key) -> Session {
+async fn load(store: &PostgresStore, key: &SessionKey) -> Session {
     Session::replay(key, log(store, key).await).unwrap()
 }
 

@@ -6,22 +6,22 @@ use tokio::task;
 
 /// A thread context in which blocking on the disk is allowed.
 #[derive(Clone, Copy)]
-pub(super) enum Seat {
+pub(super) enum BlockingContext {
     /// A thread that runs a single future and nothing else (`block_on`).
     Own,
     /// A worker thread of a multi-thread runtime, whose other tasks can move to another worker.
     Worker,
 }
 
-impl Seat {
+impl BlockingContext {
     /// Returns how this thread may block, or `None` if it must not: on a current-thread runtime or
     /// in a `LocalSet`, blocking would stall other tasks.
     pub fn here() -> Option<Self> {
         let flavor = Handle::try_current().ok()?.runtime_flavor();
         match (runtime::worker_index(), task::try_id()) {
             _ if flavor != RuntimeFlavor::MultiThread => None,
-            (Some(_), _) => Some(Seat::Worker),
-            (None, None) => Some(Seat::Own),
+            (Some(_), _) => Some(BlockingContext::Worker),
+            (None, None) => Some(BlockingContext::Own),
             (None, Some(_)) => None,
         }
     }
@@ -29,8 +29,8 @@ impl Seat {
     /// Runs work that may block on the disk.
     pub fn wait<T>(self, work: impl FnOnce() -> T) -> T {
         match self {
-            Seat::Own => work(),
-            Seat::Worker => task::block_in_place(work),
+            BlockingContext::Own => work(),
+            BlockingContext::Worker => task::block_in_place(work),
         }
     }
 }

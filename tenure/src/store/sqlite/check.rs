@@ -4,14 +4,14 @@
 //! its head.
 
 use super::items;
-use crate::store::finding::{Cure, Finding, MAX_FINDINGS, Orphan};
+use crate::store::finding::{Finding, MAX_FINDINGS, Orphan, Remedy};
 use crate::store::item::Owner;
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::Done;
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::StoreResult;
 use crate::types::blob::BlobId;
 use crate::types::error::Error;
 use crate::types::excerpt::excerpt;
-use crate::types::id::{Key, SessionId, Tenant};
+use crate::types::id::{SessionId, SessionKey, Tenant};
 use rusqlite::{Connection, ErrorCode, Row, params};
 
 const RECOVER: &str =
@@ -19,7 +19,7 @@ const RECOVER: &str =
 const RESTORE: &str = "restore the session from a backup, or purge it";
 
 /// Runs all checks and returns the findings.
-pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
+pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Finding>> {
     let damage = pragma(conn, file)?;
     if !damage.is_empty() {
         // In a damaged file, the results of the other checks cannot be trusted.
@@ -39,9 +39,9 @@ pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
         Ok(())
     })?;
     each(conn, DIFFERENT, |row| {
-        let (place, key) = (session(file, row)?, Key { tenant: tenant(row, 0)?, session: id(&text(row, 1)?)? });
+        let (place, key) = (session(file, row)?, SessionKey { tenant: tenant(row, 0)?, session: id(&text(row, 1)?)? });
         let what = "its row has another owner, status or hash than its card: lists and matching go wrong".to_owned();
-        found.push(Finding { place, what, cure: Cure::Card(key) });
+        found.push(Finding { place, what, cure: Remedy::Card(key) });
         Ok(())
     })?;
     let mut headless = false;
@@ -90,7 +90,7 @@ pub(super) fn check(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
 }
 
 /// Runs SQLite's own integrity and foreign key checks.
-fn pragma(conn: &Connection, file: &File) -> Done<Vec<Finding>> {
+fn pragma(conn: &Connection, file: &Database) -> StoreResult<Vec<Finding>> {
     let mut found = Vec::new();
     let mut damage = |said: &dyn std::fmt::Display| {
         found.push(Finding::new(file, format!("SQLite finds damage: {said}"), RECOVER));
@@ -182,7 +182,7 @@ const HOMELESS: &str = "
     SELECT DISTINCT tenant, substr(owner, 9) FROM item i WHERE owner GLOB 'session/*'
         AND NOT EXISTS (SELECT 1 FROM head h WHERE h.tenant = i.tenant AND h.session = substr(i.owner, 9)) LIMIT ?1";
 
-fn each(conn: &Connection, sql: &str, mut take: impl FnMut(&Row<'_>) -> Done<()>) -> Done<()> {
+fn each(conn: &Connection, sql: &str, mut take: impl FnMut(&Row<'_>) -> StoreResult<()>) -> StoreResult<()> {
     let mut find = conn.prepare(sql)?;
     let mut rows = find.query([MAX_FINDINGS as i64])?;
     while let Some(row) = rows.next()? {
@@ -191,25 +191,25 @@ fn each(conn: &Connection, sql: &str, mut take: impl FnMut(&Row<'_>) -> Done<()>
     Ok(())
 }
 
-fn text(row: &Row<'_>, column: usize) -> Done<String> {
+fn text(row: &Row<'_>, column: usize) -> StoreResult<String> {
     Ok(row.get(column)?)
 }
 
-fn session(file: &File, row: &Row<'_>) -> Done<String> {
+fn session(file: &Database, row: &Row<'_>) -> StoreResult<String> {
     Ok(format!("{file}, head of session {}/{}", text(row, 0)?, text(row, 1)?))
 }
 
-fn tenant(row: &Row<'_>, column: usize) -> Done<Tenant> {
+fn tenant(row: &Row<'_>, column: usize) -> StoreResult<Tenant> {
     let name = text(row, column)?;
     Ok(Tenant::new(&name).map_err(|e| Error::corrupt(format!("tenant {name}", name = excerpt(name)), e))?)
 }
 
-fn id(name: &str) -> Done<SessionId> {
+fn id(name: &str) -> StoreResult<SessionId> {
     Ok(SessionId::new(name).map_err(|e| Error::corrupt(format!("session {name}", name = excerpt(name)), e))?)
 }
 
 /// Removes those of the given orphans that no session references at this moment; the others stay.
-pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> Done<()> {
+pub(super) fn remove(conn: &Connection, orphans: &[Orphan]) -> StoreResult<()> {
     let mut headless = None;
     for orphan in orphans {
         match orphan {

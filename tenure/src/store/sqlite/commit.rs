@@ -4,8 +4,8 @@
 use super::{heads, items};
 use crate::store::contract::Commit;
 use crate::store::item::{Item, Owner};
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::Done;
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::StoreResult;
 use crate::types::blob::Blob;
 use crate::types::digest::VisibleHash;
 use crate::types::entry::Record;
@@ -29,7 +29,7 @@ pub(super) fn record_key(id: i64, seq: Seq) -> i64 {
 }
 
 /// Removes the match keys of a session from the index.
-pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: &str) -> Done<()> {
+pub(super) fn remove_matches(conn: &Connection, tenant: &str, id: i64, matches: &str) -> StoreResult<()> {
     let mut delete =
         conn.prepare_cached("DELETE FROM head_match WHERE tenant = ?1 AND key = unhex(?2) AND head_id = ?3")?;
     for key in matches.as_bytes().chunks(32) {
@@ -44,7 +44,7 @@ fn signed(hash: Option<LogHash>) -> Option<i64> {
 }
 
 /// A commit, serialized into rows.
-pub(super) struct Write {
+pub(super) struct CommitRows {
     base: Option<LogEnd>,
     tenant: Tenant,
     session: SessionId,
@@ -66,20 +66,20 @@ pub(super) struct Write {
     labels: String,
     card: String,
     first: Seq,
-    rows: Vec<Row>,
+    rows: Vec<RecordRow>,
     items: Vec<(String, Item)>,
     blobs: Vec<Blob>,
 }
 
 /// A record, serialized with its checksum.
-struct Row {
+struct RecordRow {
     seq: Seq,
     at: i64,
     sum: u32,
     entry: String,
 }
 
-impl Row {
+impl RecordRow {
     fn new(record: &Record) -> Self {
         let entry = record.entry.encode();
         let sum = Record::checksum(record.seq, record.at, &entry);
@@ -119,7 +119,7 @@ const CREATE: &str = "
         :lease_until, :title, :labels, :card, :matches, :log)
     ON CONFLICT (tenant, session) DO NOTHING RETURNING id";
 
-impl Write {
+impl CommitRows {
     /// Validates and serializes a commit.
     pub fn new(commit: &Commit) -> Result<Self> {
         commit.check()?;
@@ -149,14 +149,14 @@ impl Write {
             labels: serde_json::Value::from(head.labels()).to_string(),
             card: heads::encode(head),
             first: commit.first(),
-            rows: commit.records.iter().map(Row::new).collect(),
+            rows: commit.records.iter().map(RecordRow::new).collect(),
             items: commit.items.clone(),
             blobs: commit.blobs.clone(),
         })
     }
 
     /// Executes the commit in the current transaction.
-    pub fn apply(&self, conn: &Connection, file: &File) -> Done<()> {
+    pub fn apply(&self, conn: &Connection, file: &Database) -> StoreResult<()> {
         let id = match self.base {
             Some(base) => self.advance(conn, file, base)?,
             None => self.create(conn)?,
@@ -181,7 +181,7 @@ impl Write {
 
     /// Updates the head, if the stored log ends at `base` ([`Error::Conflict`] otherwise). Returns
     /// its id.
-    fn advance(&self, conn: &Connection, file: &File, base: LogEnd) -> Done<i64> {
+    fn advance(&self, conn: &Connection, file: &Database, base: LogEnd) -> StoreResult<i64> {
         let mut find = conn.prepare_cached(STORED)?;
         let mut rows = find.query([self.tenant.as_str(), self.session.as_str()])?;
         let Some(row) = rows.next()? else {
@@ -235,7 +235,7 @@ impl Write {
     }
 
     /// Replaces the match keys of the session in the index.
-    fn rematch(&self, conn: &Connection, id: i64, stored: &str) -> Done<()> {
+    fn rematch(&self, conn: &Connection, id: i64, stored: &str) -> StoreResult<()> {
         remove_matches(conn, self.tenant.as_str(), id, stored)?;
         let mut insert = conn.prepare_cached("INSERT INTO head_match VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?;
         for key in &self.match_keys {
@@ -245,7 +245,7 @@ impl Write {
     }
 
     /// Updates all columns of the head. With `moved`, keeps the stored `first` and `parent`.
-    fn change(&self, conn: &Connection, file: &File, id: i64, moved: bool) -> Done<i64> {
+    fn change(&self, conn: &Connection, file: &Database, id: i64, moved: bool) -> StoreResult<i64> {
         // The store decides which records are the session's own: a purge may have moved them since
         // the writer read the head.
         let card = match moved {
@@ -268,7 +268,7 @@ impl Write {
     }
 
     /// Inserts a head, if the session does not exist ([`Error::Exists`] otherwise). Returns its id.
-    fn create(&self, conn: &Connection) -> Done<i64> {
+    fn create(&self, conn: &Connection) -> StoreResult<i64> {
         if let Some((parent, at)) = &self.parent {
             self.check_parent(conn, parent, *at)?;
         }
@@ -299,7 +299,7 @@ impl Write {
     }
 
     /// Checks that the session does not exist, and that the parent's log reaches the fork point.
-    fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> Done<()> {
+    fn check_parent(&self, conn: &Connection, parent: &SessionId, at: Seq) -> StoreResult<()> {
         if heads::seq(conn, &self.tenant, &self.session)?.is_some() {
             return Err(self.exists());
         }
@@ -309,12 +309,12 @@ impl Write {
         }
     }
 
-    fn exists(&self) -> crate::store::sqlite::fault::Fault {
+    fn exists(&self) -> crate::store::sqlite::fault::StoreFault {
         Error::Exists { session_id: self.session.clone() }.into()
     }
 
     /// Stores a blob unless the tenant has it, and adds the session's reference.
-    fn keep(&self, conn: &Connection, id: i64, blob: &Blob) -> Done<()> {
+    fn keep(&self, conn: &Connection, id: i64, blob: &Blob) -> StoreResult<()> {
         conn.prepare_cached("INSERT INTO blob (tenant, id, bytes) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
             .execute(params![self.tenant.as_str(), blob.id.0, &*blob.bytes])?;
         conn.prepare_cached(

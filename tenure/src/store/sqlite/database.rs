@@ -6,7 +6,7 @@
 
 use crate::private_files;
 use crate::store::contract::FORMAT;
-use crate::store::sqlite::fault::{Done, Fault};
+use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::fs;
@@ -58,21 +58,21 @@ const SETTINGS: &str = "
 
 /// The path of the database file.
 #[derive(Clone)]
-pub(super) struct File(Arc<str>);
+pub(super) struct Database(Arc<str>);
 
-impl fmt::Display for File {
+impl fmt::Display for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sqlite {}", self.0)
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-impl File {
+impl Database {
     pub fn new(file: &str) -> Result<Self> {
         if file.is_empty() || file == ":memory:" || file.contains('\0') {
             return Err(Error::invalid(
@@ -150,7 +150,7 @@ impl File {
 
     /// Applies one migration, unless a concurrent process has applied it. Rejects the database of
     /// another program.
-    fn step(&self, conn: &Connection) -> Done<()> {
+    fn step(&self, conn: &Connection) -> StoreResult<()> {
         let transaction = rusqlite::Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
         let done = self.format(conn)?;
         let Some(migration) = MIGRATIONS.get(done) else { return Ok(()) };
@@ -244,10 +244,10 @@ impl File {
     }
 
     /// Converts a fault into the error that callers receive.
-    pub fn told(&self, fault: Fault) -> Error {
+    pub fn told(&self, fault: StoreFault) -> Error {
         match fault {
-            Fault::Told(e) => e,
-            Fault::Sql(e) => self.error(&e),
+            StoreFault::Told(e) => e,
+            StoreFault::Sql(e) => self.error(&e),
         }
     }
 
@@ -272,13 +272,13 @@ impl File {
 
 /// A pool of read-only connections.
 pub(super) struct Pool {
-    pub file: File,
+    pub file: Database,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl Pool {
-    pub fn new(file: File) -> Self {
+    pub fn new(file: Database) -> Self {
         Self { file, permits: Arc::new(Semaphore::new(MAX_READERS)), idle: Mutex::default() }
     }
 
@@ -288,7 +288,7 @@ impl Pool {
     }
 
     /// Runs a read on an exclusively held connection, which returns to the pool afterwards.
-    pub fn with<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
+    pub fn with<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Result<T> {
         let idle = self.idle().pop();
         let conn = match idle {
             Some(conn) => conn,
@@ -301,23 +301,23 @@ impl Pool {
 
     /// Runs a read without blocking, on an idle connection. Returns `None` if no connection is
     /// idle, or if the file is locked.
-    pub fn glance<T>(&self, look: impl FnOnce(&Connection, &File) -> Done<T>) -> Option<Result<T>> {
+    pub fn glance<T>(&self, look: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Option<Result<T>> {
         let _permit = self.permits.try_acquire().ok()?;
         let conn = self.idle().pop()?;
-        let done = conn.busy_timeout(Duration::ZERO).map_err(Fault::from).and_then(|()| look(&conn, &self.file));
+        let done = conn.busy_timeout(Duration::ZERO).map_err(StoreFault::from).and_then(|()| look(&conn, &self.file));
         // A connection whose busy timeout could not be restored is not reused.
         let patient = conn.busy_timeout(BUSY_TIMEOUT);
         if patient.is_ok() {
             self.idle().push(conn);
         }
         match done {
-            Err(Fault::Sql(e)) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
+            Err(StoreFault::Sql(e)) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => None,
             done => Some(done.map_err(|fault| self.file.told(fault))),
         }
     }
 
     /// Runs a read on a new connection, whose caches are empty.
-    pub fn afresh<T>(&self, work: impl FnOnce(&Connection, &File) -> Done<T>) -> Result<T> {
+    pub fn afresh<T>(&self, work: impl FnOnce(&Connection, &Database) -> StoreResult<T>) -> Result<T> {
         let conn = self.open().map_err(|e| self.file.error(&e))?;
         work(&conn, &self.file).map_err(|fault| self.file.told(fault))
     }

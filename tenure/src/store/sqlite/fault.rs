@@ -5,22 +5,22 @@ use std::result;
 
 /// A failure of work on a connection: a rejection by the store, or an error of SQLite, which `File`
 /// converts into an [`Error`].
-pub(crate) enum Fault {
+pub(crate) enum StoreFault {
     Told(Error),
     Sql(rusqlite::Error),
 }
 
 /// The result of work on a connection.
-pub(crate) type Done<T> = result::Result<T, Fault>;
+pub(crate) type StoreResult<T> = result::Result<T, StoreFault>;
 
-impl From<Error> for Fault {
+impl From<Error> for StoreFault {
     fn from(e: Error) -> Self {
-        Fault::Told(e)
+        StoreFault::Told(e)
     }
 }
 
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for StoreFault {
     fn from(e: rusqlite::Error) -> Self {
-        Fault::Sql(e)
+        StoreFault::Sql(e)
     }
 }

@@ -1,15 +1,15 @@
 //! Reading and querying heads.
 //!
-//! Invariant: a query selects exactly the sessions that [`Query::matches`] accepts; every value in
+//! Invariant: a query selects exactly the sessions that [`SessionQuery::matches`] accepts; every value in
 //! SQL is a bound parameter.
 
-use crate::store::contract::Glance;
-use crate::store::query::{HeadPage, Order, Query, Whose};
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::Done;
+use crate::store::contract::HeadCheck;
+use crate::store::query::{HeadPage, OwnerFilter, SessionOrder, SessionQuery};
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::StoreResult;
 use crate::types::error::{Error, Result};
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, SessionId, Tenant};
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant};
 use crate::types::status::Status;
 use jiff::Timestamp;
 use rusqlite::types::Value;
@@ -22,31 +22,31 @@ pub(super) fn encode(head: &Head) -> String {
 }
 
 /// Deserializes a stored head; damage is [`Error::Corrupt`].
-pub(super) fn decode(file: &File, tenant: impl Display, session: impl Display, card: &str) -> Result<Head> {
+pub(super) fn decode(file: &Database, tenant: impl Display, session: impl Display, card: &str) -> Result<Head> {
     serde_json::from_str(card).map_err(|e| Error::corrupt(format!("{file}, head of session {tenant}/{session}"), e))
 }
 
-pub(super) fn head(conn: &Connection, file: &File, key: &Key) -> Done<Option<Head>> {
+pub(super) fn head(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Option<Head>> {
     match glance(conn, file, key, "")? {
-        Glance::Now(head) => Ok(head.map(|head| *head)),
-        Glance::Same => Ok(None),
+        HeadCheck::Now(head) => Ok(head.map(|head| *head)),
+        HeadCheck::Same => Ok(None),
     }
 }
 
 /// Reads a head, unless the stored text equals `known`.
-pub(super) fn glance(conn: &Connection, file: &File, key: &Key, known: &str) -> Done<Glance> {
+pub(super) fn glance(conn: &Connection, file: &Database, key: &SessionKey, known: &str) -> StoreResult<HeadCheck> {
     let mut find = conn.prepare_cached("SELECT card FROM head WHERE tenant = ?1 AND session = ?2")?;
     let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
-    let Some(row) = rows.next()? else { return Ok(Glance::Now(None)) };
+    let Some(row) = rows.next()? else { return Ok(HeadCheck::Now(None)) };
     let card = row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?;
     if card == known && !known.is_empty() {
-        return Ok(Glance::Same);
+        return Ok(HeadCheck::Same);
     }
-    Ok(Glance::Now(Some(Box::new(decode(file, &key.tenant, &key.session, card)?))))
+    Ok(HeadCheck::Now(Some(Box::new(decode(file, &key.tenant, &key.session, card)?))))
 }
 
 /// Returns the last sequence number of a session's log, or `None` if the session does not exist.
-pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> Done<Option<Seq>> {
+pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> StoreResult<Option<Seq>> {
     let mut find = conn.prepare_cached("SELECT seq FROM head WHERE tenant = ?1 AND session = ?2")?;
     let seq = find.query_row([tenant.as_str(), session.as_str()], |r| r.get::<_, i64>(0));
     Ok(seq.optional()?.map(|seq| seq as Seq))
@@ -56,17 +56,17 @@ pub(super) fn seq(conn: &Connection, tenant: &Tenant, session: &SessionId) -> Do
 /// that label's or thread's index.
 const MAX_NARROW: usize = 10_000;
 
-pub(super) fn heads(conn: &Connection, file: &File, query: &Query) -> Done<Vec<Head>> {
-    let narrow = Narrow::choose(conn, query, MAX_NARROW)?;
+pub(super) fn heads(conn: &Connection, file: &Database, query: &SessionQuery) -> StoreResult<Vec<Head>> {
+    let narrow = NarrowScan::choose(conn, query, MAX_NARROW)?;
     matching(conn, file, query, narrow.as_ref())
 }
 
 /// Returns the newest matching heads, scanning at most `max_scan`.
-pub(super) fn page(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
+pub(super) fn page(conn: &Connection, file: &Database, query: &SessionQuery, max_scan: usize) -> StoreResult<HeadPage> {
     // Both statements read one snapshot.
     let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
-    match Narrow::choose(conn, query, max_scan)? {
-        narrow if narrow.is_some() || Select::is_indexed(query) => {
+    match NarrowScan::choose(conn, query, max_scan)? {
+        narrow if narrow.is_some() || HeadSelect::is_indexed(query) => {
             Ok(HeadPage { heads: matching(conn, file, query, narrow.as_ref())?, stopped: None })
         }
         _ => scan(conn, file, query, max_scan),
@@ -74,8 +74,8 @@ pub(super) fn page(conn: &Connection, file: &File, query: &Query, max_scan: usiz
 }
 
 /// Scans heads in the order of their activity, newest first, up to `max_scan`.
-fn scan(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<HeadPage> {
-    let Select { sql, params } = Select::scan(query, max_scan);
+fn scan(conn: &Connection, file: &Database, query: &SessionQuery, max_scan: usize) -> StoreResult<HeadPage> {
+    let HeadSelect { sql, params } = HeadSelect::scan(query, max_scan);
     let mut find = conn.prepare_cached(&sql)?;
     let mut rows = find.query(params_from_iter(params))?;
     let (mut heads, mut looked_at, mut skipped, mut last) = (Vec::new(), 0, 0, None);
@@ -100,22 +100,22 @@ fn scan(conn: &Connection, file: &File, query: &Query, max_scan: usize) -> Done<
 }
 
 /// A selective condition, by whose index the matching heads are looked up.
-pub(super) enum Narrow {
+pub(super) enum NarrowScan {
     Label(String),
     Thread,
 }
 
-impl Narrow {
+impl NarrowScan {
     /// Chooses the condition that the fewest heads satisfy. Returns `None` if each condition
     /// selects more than `most` heads, or if another index serves the query.
-    pub fn choose(conn: &Connection, query: &Query, most: usize) -> Done<Option<Self>> {
-        let (Whose::User(tenant, _) | Whose::Tenant(tenant)) = &query.whose else { return Ok(None) };
-        if Select::is_indexed(query) {
+    pub fn choose(conn: &Connection, query: &SessionQuery, most: usize) -> StoreResult<Option<Self>> {
+        let (OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) = &query.whose else { return Ok(None) };
+        if HeadSelect::is_indexed(query) {
             return Ok(None);
         }
         let at_most = i64::try_from(most).unwrap_or(i64::MAX);
         let (mut best, mut fewest) = (None, at_most.saturating_add(1));
-        let mut count = |sql: &str, value: &str, narrow: Self| -> Done<()> {
+        let mut count = |sql: &str, value: &str, narrow: Self| -> StoreResult<()> {
             let n: i64 = conn.prepare_cached(sql)?.query_row(params![tenant.as_str(), value, fewest], |r| r.get(0))?;
             if n < fewest {
                 (best, fewest) = (Some(narrow), n);
@@ -135,8 +135,13 @@ impl Narrow {
 }
 
 /// Returns the matching heads of a query, by the index of `narrow` if it is given.
-fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narrow>) -> Done<Vec<Head>> {
-    let Select { sql, params } = Select::new(query, narrow);
+fn matching(
+    conn: &Connection,
+    file: &Database,
+    query: &SessionQuery,
+    narrow: Option<&NarrowScan>,
+) -> StoreResult<Vec<Head>> {
+    let HeadSelect { sql, params } = HeadSelect::new(query, narrow);
     let mut find = conn.prepare_cached(&sql)?;
     let mut rows = find.query(params_from_iter(params))?;
     let mut heads = Vec::new();
@@ -149,7 +154,7 @@ fn matching(conn: &Connection, file: &File, query: &Query, narrow: Option<&Narro
 
 /// Counts the sessions by status. Most are active: their number is the total minus the others,
 /// which the index counts.
-pub(super) fn count(conn: &Connection) -> Done<Vec<(Status, u64)>> {
+pub(super) fn count(conn: &Connection) -> StoreResult<Vec<(Status, u64)>> {
     let sql = "SELECT status, count(*) FROM head WHERE status <> 'active' GROUP BY status";
     let mut find = conn.prepare_cached(sql)?;
     let rows = find.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, i64>(1)?)))?;
@@ -159,7 +164,7 @@ pub(super) fn count(conn: &Connection) -> Done<Vec<(Status, u64)>> {
 }
 
 /// A query in SQL, composed of the fragments below; every value is a bound parameter.
-pub(super) struct Select {
+pub(super) struct HeadSelect {
     pub sql: String,
     pub params: Vec<Value>,
 }
@@ -167,21 +172,23 @@ pub(super) struct Select {
 /// Maximum number of labels of a query that are counted to find the most selective one.
 const MAX_PROBES: usize = 16;
 
-impl Select {
-    pub fn new(query: &Query, narrow: Option<&Narrow>) -> Self {
+impl HeadSelect {
+    pub fn new(query: &SessionQuery, narrow: Option<&NarrowScan>) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, card FROM head".to_owned(), params: Vec::new() };
         select.choose_index(query, narrow);
         select.sql.push_str(" WHERE true");
         select.scope(query);
         select.filters(query);
-        if let (Some(Narrow::Label(label)), Whose::User(tenant, _) | Whose::Tenant(tenant)) = (narrow, &query.whose) {
+        if let (Some(NarrowScan::Label(label)), OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant)) =
+            (narrow, &query.whose)
+        {
             select.and("id IN (SELECT head_id FROM head_label WHERE tenant = ?", tenant.to_string());
             select.and("label = ?)", label.clone());
         }
         select.sql.push_str(match query.order {
-            Order::Newest => " ORDER BY active_at DESC, session DESC, tenant DESC",
-            Order::Oldest => " ORDER BY active_at, session, tenant",
-            Order::Due => " ORDER BY due_at, tenant, session",
+            SessionOrder::Newest => " ORDER BY active_at DESC, session DESC, tenant DESC",
+            SessionOrder::Oldest => " ORDER BY active_at, session, tenant",
+            SessionOrder::Due => " ORDER BY due_at, tenant, session",
         });
         select.sql.push_str(" LIMIT ? OFFSET ?");
         for n in [query.limit, query.offset] {
@@ -192,7 +199,7 @@ impl Select {
 
     /// Selects the heads in the order of their activity, at most `max_scan`; the serialized head is
     /// NULL where the filters do not match.
-    pub fn scan(query: &Query, max_scan: usize) -> Self {
+    pub fn scan(query: &SessionQuery, max_scan: usize) -> Self {
         let mut select = Self { sql: "SELECT tenant, session, CASE WHEN true".to_owned(), params: Vec::new() };
         select.filters(query);
         select.sql.push_str(" THEN card END, active_at FROM head WHERE true");
@@ -204,22 +211,22 @@ impl Select {
 
     /// Returns whether the query names a value that few sessions have, whatever its other
     /// conditions are.
-    fn is_indexed(query: &Query) -> bool {
+    fn is_indexed(query: &SessionQuery) -> bool {
         !query.matches.is_empty() || !query.hashes.is_empty() || query.parent.is_some()
     }
 
     /// Forces an index: without statistics the planner may prefer one in the right order to one
     /// that finds the few matching rows.
-    fn choose_index(&mut self, query: &Query, narrow: Option<&Narrow>) {
+    fn choose_index(&mut self, query: &SessionQuery, narrow: Option<&NarrowScan>) {
         let index = match query.whose {
-            Whose::Everyone => return,
+            OwnerFilter::Everyone => return,
             // The few matching rows are looked up by rowid.
             _ if !query.matches.is_empty() => " NOT INDEXED",
             _ if !query.hashes.is_empty() => " INDEXED BY head_hash",
             _ if query.parent.is_some() => " INDEXED BY head_parent",
             _ => match narrow {
-                Some(Narrow::Label(_)) => " NOT INDEXED",
-                Some(Narrow::Thread) => " INDEXED BY head_thread",
+                Some(NarrowScan::Label(_)) => " NOT INDEXED",
+                Some(NarrowScan::Thread) => " INDEXED BY head_thread",
                 None => return,
             },
         };
@@ -227,16 +234,16 @@ impl Select {
     }
 
     /// Adds the owner and cursor conditions, which the indexes on activity serve.
-    fn scope(&mut self, query: &Query) {
+    fn scope(&mut self, query: &SessionQuery) {
         match &query.whose {
-            Whose::User(tenant, user) => {
+            OwnerFilter::User(tenant, user) => {
                 self.and("tenant = ?", tenant.to_string());
                 self.and("user = ?", user.to_string());
             }
-            Whose::Tenant(tenant) => self.and("tenant = ?", tenant.to_string()),
-            Whose::Everyone => {}
+            OwnerFilter::Tenant(tenant) => self.and("tenant = ?", tenant.to_string()),
+            OwnerFilter::Everyone => {}
         }
-        if let (Some(cursor), Order::Newest) = (&query.cursor, query.order) {
+        if let (Some(cursor), SessionOrder::Newest) = (&query.cursor, query.order) {
             self.and("(active_at, session) < (?, ", cursor.active_at.as_microsecond());
             self.sql.push_str("?)");
             self.params.push(cursor.session.to_string().into());
@@ -244,7 +251,7 @@ impl Select {
     }
 
     /// Adds all conditions except owner and cursor.
-    fn filters(&mut self, query: &Query) {
+    fn filters(&mut self, query: &SessionQuery) {
         self.and_if("assistant = ?", query.assistant.clone());
         self.and_if("thread = ?", query.thread.clone());
         self.and_if("parent = ?", query.parent.as_ref().map(|p| p.to_string()));
@@ -259,8 +266,8 @@ impl Select {
             let keys = "SELECT unhex(value) FROM json_each(?)";
             let values = serde_json::Value::from(query.matches.iter().map(|h| h.to_string()).collect::<Vec<_>>());
             let tenant = match &query.whose {
-                Whose::User(tenant, _) | Whose::Tenant(tenant) => tenant.to_string(),
-                Whose::Everyone => String::new(),
+                OwnerFilter::User(tenant, _) | OwnerFilter::Tenant(tenant) => tenant.to_string(),
+                OwnerFilter::Everyone => String::new(),
             };
             self.and("id IN (SELECT head_id FROM head_match WHERE tenant = ?", tenant);
             self.sql.push_str(&format!(" AND key IN ({keys}))"));

@@ -2,9 +2,9 @@
 //!
 //! Invariant: the rank of an item depends only on its own namespace.
 
-use crate::store::item::{Hit, Item, Owner, Shelf};
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::Done;
+use crate::store::item::{Hit, Item, Namespace, Owner};
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::StoreResult;
 use crate::types::error::Error;
 use crate::types::excerpt::excerpt;
 use crate::types::id::Tenant;
@@ -24,7 +24,7 @@ const B: f64 = 0.75;
 const COLUMNS: &str = "key, value, text, created_at, used_at, uses, expires_at";
 
 /// Inserts or replaces an item and evicts the least recently used ones beyond `keep`.
-pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<usize>) -> Done<()> {
+pub(super) fn put(conn: &Connection, shelf: &Namespace, item: &Item, keep: Option<usize>) -> StoreResult<()> {
     if let Owner::Session(id) = &shelf.owner
         && crate::store::sqlite::heads::seq(conn, &shelf.tenant, id)?.is_none()
     {
@@ -45,7 +45,7 @@ pub(super) fn put(conn: &Connection, shelf: &Shelf, item: &Item, keep: Option<us
 }
 
 /// Inserts an item or replaces the one with the same key. Returns its id.
-pub(super) fn upsert(conn: &Connection, tenant: &Tenant, owner: &str, shelf: &str, item: &Item) -> Done<i64> {
+pub(super) fn upsert(conn: &Connection, tenant: &Tenant, owner: &str, shelf: &str, item: &Item) -> StoreResult<i64> {
     let place = item.text.is_some().then(|| place(tenant, owner, shelf));
     let mut upsert = conn.prepare_cached(
         "INSERT INTO item (tenant, owner, shelf, key, value, text, place, created_at, used_at, uses, expires_at)
@@ -71,7 +71,7 @@ fn place(tenant: &Tenant, owner: &str, shelf: &str) -> String {
     hash.finalize().to_hex().to_string()
 }
 
-pub(super) fn get(conn: &Connection, file: &File, shelf: &Shelf, key: &str) -> Done<Option<Item>> {
+pub(super) fn get(conn: &Connection, file: &Database, shelf: &Namespace, key: &str) -> StoreResult<Option<Item>> {
     let mut find = conn.prepare_cached(&format!(
         "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4"
     ))?;
@@ -80,7 +80,7 @@ pub(super) fn get(conn: &Connection, file: &File, shelf: &Shelf, key: &str) -> D
 }
 
 /// Records a use of an item: sets its time of last use and increments its use count.
-pub(super) fn mark(conn: &Connection, shelf: &Shelf, key: &str, at: Timestamp) -> Done<()> {
+pub(super) fn mark(conn: &Connection, shelf: &Namespace, key: &str, at: Timestamp) -> StoreResult<()> {
     conn.prepare_cached(
         "UPDATE item SET used_at = ?5, uses = uses + 1 WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4",
     )?
@@ -90,11 +90,11 @@ pub(super) fn mark(conn: &Connection, shelf: &Shelf, key: &str, at: Timestamp) -
 
 pub(super) fn items(
     conn: &Connection,
-    file: &File,
-    shelf: &Shelf,
+    file: &Database,
+    shelf: &Namespace,
     after: Option<&str>,
     limit: usize,
-) -> Done<Vec<Item>> {
+) -> StoreResult<Vec<Item>> {
     let condition = if after.is_some() { "key > ?4" } else { "?4 IS NULL" };
     let mut find = conn.prepare_cached(&format!(
         "SELECT {COLUMNS} FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND {condition} ORDER BY key LIMIT ?5"
@@ -108,7 +108,7 @@ pub(super) fn items(
     Ok(items)
 }
 
-fn read(row: &Row<'_>, file: &File) -> Done<Item> {
+fn read(row: &Row<'_>, file: &Database) -> StoreResult<Item> {
     let key: String = row.get(0)?;
     let time = |micros: i64| {
         let place = || format!("{file}, item {key}", key = excerpt(&key));
@@ -120,14 +120,14 @@ fn read(row: &Row<'_>, file: &File) -> Done<Item> {
     Ok(Item { key, value, text, created_at, used_at, uses, expires_at })
 }
 
-pub(super) fn remove(conn: &Connection, shelf: &Shelf, key: &str) -> Done<bool> {
+pub(super) fn remove(conn: &Connection, shelf: &Namespace, key: &str) -> StoreResult<bool> {
     let mut remove =
         conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 AND key = ?4")?;
     Ok(remove.execute(params![shelf.tenant.as_str(), shelf.owner.to_string(), shelf.name, key])? > 0)
 }
 
 /// Removes expired items, at most `limit`, earliest expiry first.
-pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> Done<usize> {
+pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> StoreResult<usize> {
     let mut remove = conn.prepare_cached(
         "DELETE FROM item WHERE id IN (SELECT id FROM item WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)",
     )?;
@@ -135,7 +135,7 @@ pub(super) fn expire(conn: &Connection, now: Timestamp, limit: usize) -> Done<us
 }
 
 /// Removes all items of an owner.
-pub(super) fn clear(conn: &Connection, tenant: &Tenant, owner: &Owner) -> Done<()> {
+pub(super) fn clear(conn: &Connection, tenant: &Tenant, owner: &Owner) -> StoreResult<()> {
     conn.prepare_cached("DELETE FROM item WHERE tenant = ?1 AND owner = ?2")?
         .execute([tenant.as_str(), &owner.to_string()])?;
     Ok(())
@@ -147,10 +147,16 @@ type Matches = Vec<(i64, f64)>;
 /// Ranks with BM25 over the namespace alone: the built-in ranking of FTS5 counts words over all
 /// namespaces, so that one tenant's texts would change the results of another. The frequency of a
 /// word within an item does not count.
-pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, limit: usize) -> Done<Vec<Hit>> {
+pub(super) fn search(
+    conn: &Connection,
+    file: &Database,
+    shelf: &Namespace,
+    text: &str,
+    limit: usize,
+) -> StoreResult<Vec<Hit>> {
     let words: BTreeSet<_> = text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase).collect();
     let words = words.iter().filter(|w| !w.is_empty()).take(MAX_WORDS);
-    let matches = words.map(|word| matches(conn, shelf, word)).collect::<Done<Vec<_>>>()?;
+    let matches = words.map(|word| matches(conn, shelf, word)).collect::<StoreResult<Vec<_>>>()?;
     // The count is capped at the number of candidates: an exact count of a large namespace would
     // take longer than the rest of the search.
     let count = "SELECT count(*) FROM (SELECT 1 FROM item WHERE tenant = ?1 AND owner = ?2 AND shelf = ?3 LIMIT ?4)";
@@ -169,7 +175,7 @@ pub(super) fn search(conn: &Connection, file: &File, shelf: &Shelf, text: &str, 
 }
 
 /// Finds the items of a namespace that contain a word.
-fn matches(conn: &Connection, shelf: &Shelf, word: &str) -> Done<Matches> {
+fn matches(conn: &Connection, shelf: &Namespace, word: &str) -> StoreResult<Matches> {
     let (tenant, owner) = (&shelf.tenant, shelf.owner.to_string());
     // A quoted word has no query syntax, and words contain no quotes.
     let query = format!("place : \"{}\" AND text : \"{word}\"", place(tenant, &owner, &shelf.name));

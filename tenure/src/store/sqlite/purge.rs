@@ -5,17 +5,22 @@
 use super::commit::{record_key, remove_matches};
 use super::{heads, items};
 use crate::store::item::Owner;
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::Done;
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::StoreResult;
 use crate::types::error::Error;
 use crate::types::head::Head;
-use crate::types::id::{Key, Seq, SessionId};
+use crate::types::id::{Seq, SessionId, SessionKey};
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 /// Purges a session. With `expected`, only if it still has this creation time and its log still
 /// ends at this record.
-pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<(Timestamp, Seq)>) -> Done<()> {
+pub(super) fn purge(
+    conn: &Connection,
+    file: &Database,
+    key: &SessionKey,
+    expected: Option<(Timestamp, Seq)>,
+) -> StoreResult<()> {
     let sql = "SELECT id, card, matches FROM head WHERE tenant = ?1 AND session = ?2";
     let gone = conn.prepare_cached(sql)?.query_row([key.tenant.as_str(), key.session.as_str()], |r| {
         Ok((r.get::<_, i64>(0)?, r.get::<_, String>(1)?, r.get::<_, String>(2)?))
@@ -48,7 +53,7 @@ pub(super) fn purge(conn: &Connection, file: &File, key: &Key, expected: Option<
 }
 
 /// Returns the forks of a session, ordered by fork point; the latest is last.
-fn forks(conn: &Connection, file: &File, key: &Key) -> Done<Vec<(i64, Head)>> {
+fn forks(conn: &Connection, file: &Database, key: &SessionKey) -> StoreResult<Vec<(i64, Head)>> {
     let mut find =
         conn.prepare_cached("SELECT id, session, card FROM head WHERE tenant = ?1 AND parent = ?2 ORDER BY id")?;
     let mut rows = find.query([key.tenant.as_str(), key.session.as_str()])?;
@@ -69,7 +74,7 @@ fn left_at(fork: &Head) -> Seq {
 /// Moves the records up to the latest fork point to that fork, which takes the purged session's
 /// place. If all fork points lie before the session's own first record, no records are inherited,
 /// and the forks are re-parented to its parent.
-fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>) -> Done<()> {
+fn bequeath(conn: &Connection, id: i64, gone: &Head, mut forks: Vec<(i64, Head)>) -> StoreResult<()> {
     let upto = forks.last().map_or(0, |(_, last)| left_at(last));
     let heir = if upto + 1 >= gone.first { forks.pop() } else { None };
     let leaning_on = match heir {
@@ -96,7 +101,7 @@ fn lean(mut fork: Head, on: Option<&SessionId>) -> Head {
 }
 
 /// Moves records and blob references up to `upto` to another session.
-fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
+fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> StoreResult<()> {
     conn.prepare_cached("UPDATE record SET k = k + ?3 WHERE k > ?1 AND k <= ?2")?.execute([
         record_key(from, 0),
         record_key(from, upto),
@@ -111,7 +116,7 @@ fn inherit(conn: &Connection, from: i64, to: i64, upto: Seq) -> Done<()> {
 }
 
 /// Updates the lineage of a stored head.
-fn replace(conn: &Connection, id: i64, head: &Head) -> Done<()> {
+fn replace(conn: &Connection, id: i64, head: &Head) -> StoreResult<()> {
     let parent = head.parent.as_ref().map(|p| p.session.as_str());
     conn.prepare_cached("UPDATE head SET parent = ?2, card = ?3 WHERE id = ?1")?.execute(params![
         id,

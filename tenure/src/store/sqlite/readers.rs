@@ -7,25 +7,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-type Job = Box<dyn FnOnce() + Send>;
+type ReadJob = Box<dyn FnOnce() + Send>;
 
 /// The thread pool. Threads are started on demand; dropping the pool ends them after the queued
 /// jobs have completed.
 pub(super) struct Readers {
-    shared: Arc<Shared>,
+    shared: Arc<ReadersState>,
     max: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct ReadersState {
+    queue: Mutex<ReadQueue>,
     ready: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
+struct ReadQueue {
+    jobs: VecDeque<ReadJob>,
     /// The number of threads that wait for a job.
     idle: usize,
     closed: bool,
@@ -75,8 +75,8 @@ impl Drop for Readers {
     }
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl ReadersState {
+    fn queue(&self) -> MutexGuard<'_, ReadQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -4,13 +4,13 @@
 
 use super::commit::record_key;
 use crate::store::contract::MAX_PAGE_BYTES;
-use crate::store::query::{Direction, Range};
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::{Done, Fault};
+use crate::store::query::{ReadDirection, RecordRange};
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::blob::BlobId;
-use crate::types::entry::{Record, Records};
+use crate::types::entry::{Record, RecordBatch};
 use crate::types::error::Error;
-use crate::types::id::{Key, Seq, Tenant};
+use crate::types::id::{Seq, SessionKey, Tenant};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::sync::Arc;
 
@@ -19,7 +19,12 @@ const BACKWARD: &str = "SELECT at, sum, entry FROM record WHERE k > ?1 AND k <= 
 const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM record WHERE k = ?1)";
 
 /// Reads a page of records and verifies their checksums.
-pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) -> Done<Vec<Record>> {
+pub(super) fn records(
+    conn: &Connection,
+    file: &Database,
+    key: &SessionKey,
+    range: &RecordRange,
+) -> StoreResult<Vec<Record>> {
     // Both statements read one snapshot, so that a gap is real damage and no concurrent change.
     let _moment = Transaction::new_unchecked(conn, TransactionBehavior::Deferred)?;
     let find = "SELECT id, seq, coalesce(card ->> '$.first', 0) FROM head WHERE tenant = ?1 AND session = ?2";
@@ -35,17 +40,17 @@ pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) 
 
     // The checksum covers the sequence number, so a record at the wrong position fails verification
     // (D-009).
-    let damage = |(seq, why): (Seq, String)| -> Fault {
+    let damage = |(seq, why): (Seq, String)| -> StoreFault {
         let there = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
         let why = if there { why } else { "it is missing".to_owned() };
         Error::corrupt(format!("{file}, session {key}, record {seq}"), why).into()
     };
     let (sql, mut want) = match range.order {
-        Direction::Forward => (FORWARD, after + 1),
-        Direction::Backward => (BACKWARD, upto),
+        ReadDirection::Forward => (FORWARD, after + 1),
+        ReadDirection::Backward => (BACKWARD, upto),
     };
     let length = (upto - after).min(range.limit as u64);
-    let mut records = Records::with_capacity(length.min(8192) as usize);
+    let mut records = RecordBatch::with_capacity(length.min(8192) as usize);
     let mut bytes = 0;
     let mut find = conn.prepare_cached(sql)?;
     let mut rows = find.query([record_key(id, after), record_key(id, upto)])?;
@@ -57,14 +62,14 @@ pub(super) fn records(conn: &Connection, file: &File, key: &Key, range: &Range) 
         records.push(want, row.get(0)?, row.get(1)?, text).map_err(damage)?;
         bytes += text.len();
         want = match range.order {
-            Direction::Forward => want + 1,
-            Direction::Backward => want.saturating_sub(1),
+            ReadDirection::Forward => want + 1,
+            ReadDirection::Backward => want.saturating_sub(1),
         };
     }
     records.finish().map_err(damage)
 }
 
-pub(super) fn blob(conn: &Connection, tenant: &Tenant, id: &BlobId) -> Done<Option<Arc<[u8]>>> {
+pub(super) fn blob(conn: &Connection, tenant: &Tenant, id: &BlobId) -> StoreResult<Option<Arc<[u8]>>> {
     let mut find = conn.prepare_cached("SELECT bytes FROM blob WHERE tenant = ?1 AND id = ?2")?;
     let bytes = find.query_row(params![tenant.as_str(), id.0], |r| Ok(Arc::from(r.get_ref(0)?.as_blob()?)));
     Ok(bytes.optional()?)

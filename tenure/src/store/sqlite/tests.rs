@@ -8,12 +8,12 @@ mod writing;
 
 use super::SqliteStore;
 use crate::store::contract::{Commit, Store};
-use crate::store::item::{Item, Owner, Shelf};
-use crate::store::query::Range;
-use crate::types::entry::{Created, Entry, Record};
+use crate::store::item::{Item, Namespace, Owner};
+use crate::store::query::RecordRange;
+use crate::types::entry::{Entry, Record, SessionCreated};
 use crate::types::error::Result;
 use crate::types::head::{Head, LogEnd};
-use crate::types::id::{Key, Seq, SessionId, Tenant, User};
+use crate::types::id::{Seq, SessionId, SessionKey, Tenant, User};
 use crate::types::message::Message;
 use jiff::Timestamp;
 use rusqlite::Connection;
@@ -42,7 +42,7 @@ impl Place {
     }
 
     async fn records(&self, session: &str) -> Result<Vec<Record>> {
-        self.store.records(&key(session), &Range::after(0)).await
+        self.store.records(&key(session), &RecordRange::after(0)).await
     }
 }
 
@@ -54,16 +54,16 @@ fn at(second: u64) -> Timestamp {
     Timestamp::from_microsecond(1_700_000_000_000_000 + second as i64 * 1_000_001).unwrap()
 }
 
-fn key(session: &str) -> Key {
-    Key { tenant: Tenant::default(), session: SessionId::new(session).unwrap() }
+fn key(session: &str) -> SessionKey {
+    SessionKey { tenant: Tenant::default(), session: SessionId::new(session).unwrap() }
 }
 
 fn user(name: &str) -> User {
     User::new(name).unwrap()
 }
 
-fn memory(name: &str) -> Shelf {
-    Shelf { tenant: Tenant::default(), owner: Owner::User(user(name)), name: "memory".to_owned() }
+fn memory(name: &str) -> Namespace {
+    Namespace { tenant: Tenant::default(), owner: Owner::User(user(name)), name: "memory".to_owned() }
 }
 
 fn item(key: &str, text: &str) -> Item {
@@ -80,7 +80,7 @@ struct Log {
 }
 
 impl Log {
-    fn begin(session: &str, created: Created) -> Self {
+    fn begin(session: &str, created: SessionCreated) -> Self {
         let seq = created.parent.as_ref().map_or(1, |p| p.seq + 1);
         let record = Record { seq, at: at(seq), entry: Entry::created(created) };
         let head = Head::begin(&key(session), &record).unwrap();
@@ -88,11 +88,11 @@ impl Log {
     }
 
     fn new(session: &str) -> Self {
-        Self::begin(session, Created::default())
+        Self::begin(session, SessionCreated::default())
     }
 
     fn of(session: &str, name: &str) -> Self {
-        Self::begin(session, Created { user: user(name), ..Created::default() })
+        Self::begin(session, SessionCreated { user: user(name), ..SessionCreated::default() })
     }
 
     fn push(&mut self, entry: Entry) -> &mut Self {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a write is acknowledged only after the transaction that contains it has committed.
 
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::{Done, Fault};
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::{StoreFault, StoreResult};
 use crate::types::error::{Error, Result};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::mpsc::{self, error::TryRecvError};
@@ -22,69 +22,69 @@ const MANY_ROWS: u64 = 1000;
 const CROWD: u32 = 16;
 
 /// A job for the writer.
-pub(super) enum Job {
+pub(super) enum WriteJob {
     /// A write in a transaction, which other writes may share.
-    Shared(Box<dyn Step>),
+    Shared(Box<dyn WriteStep>),
     /// Exclusive work outside of any transaction.
-    Alone(Box<Errand>),
+    Alone(Box<ExclusiveJob>),
 }
 
 /// Exclusive work on the writer's connection.
-type Errand = dyn FnOnce(&Connection, &File) + Send;
+type ExclusiveJob = dyn FnOnce(&Connection, &Database) + Send;
 
 /// The durability of a write: whether it must be on disk before it is acknowledged.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Weight {
+pub(super) enum WriteDurability {
     Durable,
     MayBeLost,
 }
 
 /// The purpose of a write: only one that frees space may use the reserve file on a full disk.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Purpose {
+pub(super) enum WritePurpose {
     Store,
     Free,
 }
 
 /// A write in a transaction. It may be executed again after the transaction was rolled back.
-pub(super) trait Step: Send {
-    fn weight(&self) -> Weight;
-    fn purpose(&self) -> Purpose;
-    fn run(&mut self, conn: &Connection, file: &File) -> Done<()>;
+pub(super) trait WriteStep: Send {
+    fn weight(&self) -> WriteDurability;
+    fn purpose(&self) -> WritePurpose;
+    fn run(&mut self, conn: &Connection, file: &Database) -> StoreResult<()>;
     fn answer(self: Box<Self>, outcome: Result<()>);
 }
 
 /// A write, together with the channel for its result.
-pub(super) struct Task<T, F> {
+pub(super) struct WriteTask<T, F> {
     work: F,
-    weight: Weight,
-    purpose: Purpose,
+    weight: WriteDurability,
+    purpose: WritePurpose,
     done: Option<T>,
     reply: oneshot::Sender<Result<T>>,
 }
 
-impl<T, F> Task<T, F> {
-    pub fn new(weight: Weight, purpose: Purpose, work: F, reply: oneshot::Sender<Result<T>>) -> Self {
+impl<T, F> WriteTask<T, F> {
+    pub fn new(weight: WriteDurability, purpose: WritePurpose, work: F, reply: oneshot::Sender<Result<T>>) -> Self {
         Self { work, weight, purpose, done: None, reply }
     }
 }
 
-impl<T: Send, F: FnMut(&Connection, &File) -> Done<T> + Send> Step for Task<T, F> {
-    fn weight(&self) -> Weight {
+impl<T: Send, F: FnMut(&Connection, &Database) -> StoreResult<T> + Send> WriteStep for WriteTask<T, F> {
+    fn weight(&self) -> WriteDurability {
         self.weight
     }
 
-    fn purpose(&self) -> Purpose {
+    fn purpose(&self) -> WritePurpose {
         self.purpose
     }
 
-    fn run(&mut self, conn: &Connection, file: &File) -> Done<()> {
+    fn run(&mut self, conn: &Connection, file: &Database) -> StoreResult<()> {
         self.done = Some((self.work)(conn, file)?);
         Ok(())
     }
 
     fn answer(self: Box<Self>, outcome: Result<()>) {
-        let Task { done, reply, .. } = *self;
+        let WriteTask { done, reply, .. } = *self;
         // The caller may have been cancelled.
         let _ = reply.send(outcome.and_then(|()| done.ok_or_else(stopped)));
     }
@@ -96,14 +96,14 @@ pub(super) fn stopped() -> Error {
 }
 
 /// The executor of the write queue. It owns the only connection that writes.
-pub(super) struct Scribe {
+pub(super) struct WriteExecutor {
     conn: Connection,
-    file: File,
-    queue: mpsc::Receiver<Job>,
+    file: Database,
+    queue: mpsc::Receiver<WriteJob>,
     /// Exclusive work that was already taken from the queue, and is executed next.
-    alone: Option<Box<Errand>>,
+    alone: Option<Box<ExclusiveJob>>,
     /// The durability of a COMMIT with the connection's current `synchronous` setting.
-    weight: Weight,
+    weight: WriteDurability,
     /// The number of transactions with a single write that must follow before the load counts as
     /// low again.
     crowd: u32,
@@ -111,7 +111,7 @@ pub(super) struct Scribe {
 
 /// The state of the queue after a batch.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Left {
+pub(super) enum QueueState {
     Nothing,
     Something,
     /// The queue is empty and closed.
@@ -119,22 +119,22 @@ pub(super) enum Left {
 }
 
 /// The reason for which a transaction was rolled back.
-enum Stop {
+enum BatchAbort {
     /// One write failed; the others may succeed without it.
-    Step(Fault),
+    Step(StoreFault),
     /// The transaction itself failed, so that no write can succeed.
     All(rusqlite::Error),
 }
 
-impl From<rusqlite::Error> for Stop {
+impl From<rusqlite::Error> for BatchAbort {
     fn from(e: rusqlite::Error) -> Self {
-        Stop::All(e)
+        BatchAbort::All(e)
     }
 }
 
-impl Scribe {
-    pub fn new(conn: Connection, file: File, queue: mpsc::Receiver<Job>) -> Self {
-        Self { conn, file, queue, alone: None, weight: Weight::Durable, crowd: 0 }
+impl WriteExecutor {
+    pub fn new(conn: Connection, file: Database, queue: mpsc::Receiver<WriteJob>) -> Self {
+        Self { conn, file, queue, alone: None, weight: WriteDurability::Durable, crowd: 0 }
     }
 
     /// Returns whether writers are concurrent, so that letting them accumulate pays.
@@ -143,27 +143,27 @@ impl Scribe {
     }
 
     /// Executes all queued jobs.
-    pub fn work(&mut self) -> Left {
+    pub fn work(&mut self) -> QueueState {
         loop {
             let left = self.share();
             match self.alone.take() {
                 Some(work) => work(&self.conn, &self.file),
-                None if left != Left::Something => return left,
+                None if left != QueueState::Something => return left,
                 None => {}
             }
         }
     }
 
     /// Executes the next queued writes in one transaction, at most [`MAX_BATCH`].
-    pub fn share(&mut self) -> Left {
+    pub fn share(&mut self) -> QueueState {
         let mut batch = Vec::new();
-        let mut left = Left::Something;
+        let mut left = QueueState::Something;
         while batch.len() < MAX_BATCH && self.alone.is_none() {
             match self.queue.try_recv() {
-                Ok(Job::Shared(step)) => batch.push(step),
-                Ok(Job::Alone(work)) => self.alone = Some(work),
+                Ok(WriteJob::Shared(step)) => batch.push(step),
+                Ok(WriteJob::Alone(work)) => self.alone = Some(work),
                 Err(end) => {
-                    left = if end == TryRecvError::Empty { Left::Nothing } else { Left::Closed };
+                    left = if end == TryRecvError::Empty { QueueState::Nothing } else { QueueState::Closed };
                     break;
                 }
             }
@@ -171,11 +171,11 @@ impl Scribe {
         if batch.is_empty() {
             return left;
         }
-        let durable = batch.iter().filter(|step| step.weight() == Weight::Durable).count();
+        let durable = batch.iter().filter(|step| step.weight() == WriteDurability::Durable).count();
         self.crowd = if durable > 1 { CROWD } else { self.crowd.saturating_sub(1) };
         self.take(batch);
         // More jobs may have been queued in the meantime.
-        if self.queue.is_empty() { left } else { Left::Something }
+        if self.queue.is_empty() { left } else { QueueState::Something }
     }
 
     /// Closes the queue and drops the queued jobs, which notifies their callers of the failure.
@@ -187,17 +187,18 @@ impl Scribe {
 
     /// Executes writes in one transaction and sends their results. A batch in which one write fails
     /// is retried one write at a time.
-    fn take(&mut self, mut batch: Vec<Box<dyn Step>>) {
+    fn take(&mut self, mut batch: Vec<Box<dyn WriteStep>>) {
         match self.together(&mut batch) {
             Ok(outcomes) => batch.into_iter().zip(outcomes).for_each(|(step, outcome)| step.answer(outcome)),
-            Err(Stop::All(e)) if self.has_reserve_for(&batch, &e) => {
-                let (free, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(|s| s.purpose() == Purpose::Free);
+            Err(BatchAbort::All(e)) if self.has_reserve_for(&batch, &e) => {
+                let (free, others): (Vec<_>, Vec<_>) =
+                    batch.into_iter().partition(|s| s.purpose() == WritePurpose::Free);
                 others.into_iter().for_each(|step| step.answer(Err(self.file.error(&e))));
                 self.take(free);
                 self.file.regain_reserve(&self.conn);
             }
-            Err(Stop::All(e)) => batch.into_iter().for_each(|step| step.answer(Err(self.file.error(&e)))),
-            Err(Stop::Step(fault)) => match (batch.pop(), batch.is_empty()) {
+            Err(BatchAbort::All(e)) => batch.into_iter().for_each(|step| step.answer(Err(self.file.error(&e)))),
+            Err(BatchAbort::Step(fault)) => match (batch.pop(), batch.is_empty()) {
                 (Some(step), true) => step.answer(Err(self.file.told(fault))),
                 (last, _) => batch.into_iter().chain(last).for_each(|step| self.take(vec![step])),
             },
@@ -206,15 +207,15 @@ impl Scribe {
 
     /// Returns whether the disk is full, the batch contains a write that frees space, and the
     /// reserve file existed; deletes that file.
-    fn has_reserve_for(&self, batch: &[Box<dyn Step>], e: &rusqlite::Error) -> bool {
+    fn has_reserve_for(&self, batch: &[Box<dyn WriteStep>], e: &rusqlite::Error) -> bool {
         let full = matches!(self.file.error(e), Error::Full { .. });
-        full && batch.iter().any(|step| step.purpose() == Purpose::Free) && self.file.release_reserve()
+        full && batch.iter().any(|step| step.purpose() == WritePurpose::Free) && self.file.release_reserve()
     }
 
     /// Executes writes in one transaction, which is rolled back on failure.
-    fn together(&mut self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
-        let durable = batch.iter().any(|step| step.weight() == Weight::Durable);
-        self.set(if durable { Weight::Durable } else { Weight::MayBeLost })?;
+    fn together(&mut self, batch: &mut [Box<dyn WriteStep>]) -> BatchOutcome<Vec<Result<()>>> {
+        let durable = batch.iter().any(|step| step.weight() == WriteDurability::Durable);
+        self.set(if durable { WriteDurability::Durable } else { WriteDurability::MayBeLost })?;
         let outcomes = self.attempt(batch);
         if outcomes.is_err() && !self.conn.is_autocommit() {
             // If even the rollback fails, the next BEGIN reports it.
@@ -225,9 +226,9 @@ impl Scribe {
 
     /// Sets `synchronous`: a transaction that may be lost does not wait for an fsync; the next
     /// durable one covers it as well.
-    fn set(&mut self, weight: Weight) -> Outcome<()> {
+    fn set(&mut self, weight: WriteDurability) -> BatchOutcome<()> {
         if self.weight != weight {
-            let level = if weight == Weight::Durable { "FULL" } else { "NORMAL" };
+            let level = if weight == WriteDurability::Durable { "FULL" } else { "NORMAL" };
             self.conn.pragma_update(None, "synchronous", level)?;
             self.weight = weight;
         }
@@ -235,12 +236,12 @@ impl Scribe {
     }
 
     /// Executes and commits one transaction. The outcomes are in the order of the writes.
-    fn attempt(&self, batch: &mut [Box<dyn Step>]) -> Outcome<Vec<Result<()>>> {
+    fn attempt(&self, batch: &mut [Box<dyn WriteStep>]) -> BatchOutcome<Vec<Result<()>>> {
         let before = self.conn.total_changes();
         self.statement("BEGIN IMMEDIATE")?;
-        let outcomes = batch.iter_mut().map(|step| self.run(&mut **step)).collect::<Outcome<_>>()?;
+        let outcomes = batch.iter_mut().map(|step| self.run(&mut **step)).collect::<BatchOutcome<_>>()?;
         self.statement("COMMIT")?;
-        let durable = batch.iter().filter(|step| step.weight() == Weight::Durable).count();
+        let durable = batch.iter().filter(|step| step.weight() == WriteDurability::Durable).count();
         if durable > 0 {
             metrics::histogram!("tenure_commit_batch_size").record(durable as f64);
         }
@@ -256,18 +257,18 @@ impl Scribe {
     }
 
     /// Executes one write. The inner error is a rejection that has changed nothing.
-    fn run(&self, step: &mut dyn Step) -> Outcome<Result<()>> {
+    fn run(&self, step: &mut dyn WriteStep) -> BatchOutcome<Result<()>> {
         let before = self.conn.total_changes();
         match step.run(&self.conn, &self.file) {
             Ok(()) => Ok(Ok(())),
-            Err(Fault::Sql(e)) if self.conn.is_autocommit() || is_general(&e) => Err(Stop::All(e)),
-            Err(Fault::Told(e)) if self.conn.total_changes() == before => Ok(Err(e)),
-            Err(fault) => Err(Stop::Step(fault)),
+            Err(StoreFault::Sql(e)) if self.conn.is_autocommit() || is_general(&e) => Err(BatchAbort::All(e)),
+            Err(StoreFault::Told(e)) if self.conn.total_changes() == before => Ok(Err(e)),
+            Err(fault) => Err(BatchAbort::Step(fault)),
         }
     }
 }
 
-type Outcome<T> = std::result::Result<T, Stop>;
+type BatchOutcome<T> = std::result::Result<T, BatchAbort>;
 
 /// Returns whether an error is unrelated to the write that encountered it, such as a full disk.
 fn is_general(e: &rusqlite::Error) -> bool {

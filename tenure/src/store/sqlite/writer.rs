@@ -3,12 +3,14 @@
 //! A caller that may block and finds the writer free executes its own write, together with all
 //! queued ones, because this saves a thread wake-up. Under concurrent load, or where the caller's
 //! thread must not block, a dedicated writer thread does it (D-031). Invariant: the holder of the
-//! lock on `Scribe` is the only writer.
+//! lock on `WriteExecutor` is the only writer.
 
-use crate::store::sqlite::blocking::Seat;
-use crate::store::sqlite::database::File;
-use crate::store::sqlite::fault::Done;
-use crate::store::sqlite::write_batch::{Job, Left, Purpose, Scribe, Task, Weight, stopped};
+use crate::store::sqlite::blocking::BlockingContext;
+use crate::store::sqlite::database::Database;
+use crate::store::sqlite::fault::StoreResult;
+use crate::store::sqlite::write_batch::{
+    QueueState, WriteDurability, WriteExecutor, WriteJob, WritePurpose, WriteTask, stopped,
+};
 use crate::types::error::{Error, Result};
 use rusqlite::Connection;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +23,9 @@ const MAX_QUEUE: usize = 1024;
 
 /// The handle to the write queue. Dropping it ends the writer thread and closes the file.
 pub(super) struct Writer {
-    jobs: Option<mpsc::Sender<Job>>,
+    jobs: Option<mpsc::Sender<WriteJob>>,
     /// A std mutex: its holder blocks on the disk, but never awaits a task.
-    scribe: Arc<Mutex<Scribe>>,
+    scribe: Arc<Mutex<WriteExecutor>>,
     thread: Option<JoinHandle<()>>,
     /// Cloned by each pending use mark, so that its reference count shows whether marks are
     /// pending.
@@ -32,9 +34,9 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Starts the writer thread with the connection that writes.
-    pub fn start(file: File, conn: Connection) -> Result<Self> {
+    pub fn start(file: Database, conn: Connection) -> Result<Self> {
         let (jobs, queue) = mpsc::channel(MAX_QUEUE);
-        let scribe = Arc::new(Mutex::new(Scribe::new(conn, file, queue)));
+        let scribe = Arc::new(Mutex::new(WriteExecutor::new(conn, file, queue)));
         let ours = scribe.clone();
         let thread = thread::Builder::new().name("tenure-sqlite".to_owned());
         let thread = thread.spawn(move || write_for_ever(&ours)).map_err(Error::unavailable)?;
@@ -45,29 +47,29 @@ impl Writer {
     /// Durable when it returns.
     pub async fn write<T: Send + 'static>(
         &self,
-        work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
+        work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
-        self.step(Weight::Durable, Purpose::Store, work).await
+        self.step(WriteDurability::Durable, WritePurpose::Store, work).await
     }
 
     /// Executes a write that frees space, with the guarantees of [`Writer::write`]. On a full disk
     /// it may use the reserve file.
     pub async fn free<T: Send + 'static>(
         &self,
-        work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
+        work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
-        self.step(Weight::Durable, Purpose::Free, work).await
+        self.step(WriteDurability::Durable, WritePurpose::Free, work).await
     }
 
     async fn step<T: Send + 'static>(
         &self,
-        weight: Weight,
-        purpose: Purpose,
-        work: impl FnMut(&Connection, &File) -> Done<T> + Send + 'static,
+        weight: WriteDurability,
+        purpose: WritePurpose,
+        work: impl FnMut(&Connection, &Database) -> StoreResult<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, mut answer) = oneshot::channel();
-        let mut bell = self.send(Job::Shared(Box::new(Task::new(weight, purpose, work, reply)))).await?;
-        if Seat::here().is_some() && self.is_free() {
+        let mut bell = self.send(WriteJob::Shared(Box::new(WriteTask::new(weight, purpose, work, reply)))).await?;
+        if BlockingContext::here().is_some() && self.is_free() {
             // Other writers may be about to submit, even in the same task: yielding lets them share
             // the transaction.
             task::yield_now().await;
@@ -75,7 +77,7 @@ impl Writer {
                 bell.thread = None;
                 return done;
             }
-            if Seat::here().is_some_and(|seat| self.lead(seat) == Left::Nothing) {
+            if BlockingContext::here().is_some_and(|seat| self.lead(seat) == QueueState::Nothing) {
                 bell.thread = None;
             }
         }
@@ -89,22 +91,27 @@ impl Writer {
     }
 
     /// Executes the queued jobs on this thread, if no other thread is doing so.
-    fn lead(&self, seat: Seat) -> Left {
+    fn lead(&self, seat: BlockingContext) -> QueueState {
         match self.scribe.try_lock() {
             Ok(mut scribe) => seat.wait(|| scribe.share()),
-            Err(_) => Left::Something,
+            Err(_) => QueueState::Something,
         }
     }
 
     /// Submits a write without waiting for it. It is dropped if the queue is full, and may be lost
     /// in a crash.
-    pub fn mark(&self, mut work: impl FnMut(&Connection, &File) -> Done<()> + Send + 'static) {
+    pub fn mark(&self, mut work: impl FnMut(&Connection, &Database) -> StoreResult<()> + Send + 'static) {
         let under_way = self.marking.clone();
-        let work = move |conn: &Connection, file: &File| {
+        let work = move |conn: &Connection, file: &Database| {
             let _ = &under_way;
             work(conn, file)
         };
-        let job = Job::Shared(Box::new(Task::new(Weight::MayBeLost, Purpose::Store, work, oneshot::channel().0)));
+        let job = WriteJob::Shared(Box::new(WriteTask::new(
+            WriteDurability::MayBeLost,
+            WritePurpose::Store,
+            work,
+            oneshot::channel().0,
+        )));
         if let Some(jobs) = &self.jobs
             && jobs.try_send(job).is_ok()
         {
@@ -116,7 +123,7 @@ impl Writer {
     pub async fn settle(&self) -> Result<()> {
         match Arc::strong_count(&self.marking) {
             1 => Ok(()),
-            _ => self.step(Weight::MayBeLost, Purpose::Store, |_, _| Ok(())).await,
+            _ => self.step(WriteDurability::MayBeLost, WritePurpose::Store, |_, _| Ok(())).await,
         }
     }
 
@@ -124,11 +131,11 @@ impl Writer {
     /// runs.
     pub async fn alone<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &File) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        let work = Box::new(move |conn: &Connection, file: &File| drop(reply.send(work(conn, file))));
-        drop(self.send(Job::Alone(work)).await?);
+        let work = Box::new(move |conn: &Connection, file: &Database| drop(reply.send(work(conn, file))));
+        drop(self.send(WriteJob::Alone(work)).await?);
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 
@@ -138,16 +145,16 @@ impl Writer {
         self.jobs.as_ref().map_or(0, |jobs| jobs.max_capacity() - jobs.capacity())
     }
 
-    /// Submits a job, waiting if the queue is full. Dropping the returned `Bell` wakes the writer
+    /// Submits a job, waiting if the queue is full. Dropping the returned `WakeOnDrop` wakes the writer
     /// thread, which executes the job unless it has been executed by then.
-    async fn send(&self, job: Job) -> Result<Bell> {
+    async fn send(&self, job: WriteJob) -> Result<WakeOnDrop> {
         let jobs = self.jobs.as_ref().ok_or_else(stopped)?;
         jobs.send(job).await.map_err(|_| stopped())?;
         Ok(self.bell())
     }
 
-    fn bell(&self) -> Bell {
-        Bell { thread: self.thread.as_ref().map(|t| t.thread().clone()) }
+    fn bell(&self) -> WakeOnDrop {
+        WakeOnDrop { thread: self.thread.as_ref().map(|t| t.thread().clone()) }
     }
 }
 
@@ -163,11 +170,11 @@ impl Drop for Writer {
 
 /// Wakes the writer thread on drop, so that a queued job is executed even if the caller is
 /// cancelled.
-struct Bell {
+struct WakeOnDrop {
     thread: Option<Thread>,
 }
 
-impl Drop for Bell {
+impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         if let Some(thread) = &self.thread {
             thread.unpark();
@@ -176,10 +183,10 @@ impl Drop for Bell {
 }
 
 /// The writer thread: executes the queue each time it is woken, until the queue is closed.
-fn write_for_ever(scribe: &Mutex<Scribe>) {
-    let _end = End(scribe);
+fn write_for_ever(scribe: &Mutex<WriteExecutor>) {
+    let _end = WriterEnd(scribe);
     while let Ok(mut at_it) = scribe.lock() {
-        if at_it.work() == Left::Closed {
+        if at_it.work() == QueueState::Closed {
             break;
         }
         drop(at_it);
@@ -188,9 +195,9 @@ fn write_for_ever(scribe: &Mutex<Scribe>) {
 }
 
 /// Closes the queue when the writer thread ends, even by a panic, so that no caller waits forever.
-struct End<'a>(&'a Mutex<Scribe>);
+struct WriterEnd<'a>(&'a Mutex<WriteExecutor>);
 
-impl Drop for End<'_> {
+impl Drop for WriterEnd<'_> {
     fn drop(&mut self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).close();
     }

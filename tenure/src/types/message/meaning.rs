@@ -4,7 +4,7 @@
 //! white space, drop the reasoning block and the media, reformat JSON, and rename tool calls. Such a copy is
 //! still the same message (D-024).
 
-use super::{Message, PartShape, Role, Shape, ToolCall};
+use super::{Message, MessageShape, PartShape, Role, ToolCall};
 use crate::types::blob::{BlobId, content_id};
 use crate::types::canonical_json::{Nulls, canonical, canonical_hash};
 use serde_json::Value;
@@ -37,7 +37,7 @@ impl Message {
     /// Returns the normalized content of the message.
     pub(crate) fn meaning(&self) -> Meaning {
         let mut meaning = Meaning::default();
-        let Ok(shape) = Shape::read(&self.raw) else { return meaning };
+        let Ok(shape) = MessageShape::read(&self.raw) else { return meaning };
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut cuts = self.cuts().iter();
         for part in shape.parts().unwrap_or_default() {

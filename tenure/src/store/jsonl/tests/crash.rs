@@ -114,7 +114,7 @@ async fn a_damaged_session_does_not_stop_the_others() {
     let step = next(states[4].1.0.as_ref().unwrap(), &[]);
     let codes = [
         store.head(&key).await.unwrap_err().code(),
-        store.records(&key, &Range::after(0)).await.unwrap_err().code(),
+        store.records(&key, &RecordRange::after(0)).await.unwrap_err().code(),
         store.commit(&step).await.unwrap_err().code(),
         store.commit(&begin(&key, &[])).await.unwrap_err().code(),
         store.put(&shelf, &item("a", "b"), None).await.unwrap_err().code(),
@@ -124,7 +124,10 @@ async fn a_damaged_session_does_not_stop_the_others() {
         store.search(&shelf, "a", 1).await.unwrap_err().code(),
     ];
     assert_eq!(codes, ["corrupt"; 9]);
-    let listed = store.heads(&Query { order: Order::Newest, ..Query::new(Whose::Everyone, 9) }).await.unwrap();
+    let listed = store
+        .heads(&SessionQuery { order: SessionOrder::Newest, ..SessionQuery::new(OwnerFilter::Everyone, 9) })
+        .await
+        .unwrap();
     assert_eq!(listed.len(), 2, "it is listed, so that it can be found and purged");
     store.purge(&key).await.unwrap();
     assert_eq!(store.head(&key).await.unwrap(), None);
@@ -170,7 +173,7 @@ async fn a_record_damaged_under_our_hands_names_its_line() {
         ("\"entry\":{\"message\"", "\"entry\":{\"massage\""),
     ] {
         fs::write(&path, text.replacen(from, to, 1)).unwrap();
-        let error = store.records(&key("s"), &Range::after(0)).await.unwrap_err();
+        let error = store.records(&key("s"), &RecordRange::after(0)).await.unwrap_err();
         assert_eq!(error.code(), "corrupt");
         assert!(error.to_string().contains("default/s.jsonl:2"), "{error}");
         assert!(!error.to_string().contains("one"), "{error}");
@@ -194,7 +197,7 @@ async fn half_a_commit_that_stays_is_never_followed_by_another() {
     assert_eq!(error.code(), "unavailable");
     assert!(error.to_string().contains("reopen the store"), "{error}");
     assert_eq!(store.put(&shelf_of("s"), &item("k", "v"), None).await.unwrap_err().code(), "unavailable");
-    assert_eq!(store.records(&key("s"), &Range::after(0)).await.unwrap(), first.records);
+    assert_eq!(store.records(&key("s"), &RecordRange::after(0)).await.unwrap(), first.records);
     store.commit(&begin(&key("other"), &[])).await.unwrap();
     drop(store);
     let store = open(&dir).await;

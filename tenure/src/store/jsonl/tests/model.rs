@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn name(session: usize) -> Key {
+fn name(session: usize) -> SessionKey {
     key(&format!("s{session}"))
 }
 
@@ -90,9 +90,9 @@ async fn take(store: &dyn Store, step: &Step, n: i64) -> String {
 
 /// Reads everything that a store returns.
 async fn show(store: &dyn Store) -> String {
-    let mut all_of_it = format!("{:?}\n", store.heads(&Query::new(Whose::Everyone, 100)).await);
+    let mut all_of_it = format!("{:?}\n", store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await);
     for session in 0..5 {
-        all_of_it += &format!("{:?}\n", store.records(&name(session), &Range::after(0)).await);
+        all_of_it += &format!("{:?}\n", store.records(&name(session), &RecordRange::after(0)).await);
     }
     for n in 0..7 {
         all_of_it += &format!("{:?}\n", store.items(&shelf(owner(n)), None, 100).await);
@@ -104,9 +104,9 @@ async fn show(store: &dyn Store) -> String {
 }
 
 /// Reads what all sessions but one show, including the records of their ancestors.
-async fn shown_by_others(store: &dyn Store, session: usize) -> Vec<(Key, Vec<Record>)> {
+async fn shown_by_others(store: &dyn Store, session: usize) -> Vec<(SessionKey, Vec<Record>)> {
     let mut shown = Vec::new();
-    for head in store.heads(&Query::new(Whose::Everyone, 100)).await.unwrap() {
+    for head in store.heads(&SessionQuery::new(OwnerFilter::Everyone, 100)).await.unwrap() {
         if head.key() != name(session) {
             shown.push((head.key(), purging::shown(store, &head.key()).await));
         }

@@ -3,11 +3,11 @@
 use super::*;
 
 /// Reads what a fork shows: the records of its ancestors up to the fork points, and its own.
-pub(super) async fn shown(store: &dyn Store, key: &Key) -> Vec<Record> {
+pub(super) async fn shown(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
     let (mut session, mut upto, mut shown) = (key.clone(), u64::MAX, Vec::new());
     loop {
         let head = store.head(&session).await.unwrap().expect("a fork's parent is there");
-        let mut own = store.records(&session, &Range { upto, ..Range::after(0) }).await.unwrap();
+        let mut own = store.records(&session, &RecordRange { upto, ..RecordRange::after(0) }).await.unwrap();
         own.append(&mut shown);
         shown = own;
         let Some(parent) = head.parent else { return shown };
@@ -82,7 +82,7 @@ async fn forks_do_not_notice_that_their_parent_is_purged() {
     // Purge one after the other until none is left.
     for gone in ["at4", "at2", "grandchild", "at3"] {
         store.purge(&key(gone)).await.unwrap();
-        let left = store.heads(&Query::new(Whose::Everyone, 9)).await.unwrap();
+        let left = store.heads(&SessionQuery::new(OwnerFilter::Everyone, 9)).await.unwrap();
         for head in &left {
             let name = head.info.session_id.as_str();
             let i = FORKS.iter().position(|f| *f == name).unwrap();
@@ -165,13 +165,13 @@ async fn a_fork_is_read_while_its_parent_is_purged() {
     let root = begin(&key("root"), &said);
     store.commit(&root).await.unwrap();
     store.commit(&fork(&key("heir"), &root.head, 400)).await.unwrap();
-    let own = store.records(&key("heir"), &Range::after(400)).await.unwrap();
+    let own = store.records(&key("heir"), &RecordRange::after(400)).await.unwrap();
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let (store, own) = (store.clone(), own.clone());
         readers.spawn(async move {
             for _ in 0..50 {
-                assert_eq!(store.records(&key("heir"), &Range::after(400)).await.unwrap(), own);
+                assert_eq!(store.records(&key("heir"), &RecordRange::after(400)).await.unwrap(), own);
             }
         });
     }

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::store::contract::{FORMAT, MAX_PAGE_BYTES};
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::store::postgres::migrate;
-use crate::store::query::{Query, Whose};
-use crate::types::entry::InfoChange;
+use crate::store::query::{OwnerFilter, SessionQuery};
+use crate::types::entry::SessionPatch;
 use crate::types::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -41,7 +41,7 @@ async fn a_step_is_taken_once_and_only_from_its_base() {
         store.commit(&card).await.unwrap();
         assert_eq!(store.head(&key("a")).await.unwrap().unwrap().due_at, Some(at(99)));
         assert_eq!(store.head(&key("nobody")).await.unwrap(), None);
-        assert_eq!(store.records(&key("nobody"), &Range::after(0)).await.unwrap(), []);
+        assert_eq!(store.records(&key("nobody"), &RecordRange::after(0)).await.unwrap(), []);
 
         if options.contains("prepare=off") {
             // Prepared statements of any connection of the pool would be visible here.
@@ -111,20 +111,20 @@ async fn pages_are_bounded_and_complete() {
     let mut w = Writer::create(store, "a").await.unwrap();
     w.add(store, (0..20).map(|n| say(&format!("{n}")))).await.unwrap();
     let seqs = |page: Vec<Record>| page.iter().map(|r| r.seq).collect::<Vec<_>>();
-    let page = |range: Range| async move { seqs(store.records(&key("a"), &range).await.unwrap()) };
-    assert_eq!(page(Range { limit: 3, ..Range::after(4) }).await, [5, 6, 7]);
-    assert_eq!(page(Range { upto: 6, ..Range::after(4) }).await, [5, 6]);
-    assert_eq!(page(Range::back_from(u64::MAX, 2)).await, [21, 20]);
-    assert_eq!(page(Range { after: 8, ..Range::back_from(10, 9) }).await, [10, 9]);
-    assert_eq!(page(Range::after(21)).await, [0; 0]);
-    assert_eq!(page(Range { limit: 0, ..Range::after(0) }).await, [0; 0]);
-    assert_eq!(page(Range::after(u64::MAX)).await, [0; 0]);
+    let page = |range: RecordRange| async move { seqs(store.records(&key("a"), &range).await.unwrap()) };
+    assert_eq!(page(RecordRange { limit: 3, ..RecordRange::after(4) }).await, [5, 6, 7]);
+    assert_eq!(page(RecordRange { upto: 6, ..RecordRange::after(4) }).await, [5, 6]);
+    assert_eq!(page(RecordRange::back_from(u64::MAX, 2)).await, [21, 20]);
+    assert_eq!(page(RecordRange { after: 8, ..RecordRange::back_from(10, 9) }).await, [10, 9]);
+    assert_eq!(page(RecordRange::after(21)).await, [0; 0]);
+    assert_eq!(page(RecordRange { limit: 0, ..RecordRange::after(0) }).await, [0; 0]);
+    assert_eq!(page(RecordRange::after(u64::MAX)).await, [0; 0]);
 
     // Three of these exceed a page.
     let large = "x".repeat(MAX_PAGE_BYTES / 2 - 100);
     w.add(store, [say(&large), say(&large), say(&large), say("end")]).await.unwrap();
-    assert_eq!(page(Range::after(21)).await, [22, 23, 24]);
-    assert_eq!(page(Range::after(24)).await, [25]);
+    assert_eq!(page(RecordRange::after(21)).await, [22, 23, 24]);
+    assert_eq!(page(RecordRange::after(24)).await, [25]);
     assert_eq!(own(store, &key("a")).await.len(), 25);
     db.end().await;
 }
@@ -135,20 +135,22 @@ async fn damage_names_its_place() {
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
     w.add(store, (0..9).map(|n| say(&format!("{n}")))).await.unwrap();
-    let read = |range: Range| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
+    let read = |range: RecordRange| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
 
     db.rows("UPDATE tenure_record SET entry = replace(entry, '3', '4') WHERE seq = 5").await;
     let place = "damaged data at postgres, session acme/a, record 5: its checksum is wrong";
-    assert_eq!(read(Range::after(0)).await, place);
-    for (seq, range) in [(5, Range::after(2)), (5, Range::after(4)), (5, Range { upto: 5, ..Range::after(4) })] {
+    assert_eq!(read(RecordRange::after(0)).await, place);
+    for (seq, range) in
+        [(5, RecordRange::after(2)), (5, RecordRange::after(4)), (5, RecordRange { upto: 5, ..RecordRange::after(4) })]
+    {
         db.rows(&format!("DELETE FROM tenure_record WHERE seq = {seq}")).await;
         assert_eq!(read(range).await, "damaged data at postgres, session acme/a, record 5: it is missing");
     }
-    assert!(read(Range::back_from(u64::MAX, 99)).await.contains("record 5: it is missing"));
+    assert!(read(RecordRange::back_from(u64::MAX, 99)).await.contains("record 5: it is missing"));
     db.rows("DELETE FROM tenure_record WHERE seq IN (1, 10)").await;
-    assert!(read(Range::after(0)).await.contains("record 1: it is missing"));
-    assert!(read(Range::after(9)).await.contains("record 10: it is missing"));
-    assert!(read(Range::back_from(u64::MAX, 1)).await.contains("record 10: it is missing"));
+    assert!(read(RecordRange::after(0)).await.contains("record 1: it is missing"));
+    assert!(read(RecordRange::after(9)).await.contains("record 10: it is missing"));
+    assert!(read(RecordRange::back_from(u64::MAX, 1)).await.contains("record 10: it is missing"));
     db.rows("UPDATE tenure_head SET card = '{}'").await;
     assert!(store.head(&key("a")).await.unwrap_err().to_string().contains("session acme/a, card: missing field"));
     db.end().await;
@@ -160,7 +162,7 @@ async fn nul_survives_in_json() {
     let store = &db.store;
     let mut w = Writer::create(store, "a").await.unwrap();
     let raw = r#"{"role":"user","content":"a\u0000b \"body\":","n":1.0e2,"z":1,"a":2}"#;
-    let mut info = InfoChange { title: Some("t\0t".to_owned()).into(), ..InfoChange::default() };
+    let mut info = SessionPatch { title: Some("t\0t".to_owned()).into(), ..SessionPatch::default() };
     info.tags = Some(vec!["x\0y".to_owned()]).into();
     info.metadata.insert("k\0".to_owned(), "v\0".into());
     w.add(store, [Entry::message(Message::parse(raw).unwrap()), Entry::info(info)]).await.unwrap();
@@ -215,8 +217,8 @@ async fn a_newer_version_migrates_under_nodes_of_this_one() {
                 writer.add(&store, [say("x"), say("y")]).await.unwrap();
                 turns += 1;
                 assert_eq!(own(&store, &key(&format!("s{n}"))).await.len(), 1 + 2 * turns);
-                assert!(!store.heads(&Query::new(Whose::Everyone, 10)).await.unwrap().is_empty());
-                let shelf = Shelf { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
+                assert!(!store.heads(&SessionQuery::new(OwnerFilter::Everyone, 10)).await.unwrap().is_empty());
+                let shelf = Namespace { tenant: tenant(), owner: Owner::Tenant, name: "n".to_owned() };
                 let item = Item {
                     key: n.to_string(),
                     value: "1".into(),

@@ -1,7 +1,7 @@
 //! Forks, purges and media: fork inheritance and blob references.
 
 use super::*;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 use crate::types::blob::{Blob, BlobId};
 use crate::types::error::Error;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ async fn a_fork_needs_its_parent() {
     Writer::create(store, "root").await.unwrap();
     for (session, seq) in [("nobody", 1), ("root", 2)] {
         let parent = Parent { session: key(session).session, seq, mark: Default::default() };
-        let created = Created { parent: Some(parent), ..Created::default() };
+        let created = SessionCreated { parent: Some(parent), ..SessionCreated::default() };
         let error = Writer::begin(store, "fork", created).await.unwrap_err();
         assert!(matches!(&error, Error::NotFound { session_id } if session_id.as_str() == session), "{error:?}");
     }
@@ -122,7 +122,7 @@ async fn a_purge_takes_the_items_too() {
         uses: 0,
         expires_at: None,
     };
-    let shelf = Shelf { tenant: tenant(), owner: Owner::Session(key("a").session), name: "cache".to_owned() };
+    let shelf = Namespace { tenant: tenant(), owner: Owner::Session(key("a").session), name: "cache".to_owned() };
     store.put(&shelf, &item, None).await.unwrap();
     store.purge(&key("a")).await.unwrap();
     assert_eq!(store.get(&shelf, "k", None).await.unwrap(), None);
@@ -142,7 +142,7 @@ async fn a_purge_and_a_fork_at_once_leave_a_whole_fork_or_none() {
         let mut c = Writer::fork(&store, &name, &Point::Position(1), &child).await.unwrap();
         let place = load(&store, &key(&name)).await.locate(&Point::End).unwrap();
         let parent = Parent { session: key(&name).session, seq: place.seq, mark: place.mark };
-        let created = Created { parent: Some(parent), ..Created::default() };
+        let created = SessionCreated { parent: Some(parent), ..SessionCreated::default() };
         let (purge, fork, commit) = tokio::join!(
             async { store.purge(&key(&name)).await },
             async { Writer::begin(&store, &late, created).await },

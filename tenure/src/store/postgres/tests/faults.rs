@@ -111,7 +111,7 @@ async fn a_broken_connection_loses_and_doubles_nothing() {
             let error = { stale }.add(&store, [say("late")]).await.unwrap_err();
             assert!(matches!(error, Error::Conflict { .. }), "{error}");
             proxy.fault.store(fault, SeqCst);
-            let other = Created { title: Some("x".to_owned()), ..Created::default() };
+            let other = SessionCreated { title: Some("x".to_owned()), ..SessionCreated::default() };
             let error = Writer::begin(&store, w.head.info.session_id.as_str(), other).await.unwrap_err();
             assert!(matches!(error, Error::Exists { .. }), "{error}");
             proxy.fault.store(fault, SeqCst);

@@ -1,22 +1,22 @@
-//! Queries for sessions, compared with `Query::matches`.
+//! Queries for sessions, compared with `SessionQuery::matches`.
 
 use super::*;
-use crate::store::query::{Cursor, Order, Query, Whose};
-use crate::types::entry::InfoChange;
+use crate::store::query::{OwnerFilter, SessionCursor, SessionOrder, SessionQuery};
+use crate::types::entry::SessionPatch;
 use crate::types::head::Lease;
 use crate::types::id::{RunId, User};
 use crate::types::status::Status;
 use serde_json::json;
 
 /// Computes the expected result of a query over these heads.
-fn expected(query: &Query, all: &[Head]) -> Vec<Head> {
+fn expected(query: &SessionQuery, all: &[Head]) -> Vec<Head> {
     let mut found: Vec<Head> = all.iter().filter(|h| query.matches(h)).cloned().collect();
     match query.order {
-        Order::Newest => found.sort_by_key(|h| std::cmp::Reverse(Cursor::of(h))),
-        Order::Oldest => found.sort_by_key(Cursor::of),
-        Order::Due => found.sort_by_key(|h| (h.due_at, h.info.session_id.clone())),
+        SessionOrder::Newest => found.sort_by_key(|h| std::cmp::Reverse(SessionCursor::of(h))),
+        SessionOrder::Oldest => found.sort_by_key(SessionCursor::of),
+        SessionOrder::Due => found.sort_by_key(|h| (h.due_at, h.info.session_id.clone())),
     }
-    found.retain(|h| query.cursor.as_ref().is_none_or(|c| Cursor::of(h) < *c));
+    found.retain(|h| query.cursor.as_ref().is_none_or(|c| SessionCursor::of(h) < *c));
     found.into_iter().skip(query.offset).take(query.limit).collect()
 }
 
@@ -26,7 +26,8 @@ async fn fill(store: &PostgresStore) -> Vec<Head> {
     let mut all = Vec::new();
     Writer::create(store, "parent").await.unwrap();
     for n in 0..60 {
-        let mut created = Created { user: User::new(["ann", "bob"][dice.roll(2)]).unwrap(), ..Created::default() };
+        let mut created =
+            SessionCreated { user: User::new(["ann", "bob"][dice.roll(2)]).unwrap(), ..SessionCreated::default() };
         created.assistant = [None, Some("helper".to_owned())][dice.roll(2)].clone();
         created.thread = [None, Some("t".repeat(5000)), Some("t".to_owned())][dice.roll(3)].clone();
         created.title = [None, Some("Größe 100%_\0 of".to_owned()), Some("other".to_owned())][dice.roll(3)].clone();
@@ -42,7 +43,7 @@ async fn fill(store: &PostgresStore) -> Vec<Head> {
         w.skew = [0, 0, n][dice.roll(3)];
         let status = [Status::Active, Status::Paused, Status::Expired, Status::Deleted][dice.roll(4)];
         let text = format!("{}", dice.roll(4));
-        let more = InfoChange { title: Some("late".to_owned()).into(), ..InfoChange::default() };
+        let more = SessionPatch { title: Some("late".to_owned()).into(), ..SessionPatch::default() };
         let mut step = w.step([say(&text), Entry::Status { to: status, reason: None }]);
         if dice.roll(4) == 0 {
             step = w.step([say(&text), Entry::info(more)]);
@@ -68,11 +69,11 @@ async fn lists_agree_with_the_contract() {
     let mut found = 0;
     for round in 0..400 {
         let whose = match dice.roll(3) {
-            0 => Whose::Everyone,
-            1 => Whose::Tenant(tenant()),
-            _ => Whose::User(tenant(), User::new("ann").unwrap()),
+            0 => OwnerFilter::Everyone,
+            1 => OwnerFilter::Tenant(tenant()),
+            _ => OwnerFilter::User(tenant(), User::new("ann").unwrap()),
         };
-        let mut q = Query::new(whose, [5, 100, usize::MAX][dice.roll(3)]);
+        let mut q = SessionQuery::new(whose, [5, 100, usize::MAX][dice.roll(3)]);
         // One or two conditions at a time, so that most queries match something.
         for _ in 0..dice.roll(3) {
             match dice.roll(13) {
@@ -86,20 +87,20 @@ async fn lists_agree_with_the_contract() {
                 7 => q.title = Some(["GRÖSSE", "größe", "%_", "", "la", "\0O"][dice.roll(6)].to_owned()),
                 8 => q.parent = Some(key("parent").session),
                 9 => q.hashes = vec![all[dice.roll(all.len())].mark.hash, all[0].mark.hash],
-                10 => (q.due_before, q.order) = (Some(at(5)), Order::Due),
+                10 => (q.due_before, q.order) = (Some(at(5)), SessionOrder::Due),
                 11 => q.lease_before = Some(at(5)),
                 _ => q.offset = dice.roll(5),
             }
         }
-        if q.order == Order::Newest && dice.roll(3) == 0 {
-            q.cursor = Some(Cursor::of(&all[dice.roll(all.len())]));
+        if q.order == SessionOrder::Newest && dice.roll(3) == 0 {
+            q.cursor = Some(SessionCursor::of(&all[dice.roll(all.len())]));
         }
         let (got, want) = (store.heads(&q).await.unwrap(), expected(&q, &all));
         found += want.len();
         assert_eq!(got, want, "round {round}: {q:?}");
     }
     assert!(found > 1000, "{found}");
-    let other = Query::new(Whose::Tenant(Tenant::default()), 9);
+    let other = SessionQuery::new(OwnerFilter::Tenant(Tenant::default()), 9);
     assert_eq!(store.heads(&other).await.unwrap(), [], "another tenant sees nothing");
     db.end().await;
 }

@@ -1,10 +1,10 @@
 //! Key-value items.
 
 use super::*;
-use crate::store::item::{Item, Owner, Shelf};
+use crate::store::item::{Item, Namespace, Owner};
 
-fn shelf(owner: Owner) -> Shelf {
-    Shelf { tenant: tenant(), owner, name: "notes".to_owned() }
+fn shelf(owner: Owner) -> Namespace {
+    Namespace { tenant: tenant(), owner, name: "notes".to_owned() }
 }
 
 fn item(key: &str, text: &str, second: i64) -> Item {
@@ -12,7 +12,7 @@ fn item(key: &str, text: &str, second: i64) -> Item {
     Item { key, value, text, created_at: at(second), used_at: at(second), uses: 0, expires_at: None }
 }
 
-async fn keys(store: &PostgresStore, shelf: &Shelf) -> Vec<String> {
+async fn keys(store: &PostgresStore, shelf: &Namespace) -> Vec<String> {
     store.items(shelf, None, 1000).await.unwrap().into_iter().map(|i| i.key).collect()
 }
 
@@ -91,7 +91,7 @@ async fn search_finds_any_word_best_first() {
     for (n, text) in texts.iter().enumerate() {
         store.put(shelf, &item(&format!("k{n}"), text, 0), None).await.unwrap();
     }
-    let other = Shelf { name: "other".to_owned(), ..shelf.clone() };
+    let other = Namespace { name: "other".to_owned(), ..shelf.clone() };
     store.put(&other, &item("o", "fox", 0), None).await.unwrap();
     let found = |text: &'static str| async move {
         let hits = store.search(shelf, text, 9).await.unwrap();

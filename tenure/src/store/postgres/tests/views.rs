@@ -1,8 +1,8 @@
 //! The SQL views for people, compared with the fold.
 
 use super::*;
-use crate::types::entry::{Checkpointed, Rewound};
-use crate::types::id::{Label, RunId};
+use crate::types::entry::{CheckpointEntry, RewindEntry};
+use crate::types::id::{CheckpointLabel, RunId};
 use crate::types::status::Status;
 use serde_json::{Map, Value, json};
 
@@ -45,17 +45,17 @@ fn anything(dice: &mut Dice, session: &Session) -> Entry {
     match dice.roll(8) {
         0 if session.seq > 2 => {
             let place = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
-            Entry::Rewound(Rewound { to: place.seq, mark: place.mark })
+            Entry::Rewound(RewindEntry { to: place.seq, mark: place.mark })
         }
         0 | 1 => {
             let mut state = Map::new();
             if dice.roll(2) == 0 {
                 state.insert("a\0,\"state\":{".to_owned(), json!({"body": "\0", "n": session.seq}));
             }
-            let label = Label::new(format!("c{} ,\"state\":{{ \\ é", dice.roll(3))).unwrap();
+            let label = CheckpointLabel::new(format!("c{} ,\"state\":{{ \\ é", dice.roll(3))).unwrap();
             let run = (dice.roll(2) == 0).then(|| RunId::new("r-1").unwrap());
             let step = (dice.roll(2) == 0).then_some(session.seq);
-            Entry::Checkpoint(Checkpointed { label, auto: dice.roll(2) == 0, run, step, state })
+            Entry::Checkpoint(CheckpointEntry { label, auto: dice.roll(2) == 0, run, step, state })
         }
         2 => {
             let text = format!(

@@ -21,7 +21,7 @@ async fn a_damaged_record_names_its_place() {
     let error = place.records("s").await.unwrap_err();
     let want = format!("damaged data at sqlite {}, session default/s, record 3: its checksum is wrong", place.file());
     assert_eq!(error.to_string(), want);
-    let undamaged = Range { upto: 2, ..Range::after(0) };
+    let undamaged = RecordRange { upto: 2, ..RecordRange::after(0) };
     assert_eq!(place.store.records(&key("s"), &undamaged).await.unwrap().len(), 2);
 }
 
@@ -31,11 +31,11 @@ async fn a_hole_names_its_place() {
         let place = three_messages().await;
         place.sql().execute("DELETE FROM record WHERE k & 0xffffffff = ?1", [gone as i64]).unwrap();
         let want = format!("damaged data at sqlite {}, session default/s, record {gone}: it is missing", place.file());
-        for range in [Range::after(0), Range::back_from(Seq::MAX, 10), Range::after(gone - 1)] {
+        for range in [RecordRange::after(0), RecordRange::back_from(Seq::MAX, 10), RecordRange::after(gone - 1)] {
             let error = place.store.records(&key("s"), &range).await.unwrap_err();
             assert_eq!(error.to_string(), want, "{range:?}");
         }
-        let beside = place.store.records(&key("s"), &Range::after(gone)).await.unwrap();
+        let beside = place.store.records(&key("s"), &RecordRange::after(gone)).await.unwrap();
         assert_eq!(beside.len() as u64, 4 - gone);
     }
 }

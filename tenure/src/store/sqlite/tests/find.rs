@@ -1,18 +1,18 @@
 //! Queries use their indexes, and the full-text index stays consistent with the items.
 
 use super::*;
-use crate::store::query::{Order, Query, Whose};
-use crate::store::sqlite::heads::{Narrow, Select};
+use crate::store::query::{OwnerFilter, SessionOrder, SessionQuery};
+use crate::store::sqlite::heads::{HeadSelect, NarrowScan};
 use crate::types::digest::VisibleHash;
 use rusqlite::params_from_iter;
 
 /// Returns SQLite's query plan for a query.
-fn plan(sql: &Connection, query: &Query) -> String {
-    let narrow = Narrow::choose(sql, query, 100).unwrap_or(None);
-    explain(sql, Select::new(query, narrow.as_ref()))
+fn plan(sql: &Connection, query: &SessionQuery) -> String {
+    let narrow = NarrowScan::choose(sql, query, 100).unwrap_or(None);
+    explain(sql, HeadSelect::new(query, narrow.as_ref()))
 }
 
-fn explain(sql: &Connection, Select { sql: text, params }: Select) -> String {
+fn explain(sql: &Connection, HeadSelect { sql: text, params }: HeadSelect) -> String {
     let mut explain = sql.prepare(&format!("EXPLAIN QUERY PLAN {text}")).unwrap();
     let lines = explain.query_map(params_from_iter(params), |r| r.get::<_, String>(3)).unwrap();
     lines.map(|line| line.unwrap()).collect::<Vec<_>>().join("\n")
@@ -23,26 +23,36 @@ async fn queries_use_their_index() {
     let place = Place::new().await;
     let sql = place.sql();
     let tenant = Tenant::default();
-    let (ours, mine) = (Whose::Tenant(tenant.clone()), Whose::User(tenant, user("ada")));
+    let (ours, mine) = (OwnerFilter::Tenant(tenant.clone()), OwnerFilter::User(tenant, user("ada")));
     let live = vec![crate::types::status::Status::Active, crate::types::status::Status::Paused];
     let hashes = vec![VisibleHash([1; 16]), VisibleHash([2; 16])];
     let parent = Some(SessionId::new("p").unwrap());
     let cursor = Some("5~s".parse().unwrap());
-    let due = Query { due_before: Some(at(1)), order: Order::Due, ..Query::new(Whose::Everyone, 20) };
-    let newest = |whose: &Whose| Query { status: live.clone(), ..Query::new(whose.clone(), 20) };
+    let due = SessionQuery {
+        due_before: Some(at(1)),
+        order: SessionOrder::Due,
+        ..SessionQuery::new(OwnerFilter::Everyone, 20)
+    };
+    let newest = |whose: &OwnerFilter| SessionQuery { status: live.clone(), ..SessionQuery::new(whose.clone(), 20) };
     for (query, want) in [
         (newest(&mine), "head_user (tenant=? AND user=?)"),
-        (Query { cursor, ..newest(&mine) }, "head_user (tenant=? AND user=? AND active_at<?)"),
+        (SessionQuery { cursor, ..newest(&mine) }, "head_user (tenant=? AND user=? AND active_at<?)"),
         (newest(&ours), "head_active (tenant=?)"),
-        (Query { hashes: hashes.clone(), ..newest(&mine) }, "head_hash (tenant=? AND hash=? AND user=?)"),
-        (Query { hashes, ..newest(&ours) }, "head_hash (tenant=? AND hash=?)"),
-        (Query { matches: vec![VisibleHash([1; 16])], ..newest(&mine) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
-        (Query { parent, ..newest(&ours) }, "head_parent (tenant=? AND parent=?)"),
-        (Query { thread: Some("t".to_owned()), ..newest(&mine) }, "head_thread (tenant=? AND thread=?)"),
-        (Query { tags: vec!["t".to_owned()], ..newest(&ours) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
-        (Query { tags: vec!["t".to_owned()], ..newest(&mine) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
+        (SessionQuery { hashes: hashes.clone(), ..newest(&mine) }, "head_hash (tenant=? AND hash=? AND user=?)"),
+        (SessionQuery { hashes, ..newest(&ours) }, "head_hash (tenant=? AND hash=?)"),
+        (
+            SessionQuery { matches: vec![VisibleHash([1; 16])], ..newest(&mine) },
+            "head USING INTEGER PRIMARY KEY (rowid=?)",
+        ),
+        (SessionQuery { parent, ..newest(&ours) }, "head_parent (tenant=? AND parent=?)"),
+        (SessionQuery { thread: Some("t".to_owned()), ..newest(&mine) }, "head_thread (tenant=? AND thread=?)"),
+        (SessionQuery { tags: vec!["t".to_owned()], ..newest(&ours) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
+        (SessionQuery { tags: vec!["t".to_owned()], ..newest(&mine) }, "head USING INTEGER PRIMARY KEY (rowid=?)"),
         (due, "head_due (due_at<?)"),
-        (Query { lease_before: Some(at(1)), ..Query::new(Whose::Everyone, 20) }, "head_lease (lease_until<?)"),
+        (
+            SessionQuery { lease_before: Some(at(1)), ..SessionQuery::new(OwnerFilter::Everyone, 20) },
+            "head_lease (lease_until<?)",
+        ),
     ] {
         let plan = plan(&sql, &query);
         let search = if want.starts_with("head ") { want.to_owned() } else { format!("head USING INDEX {want}") };
@@ -56,8 +66,8 @@ async fn queries_use_their_index() {
     }
     // A scan follows the index on activity, without sorting.
     for (whose, index) in [(mine, "head_user (tenant=? AND user=?)"), (ours, "head_active (tenant=?)")] {
-        let query = Query { title: Some("x".to_owned()), tags: vec!["t".to_owned()], ..newest(&whose) };
-        let plan = explain(&sql, Select::scan(&query, 100));
+        let query = SessionQuery { title: Some("x".to_owned()), tags: vec!["t".to_owned()], ..newest(&whose) };
+        let plan = explain(&sql, HeadSelect::scan(&query, 100));
         assert!(plan.contains(&format!("SEARCH head USING INDEX {index}")), "{plan}");
         assert!(!plan.contains("USE TEMP B-TREE FOR ORDER BY"), "{plan}");
     }
@@ -79,12 +89,12 @@ async fn the_newest_of_many_are_at_hand() {
         [],
     )
     .unwrap();
-    let mine = Query::new(Whose::User(Tenant::default(), user("ada")), 20);
+    let mine = SessionQuery::new(OwnerFilter::User(Tenant::default(), user("ada")), 20);
     let heads = place.store.heads(&mine).await.unwrap();
     let ids: Vec<_> = heads.iter().map(|h| h.info.session_id.to_string()).collect();
     assert_eq!(ids, (0..20).map(|n| format!("s{}", 20_000 - n * 10)).collect::<Vec<_>>());
     // The query reads only the rows that it returns.
-    let Select { sql: text, params } = Select::new(&mine, None);
+    let HeadSelect { sql: text, params } = HeadSelect::new(&mine, None);
     let mut find = sql.prepare(&text).unwrap();
     assert_eq!(find.query_map(params_from_iter(params), |_| Ok(())).unwrap().count(), 20);
     assert!(find.get_status(rusqlite::StatementStatus::VmStep) < 2000);

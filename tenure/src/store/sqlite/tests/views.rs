@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::rules::session::{Point, Session};
-use crate::types::entry::{Checkpointed, Parent, Rewound};
-use crate::types::id::Label;
+use crate::types::entry::{CheckpointEntry, Parent, RewindEntry};
+use crate::types::id::CheckpointLabel;
 use crate::types::status::Status;
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 async fn whole(place: &Place, session: &str) -> Vec<Record> {
     let (mut records, mut id, mut upto) = (Vec::new(), session.to_owned(), Seq::MAX);
     loop {
-        let own = place.store.records(&key(&id), &Range { upto, ..Range::after(0) }).await.unwrap();
+        let own = place.store.records(&key(&id), &RecordRange { upto, ..RecordRange::after(0) }).await.unwrap();
         records.splice(..0, own);
         let Some(parent) = place.store.head(&key(&id)).await.unwrap().unwrap().parent else { return records };
         (id, upto) = (parent.session.to_string(), upto.min(parent.seq));
@@ -54,16 +54,16 @@ async fn grow(place: &Place, log: &mut Log, dice: &mut Dice) {
                 log.say(&format!("{} \"{}\"", log.head.info.session_id, log.head.seq));
             }
             3 => {
-                let label = Label::new(format!("after {}", log.head.seq)).unwrap();
+                let label = CheckpointLabel::new(format!("after {}", log.head.seq)).unwrap();
                 let (run, step, state) = Default::default();
-                log.push(Entry::Checkpoint(Checkpointed { label, auto: dice.roll(2) == 0, run, step, state }));
+                log.push(Entry::Checkpoint(CheckpointEntry { label, auto: dice.roll(2) == 0, run, step, state }));
             }
             _ => {
                 log.save(&place.store).await;
                 let session = folded(place, log.head.info.session_id.as_str()).await;
                 let position = dice.roll(session.messages.len() + 1);
                 let to = session.locate(&Point::Position(position)).unwrap();
-                log.push(Entry::Rewound(Rewound { to: to.seq, mark: to.mark }));
+                log.push(Entry::Rewound(RewindEntry { to: to.seq, mark: to.mark }));
             }
         }
     }
@@ -86,7 +86,8 @@ async fn views_show_what_the_fold_shows() {
             let session = folded(&place, parent.head.info.session_id.as_str()).await;
             let point = session.locate(&Point::Position(dice.roll(session.messages.len() + 1))).unwrap();
             let parent = Parent { session: parent.head.info.session_id.clone(), seq: point.seq, mark: point.mark };
-            let mut fork = Log::begin(&format!("s{n}"), Created { parent: Some(parent), ..Created::default() });
+            let mut fork =
+                Log::begin(&format!("s{n}"), SessionCreated { parent: Some(parent), ..SessionCreated::default() });
             grow(&place, &mut fork, &mut dice).await;
             logs.push(fork);
         }

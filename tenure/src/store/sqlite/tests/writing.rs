@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::types::blob::{Blob, BlobId};
-use crate::types::digest::Mark;
-use crate::types::entry::{Parent, Post};
+use crate::types::digest::LogDigest;
+use crate::types::entry::{MessageEntry, Parent};
 use crate::types::error::Error;
 use crate::types::id::RunId;
 use crate::types::status::Status;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 async fn hold(store: &Arc<SqliteStore>) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel::<()>();
     let (started, begun) = tokio::sync::oneshot::channel();
-    let work = move |_: &Connection, _: &super::super::File| {
+    let work = move |_: &Connection, _: &super::super::Database| {
         let _ = started.send(());
         let _ = receiver.recv();
         Ok(())
@@ -68,7 +68,7 @@ async fn commits_that_wait_share_a_transaction() {
 
 /// Returns the name of the thread that executes a write.
 async fn who_writes(store: &SqliteStore) -> Option<String> {
-    let name = |_: &Connection, _: &super::super::File| Ok(std::thread::current().name().map(str::to_owned));
+    let name = |_: &Connection, _: &super::super::Database| Ok(std::thread::current().name().map(str::to_owned));
     store.writer.write(name).await.unwrap()
 }
 
@@ -197,7 +197,7 @@ async fn sixteen_tasks_write_at_once() {
         });
     }
     for log in tasks.join_all().await {
-        let records = store.records(&log.head.key(), &Range::after(0)).await.unwrap();
+        let records = store.records(&log.head.key(), &RecordRange::after(0)).await.unwrap();
         assert_eq!(records.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=21).collect::<Vec<_>>());
         assert_eq!(store.head(&log.head.key()).await.unwrap(), Some(log.head));
     }
@@ -264,7 +264,7 @@ async fn two_processes_may_write_one_file() {
         });
     }
     tasks.join_all().await;
-    let records = other.records(&key("s"), &Range::after(0)).await.unwrap();
+    let records = other.records(&key("s"), &RecordRange::after(0)).await.unwrap();
     assert_eq!(records.iter().map(|r| r.seq).collect::<Vec<_>>(), (1..=61).collect::<Vec<_>>());
     let said = |n: usize| records.iter().filter(|r| r.entry.encode().contains(&format!("\"{n}."))).count();
     assert_eq!([0, 1, 2, 3].map(said), [15; 4]);
@@ -306,7 +306,7 @@ async fn marks_are_seen_and_counted() {
     // Whatever use marks came before, a commit is fsynced.
     Log::new("s").save(&place.store).await;
     let level =
-        |conn: &Connection, _: &super::super::File| Ok(conn.pragma_query_value(None, "synchronous", |r| r.get(0)));
+        |conn: &Connection, _: &super::super::Database| Ok(conn.pragma_query_value(None, "synchronous", |r| r.get(0)));
     assert_eq!(place.store.writer.alone(level).await.unwrap(), Ok(2));
 }
 
@@ -333,8 +333,8 @@ async fn there_is_a_limit_to_records_and_sessions() {
 }
 
 fn fork(session: &str, parent: &Log, seq: Seq) -> Log {
-    let parent = Parent { session: parent.head.info.session_id.clone(), seq, mark: Mark::default() };
-    Log::begin(session, Created { parent: Some(parent), ..Created::default() })
+    let parent = Parent { session: parent.head.info.session_id.clone(), seq, mark: LogDigest::default() };
+    Log::begin(session, SessionCreated { parent: Some(parent), ..SessionCreated::default() })
 }
 
 #[tokio::test]
@@ -382,7 +382,7 @@ async fn records_of_all_sizes_and_kinds_come_back() {
             5 => {
                 let (run, message) =
                     (Some(RunId::new("r").unwrap()), Message::assistant(&"ö\"".repeat(dice.roll(999))));
-                log.push(Entry::Message(Post { run, lead: n % 3 == 0, ..Post::from(message) }))
+                log.push(Entry::Message(MessageEntry { run, lead: n % 3 == 0, ..MessageEntry::from(message) }))
             }
             _ if n % 100 == 0 => log.say(&"long ".repeat(20_000)),
             _ => log.say(&"é".repeat(dice.roll(2000))),
@@ -391,7 +391,7 @@ async fn records_of_all_sizes_and_kinds_come_back() {
     let written = log.new.clone();
     log.save(&place.store).await;
     assert_eq!(place.records("s").await.unwrap(), written);
-    let mut back = place.store.records(&key("s"), &Range::back_from(Seq::MAX, 1000)).await.unwrap();
+    let mut back = place.store.records(&key("s"), &RecordRange::back_from(Seq::MAX, 1000)).await.unwrap();
     back.reverse();
     assert_eq!(back, written);
 }
