@@ -1,23 +1,23 @@
 //! The parts of the server that handlers and jobs share.
 
 use crate::auth::rate_limit::RateLimits;
-use crate::auth::{Keys, add_bootstrap_key};
+use crate::auth::{KeyStore, add_bootstrap_key};
 use crate::config::Config;
 use crate::config::schedules::{self, CompiledSchedule};
-use crate::embed::Source;
-use crate::llm::Models;
+use crate::embed::EmbeddingSource;
+use crate::llm::ModelRegistry;
 use crate::net::body_budget::BodyBudget;
-use crate::observability::metrics::Census;
+use crate::observability::metrics::SessionCounts;
 use crate::tasks::Tasks;
 use crate::tools::Toolbox;
-use crate::transcripts::Transcripts;
+use crate::transcripts::TranscriptWriter;
 use crate::webhooks::{self, Webhook};
 use crate::workspace::Workspaces;
 use std::sync::Arc;
 use tenure::{Tenure, Tools};
 
 /// What every handler has in hand.
-pub type Shared = Arc<App>;
+pub type AppState = Arc<App>;
 
 /// The server's parts.
 pub struct App {
@@ -26,13 +26,13 @@ pub struct App {
     /// How it is set up.
     pub config: Config,
     /// Who may ask.
-    pub keys: Keys,
+    pub keys: KeyStore,
     /// What keys have used of their limits this minute.
     pub rate_limits: Arc<RateLimits>,
     /// The models by name, in the order of the configuration.
-    pub models: Models,
+    pub models: ModelRegistry,
     /// What makes vectors.
-    pub embeddings: Source,
+    pub embeddings: EmbeddingSource,
     /// What the models can have done.
     pub tools: Arc<Toolbox>,
     /// The workspaces of sessions, if they are kept.
@@ -44,9 +44,9 @@ pub struct App {
     /// Who is told when a run ends.
     pub run_hooks: Vec<Arc<Webhook>>,
     /// The files that sessions are written to as they go, or when they end.
-    pub transcripts: Transcripts,
+    pub transcripts: TranscriptWriter,
     /// When sessions were last counted.
-    pub census: Census,
+    pub census: SessionCounts,
     /// The memory that request bodies may use.
     pub bodies: Arc<BodyBudget>,
 }
@@ -59,8 +59,8 @@ impl std::fmt::Debug for App {
 
 impl App {
     /// Opens the store and sets everything up.
-    pub async fn open(config: Config) -> anyhow::Result<Shared> {
-        let embeddings = Source::open(&config.embeddings).await?;
+    pub async fn open(config: Config) -> anyhow::Result<AppState> {
+        let embeddings = EmbeddingSource::open(&config.embeddings).await?;
         let options = tenure::Options { embedder: embeddings.embedder(), ..config.options() };
         let tenure = Tenure::open_with(&config.store, options).await?;
         let app = Self::with(tenure, config, embeddings)?;
@@ -75,16 +75,16 @@ impl App {
     }
 
     /// The same on a house that is open already, and makes vectors or not by itself.
-    pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<Shared> {
-        Self::with(tenure, config, Source::None)
+    pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<AppState> {
+        Self::with(tenure, config, EmbeddingSource::None)
     }
 
-    fn with(tenure: Tenure, config: Config, embeddings: Source) -> anyhow::Result<Shared> {
+    fn with(tenure: Tenure, config: Config, embeddings: EmbeddingSource) -> anyhow::Result<AppState> {
         config.assistants.iter().cloned().for_each(|a| tenure.declare(a));
-        let models = Models::new(&config.models)?;
+        let models = ModelRegistry::new(&config.models)?;
         let tools = Arc::new(Toolbox::new(&config)?);
-        let keys = Keys::of(tenure.clone());
-        let transcripts = Transcripts::new(&config);
+        let keys = KeyStore::of(tenure.clone());
+        let transcripts = TranscriptWriter::new(&config);
         transcripts.install(&tenure);
         let workspaces = Workspaces::new(&config.workspaces)?;
         if let Some(workspaces) = &workspaces {

@@ -8,5 +8,5 @@ mod keys;
 pub mod rate_limit;
 
 pub use bootstrap::add_bootstrap_key;
-pub use caller::{Caller, Credentials, InHand};
-pub use keys::{Key, Keys, NewKey, Right, SYSTEM};
+pub use caller::{Caller, Credentials, LocalAccess};
+pub use keys::{ApiKey, KeyStore, NewKey, Right, SYSTEM};

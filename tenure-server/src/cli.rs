@@ -54,7 +54,7 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
         #[command(subcommand)]
-        command: sessions::Sessions,
+        command: sessions::SessionsCommand,
     },
     /// Look at the work in a session, and stop it
     Runs {
@@ -62,7 +62,7 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
         #[command(subcommand)]
-        command: runs::Runs,
+        command: runs::RunsCommand,
     },
     /// Look at what waits for a person, and decide it
     Reviews {
@@ -70,22 +70,22 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
         #[command(subcommand)]
-        command: reviews::Reviews,
+        command: reviews::ReviewsCommand,
     },
     /// Show the decisions of people and verify their hash chain
-    Audit(audit::Audit),
+    Audit(audit::AuditArgs),
     /// Look at what is remembered, add to it, take from it
     Memories {
         /// JSON, for programs
         #[arg(long, global = true)]
         json: bool,
         #[command(subcommand)]
-        command: memories::Memories,
+        command: memories::MemoriesCommand,
     },
     /// Promote what sessions recalled often to their users, once (a running server does it by itself, if it is told to)
     Dream(memories::DreamArgs),
     /// Talk in a session
-    Chat(chat::Chat),
+    Chat(chat::ChatArgs),
     /// Expire and purge what is due, once (a running server does it by itself)
     Sweep {
         /// JSON, for programs
@@ -98,7 +98,7 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
         #[command(subcommand)]
-        command: keys::Keys,
+        command: keys::KeysCommand,
     },
     /// Get the model that makes vectors in this process, and see what is there
     Models {
@@ -106,7 +106,7 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
         #[command(subcommand)]
-        command: models::Models,
+        command: models::ModelsCommand,
     },
     /// Print the configuration in force, with secrets hidden
     Config {

@@ -25,14 +25,14 @@ pub use cors::Cors;
 pub use limits::{KeyLimits, Limits};
 pub use models::{BUILT_IN_MODEL, ModelConfig};
 pub use remote::remote;
-pub use runs::Runs;
+pub use runs::RunsConfig;
 pub use schedules::Schedule;
-pub use sessions::{Cache, Sessions, ShortTerm};
+pub use sessions::{Cache, SessionsConfig, ShortTerm};
 pub use telemetry::{LogFormat, Telemetry};
-pub use transcripts::Transcripts;
+pub use transcripts::TranscriptsConfig;
 pub use trusted_proxies::TrustedProxies;
 pub use url::http_url;
-pub use webhooks::{OnExpire, Webhook};
+pub use webhooks::{OnExpire, WebhookConfig};
 
 use serde::{Deserialize, Serialize};
 use tenure::store::redacted;
@@ -54,7 +54,7 @@ pub struct Config {
     /// The model servers. Without any, the built-in `rehearsal` model answers.
     pub models: Vec<ModelConfig>,
     /// How long sessions last, and what requests do that come at a bad time.
-    pub sessions: Sessions,
+    pub sessions: SessionsConfig,
     /// What models are shown.
     pub short_term: ShortTerm,
     /// Tool results.
@@ -62,7 +62,7 @@ pub struct Config {
     /// Assistants that stand for every tenant.
     pub assistants: Vec<Assistant>,
     /// Work that goes on by itself.
-    pub runs: Runs,
+    pub runs: RunsConfig,
     /// Runs by the clock.
     pub schedules: Vec<Schedule>,
     /// The Python tool, for assistants that list it.
@@ -74,11 +74,11 @@ pub struct Config {
     /// What happens when a session ends.
     pub on_expire: OnExpire,
     /// One JSONL file per session.
-    pub transcripts: Transcripts,
+    pub transcripts: TranscriptsConfig,
     /// What must not be written to transcripts and memories, nor be shown by a search.
     pub redaction: Redaction,
     /// The workspaces of sessions.
-    pub workspaces: workspaces::Workspaces,
+    pub workspaces: workspaces::WorkspacesConfig,
     /// The limits.
     pub limits: Limits,
     /// Other web sites whose pages may call this server.
@@ -97,19 +97,19 @@ impl Default for Config {
             listen: DEFAULT_LISTEN.to_owned(),
             store: "sqlite:tenure.db".to_owned(),
             models: Vec::new(),
-            sessions: Sessions::default(),
+            sessions: SessionsConfig::default(),
             short_term: ShortTerm::default(),
             cache: Cache::default(),
             assistants: Vec::new(),
-            runs: Runs::default(),
+            runs: RunsConfig::default(),
             schedules: Vec::new(),
             python: tools::Python::default(),
             dreams: dreams::Dreams::default(),
             embeddings: embeddings::Embeddings::default(),
             on_expire: OnExpire::default(),
-            transcripts: Transcripts::default(),
+            transcripts: TranscriptsConfig::default(),
             redaction: Redaction::default(),
-            workspaces: workspaces::Workspaces::default(),
+            workspaces: workspaces::WorkspacesConfig::default(),
             limits: Limits::default(),
             cors: Cors::default(),
             trusted_proxies: TrustedProxies::default(),

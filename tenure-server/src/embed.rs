@@ -8,6 +8,6 @@ mod vector;
 mod weights;
 mod wordpiece;
 
-pub use local::{HASH, Local, hash};
-pub use server::Server;
-pub use source::Source;
+pub use local::{HASH, LocalModel, hash};
+pub use server::EmbeddingServer;
+pub use source::EmbeddingSource;

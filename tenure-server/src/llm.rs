@@ -5,4 +5,4 @@ mod models;
 pub mod sse;
 pub mod upstream;
 
-pub use models::Models;
+pub use models::ModelRegistry;

@@ -1,6 +1,6 @@
 //! The table of routes.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::rate_limit::{self, ResponseHeaders};
 use crate::error::ApiError;
 use crate::headers::{header_hint, header_text};
@@ -25,13 +25,13 @@ use utoipa_axum::routes;
 #[openapi(
     info(title = "Tenure", description = "Sessions that last, for LLM agents: an OpenAI-compatible endpoint with a memory, and an agent server."),
     components(schemas(crate::error::ErrorBody)),
-    modifiers(&Security)
+    modifiers(&SecurityScheme)
 )]
-struct Document;
+struct OpenApiDocument;
 
-struct Security;
+struct SecurityScheme;
 
-impl utoipa::Modify for Security {
+impl utoipa::Modify for SecurityScheme {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
         let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
@@ -39,8 +39,8 @@ impl utoipa::Modify for Security {
     }
 }
 
-fn table() -> OpenApiRouter<Shared> {
-    OpenApiRouter::with_openapi(Document::openapi())
+fn table() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(OpenApiDocument::openapi())
         // OpenAI's side
         .routes(routes!(chat::complete))
         .routes(routes!(models::list))
@@ -104,7 +104,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 }
 
 /// All routes.
-pub fn router(app: Shared) -> Router {
+pub fn router(app: AppState) -> Router {
     let (router, document) = table().split_for_parts();
     let cors = cors(&app.config.cors.origins);
     let mut router = router
@@ -136,13 +136,13 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
 }
 
 /// Checks where a request comes from, and adds the headers of the rate limits to its response.
-async fn guard(State(app): State<Shared>, mut request: Request, next: Next) -> Response {
+async fn guard(State(app): State<AppState>, mut request: Request, next: Next) -> Response {
     let headers = ResponseHeaders::default();
     request.extensions_mut().insert(headers.clone());
     let mut response = match admit(&app, &request) {
         Err(e) => e.into_response(),
-        Ok(Origin::Local) => next.run(request).await,
-        Ok(Origin::Elsewhere(refusal)) => match app.keys.are_required().await {
+        Ok(RequestOrigin::Local) => next.run(request).await,
+        Ok(RequestOrigin::Elsewhere(refusal)) => match app.keys.are_required().await {
             Ok(true) => next.run(request).await,
             Ok(false) => refusal.into_response(),
             Err(e) => ApiError::from(e).into_response(),
@@ -156,7 +156,7 @@ async fn guard(State(app): State<Shared>, mut request: Request, next: Next) -> R
 const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 
 /// Where a request comes from.
-enum Origin {
+enum RequestOrigin {
     /// This machine, as far as the headers tell.
     Local,
     /// Perhaps elsewhere: without keys it is refused with this error.
@@ -165,7 +165,7 @@ enum Origin {
 
 /// Without keys only this machine may ask, under a name of its own and not through a proxy: a page elsewhere could otherwise use
 /// the browser, and anybody the proxy.
-fn admit(app: &Shared, request: &Request) -> Result<Origin, ApiError> {
+fn admit(app: &AppState, request: &Request) -> Result<RequestOrigin, ApiError> {
     check_head(app, request)?;
     check_origin(app, request)?;
     let host = header_text(request.headers(), "host")?;
@@ -179,7 +179,7 @@ fn admit(app: &Shared, request: &Request) -> Result<Origin, ApiError> {
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
     let forwarded = FORWARDED.iter().find(|name| request.headers().contains_key(**name));
     let message = match forwarded {
-        None if ours => return Ok(Origin::Local),
+        None if ours => return Ok(RequestOrigin::Local),
         Some(name) if ours => {
             format!("the request came through a proxy (it has the header {name}); make a key first (`tenure keys add`)")
         }
@@ -188,11 +188,11 @@ fn admit(app: &Shared, request: &Request) -> Result<Origin, ApiError> {
             format!("the host {host} is not this machine; make a key first (`tenure keys add`)")
         }
     };
-    Ok(Origin::Elsewhere(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
+    Ok(RequestOrigin::Elsewhere(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
 }
 
 /// Rejects a request whose target and headers are over `max_header_bytes`. The limit is the same for both versions of HTTP.
-fn check_head(app: &Shared, request: &Request) -> Result<(), ApiError> {
+fn check_head(app: &AppState, request: &Request) -> Result<(), ApiError> {
     let max = app.config.limits.max_header_bytes;
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let headers: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
@@ -210,7 +210,7 @@ fn check_head(app: &Shared, request: &Request) -> Result<(), ApiError> {
 }
 
 /// A page of another site must not change anything: browsers say where a request comes from.
-fn check_origin(app: &Shared, request: &Request) -> Result<(), ApiError> {
+fn check_origin(app: &AppState, request: &Request) -> Result<(), ApiError> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
         return Ok(());
     }
@@ -259,6 +259,6 @@ async fn observe(mut request: Request, next: Next) -> Response {
 }
 
 /// The routes without a socket, for the command line and for tests.
-pub fn in_process(app: &Shared) -> Router {
+pub fn in_process(app: &AppState) -> Router {
     router(app.clone())
 }

@@ -1,11 +1,11 @@
 //! Serving: how connections are accepted, and how the server stops.
 #![expect(clippy::disallowed_methods, reason = "connections are tasks of their own")]
 
-use crate::app::{App, Shared};
+use crate::app::{App, AppState};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::jobs;
-use crate::net::connections::{Admitted, Close, Connections, Full};
+use crate::net::connections::{AdmittedConnection, CloseReason, ConnectionLimitReached, Connections};
 use crate::net::responses::{self, ResponseBody};
 use crate::net::transport::Transport;
 use crate::observability::metrics;
@@ -60,7 +60,7 @@ fn is_loopback(ip: IpAddr) -> bool {
 }
 
 /// Serves until `stop` ends, then drains: requests and turns in progress are finished.
-pub async fn run(app: Shared, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(app: AppState, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     jobs::start_all(&app);
     let acceptor = Acceptor::new(app.clone());
     tokio::pin!(stop);
@@ -107,16 +107,16 @@ async fn drain(app: &App, connections: &Connections) {
 
 /// What a new connection needs.
 struct Acceptor {
-    app: Shared,
+    app: AppState,
     router: Router,
     connections: Arc<Connections>,
-    http: auto::Builder<Streams>,
+    http: auto::Builder<StreamExecutor>,
     /// One permit for each client that is being told that there are too many.
     refusals: Arc<Semaphore>,
 }
 
 impl Acceptor {
-    fn new(app: Shared) -> Self {
+    fn new(app: AppState) -> Self {
         let router = router(app.clone());
         let connections = Connections::new(&app.config);
         let http = http_protocols(&app.config.limits);
@@ -136,7 +136,7 @@ impl Acceptor {
         }
     }
 
-    fn serve_admitted(&self, stream: TcpStream, admitted: Admitted) {
+    fn serve_admitted(&self, stream: TcpStream, admitted: AdmittedConnection) {
         let limits = &self.app.config.limits;
         let _ = stream.set_nodelay(true);
         let connection = admitted.connection().clone();
@@ -172,8 +172,8 @@ const MAX_RESET_STREAMS: usize = 32;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Both versions of HTTP, with their limits. How long a connection may be idle is `net/connections.rs`'s to decide, for both.
-fn http_protocols(limits: &Limits) -> auto::Builder<Streams> {
-    let streams = Streams { write_timeout: limits.write_timeout.duration() };
+fn http_protocols(limits: &Limits) -> auto::Builder<StreamExecutor> {
+    let streams = StreamExecutor { write_timeout: limits.write_timeout.duration() };
     let mut http = auto::Builder::new(streams);
     http.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(head_buffer(limits)).keep_alive(true);
     http.http2()
@@ -198,11 +198,11 @@ fn head_buffer(limits: &Limits) -> usize {
 
 /// Runs the streams of HTTP/2 connections. One whose client accepts nothing of its response for too long is reset.
 #[derive(Clone, Debug)]
-struct Streams {
+struct StreamExecutor {
     write_timeout: Option<Duration>,
 }
 
-impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Streams {
+impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for StreamExecutor {
     fn execute(&self, stream: F) {
         tokio::spawn(responses::until_stalled(self.write_timeout, stream));
     }
@@ -211,13 +211,13 @@ impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Stream
 /// Serves one connection until it ends, is closed, or the server stops. Requests in flight are then finished, for a
 /// limited time.
 async fn serve_connection<S>(
-    app: Shared,
-    connection: auto::Connection<'static, TokioIo<Transport>, S, Streams>,
-    admitted: Admitted,
+    app: AppState,
+    connection: auto::Connection<'static, TokioIo<Transport>, S, StreamExecutor>,
+    admitted: AdmittedConnection,
 ) where
     S: Service<Request<Incoming>, Response = Response<ResponseBody>, Error = Infallible, Future: Send + 'static>,
 {
-    let _counted = metrics::Connection::opened();
+    let _counted = metrics::ConnectionGuard::opened();
     let mut connection = pin!(connection);
     let close = tokio::select! {
         ended = connection.as_mut() => {
@@ -229,9 +229,9 @@ async fn serve_connection<S>(
         close = admitted.close() => Some(close),
         () = app.tasks.stopping() => None,
     };
-    if close == Some(Close::Evicted) && !admitted.connection().is_authenticated() {
+    if close == Some(CloseReason::Evicted) && !admitted.connection().is_authenticated() {
         // At once: many such connections may come, and each holds a file descriptor.
-        metrics::connection_closed(Close::Evicted.reason());
+        metrics::connection_closed(CloseReason::Evicted.reason());
         return;
     }
     connection.as_mut().graceful_shutdown();
@@ -249,8 +249,8 @@ async fn serve_connection<S>(
 }
 
 /// Tells a client that there are too many connections.
-async fn refuse(mut stream: TcpStream, full: Full, _permit: OwnedSemaphorePermit) {
-    let Full { limit, max } = full;
+async fn refuse(mut stream: TcpStream, full: ConnectionLimitReached, _permit: OwnedSemaphorePermit) {
+    let ConnectionLimitReached { limit, max } = full;
     let message = format!("over the limit `{limit}` of {max}; try again in a moment");
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message).with_param(limit);
     let body = serde_json::to_string(&error.body()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What is done to a session besides the change in the store: its workspace, its transcript, and the tools that run for it.
 
 use crate::app::App;
-use crate::workspace::{RestorePlan, Restored, WorkspaceError};
+use crate::workspace::{RestorePlan, RestoredWorkspace, WorkspaceError};
 use serde_json::{Map, Value};
 use tenure::store::SessionCursor;
 use tenure::{
@@ -25,7 +25,7 @@ pub enum SessionError {
 
 /// How a session is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deletion {
+pub enum DeletionReport {
     /// It can be restored until its retention ends.
     Restorable,
     /// It is destroyed.
@@ -53,7 +53,7 @@ pub async fn delete(
     app: &App,
     who: &Principal,
     id: &SessionId,
-    deletion: Deletion,
+    deletion: DeletionReport,
     expected: Option<Seq>,
 ) -> tenure::Result<bool> {
     let tenure = expecting(&app.tenure, expected);
@@ -63,8 +63,8 @@ pub async fn delete(
     };
     let delete = async {
         match deletion {
-            Deletion::Purge => tenure.purge(who, id).await,
-            Deletion::Restorable => tenure.delete(who, id).await,
+            DeletionReport::Purge => tenure.purge(who, id).await,
+            DeletionReport::Restorable => tenure.delete(who, id).await,
         }
     };
     let deleted = app.transcripts.take_away(&app.tenure, who, id, delete).await?;
@@ -133,7 +133,7 @@ pub async fn rewind(
     who: &Principal,
     id: &SessionId,
     request: RewindRequest,
-) -> Result<(RewindResult, Option<Restored>), SessionError> {
+) -> Result<(RewindResult, Option<RestoredWorkspace>), SessionError> {
     let RewindRequest { to, expected, workspace } = request;
     let plan = if workspace { Some(find_commit(app, who, id, &to).await?) } else { None };
     let done = expecting(&app.tenure, expected).rewind(who, id, to).await?;

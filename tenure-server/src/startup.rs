@@ -1,6 +1,6 @@
 //! Starting while the database is away: the server waits for it, and tells whoever asks that it is not ready yet.
 
-use crate::app::{App, Shared};
+use crate::app::{App, AppState};
 use crate::config::Config;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::time::Duration;
@@ -18,7 +18,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_REQUEST: usize = 16 << 10;
 
 /// Opens the store and sets everything up. A PostgreSQL that is not available is waited for; whatever else is wrong ends the start.
-pub async fn open(config: Config) -> anyhow::Result<Shared> {
+pub async fn open(config: Config) -> anyhow::Result<AppState> {
     let opening = open_patiently(&config);
     tokio::pin!(opening);
     if let Ok(opened) = tokio::time::timeout(PATIENCE, &mut opening).await {
@@ -40,7 +40,7 @@ pub async fn open(config: Config) -> anyhow::Result<Shared> {
     }
 }
 
-async fn open_patiently(config: &Config) -> anyhow::Result<Shared> {
+async fn open_patiently(config: &Config) -> anyhow::Result<AppState> {
     let waits = config.store.starts_with("postgres");
     loop {
         match App::open(config.clone()).await {

@@ -34,19 +34,19 @@ const MAX_KNOWN: usize = 10_000;
 
 /// Where transcripts are written. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Transcripts {
+pub struct TranscriptWriter {
     dir: Option<PathBuf>,
     live: bool,
     /// What is known of the files. Whoever has it is the only one who reads a session in order to write its file, or removes one: what was
     /// removed is not written again by somebody who had read it before.
-    known: Arc<Mutex<HashMap<SessionKey, Written>>>,
+    known: Arc<Mutex<HashMap<SessionKey, WrittenTranscript>>>,
     /// What changes, while nobody follows it.
     changes: Arc<Mutex<Option<Receiver<SessionKey>>>>,
 }
 
 /// How far a file is.
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct WrittenTranscript {
     /// Of which session, if its id is used again.
     created_at: Timestamp,
     messages: usize,
@@ -55,7 +55,7 @@ struct Written {
     bytes: u64,
 }
 
-impl Transcripts {
+impl TranscriptWriter {
     /// As the configuration says.
     pub fn new(config: &Config) -> Self {
         let dir = Some(&config.transcripts.dir).filter(|d| !d.is_empty()).map(PathBuf::from);
@@ -155,7 +155,7 @@ impl Transcripts {
         *self.changes.lock().await = Some(changes);
     }
 
-    /// Writes what was said since [`Transcripts::follow`] has ended.
+    /// Writes what was said since [`TranscriptWriter::follow`] has ended.
     pub async fn finish(&self, tenure: &Tenure) {
         if let Some(mut changes) = self.changes.lock().await.take() {
             // What goes wrong now is mended at the next start.
@@ -242,7 +242,7 @@ impl Transcripts {
                 let (said, at) = (said.into_iter().skip(1).map(|s| s.message).collect(), head.info.updated_at);
                 let (messages, redaction) = (head.mark.messages, tenure.redaction().clone());
                 let bytes = blocking(move || append(&path, &redacted(&redaction, said), at)).await?;
-                note(&mut known, key, Written { messages, last, bytes, ..before });
+                note(&mut known, key, WrittenTranscript { messages, last, bytes, ..before });
                 return Ok(());
             }
         }
@@ -255,7 +255,7 @@ impl Transcripts {
         let redaction = tenure.redaction().clone();
         let whole = move || write(&path, &redacted(&redaction, said.into_iter().map(|s| s.message).collect()), at);
         let bytes = blocking(whole).await?;
-        note(&mut known, key, Written { created_at, messages, last, bytes });
+        note(&mut known, key, WrittenTranscript { created_at, messages, last, bytes });
         Ok(())
     }
 
@@ -292,7 +292,11 @@ impl Transcripts {
     }
 }
 
-fn note(known: &mut MutexGuard<'_, HashMap<SessionKey, Written>>, key: &SessionKey, written: Written) {
+fn note(
+    known: &mut MutexGuard<'_, HashMap<SessionKey, WrittenTranscript>>,
+    key: &SessionKey,
+    written: WrittenTranscript,
+) {
     if known.len() >= MAX_KNOWN {
         known.clear();
     }
@@ -385,7 +389,7 @@ mod tests {
     #[test]
     fn what_can_not_be_written_to_is_told_at_once() {
         let config = Config::parse("transcripts: {dir: /dev/null/x}").unwrap();
-        let error = format!("{:#}", Transcripts::new(&config).check().unwrap_err());
+        let error = format!("{:#}", TranscriptWriter::new(&config).check().unwrap_err());
         assert!(error.contains("transcripts.dir") && error.contains("/dev/null/x"), "{error}");
     }
 

@@ -1,7 +1,7 @@
 //! Web hooks: who is notified when a session or a run ends.
 
 use crate::clock;
-use crate::config::{self, OnExpire, Runs, http_url};
+use crate::config::{self, OnExpire, RunsConfig, http_url};
 use anyhow::Context;
 use jiff::Timestamp;
 use reqwest::header::CONTENT_TYPE;
@@ -27,7 +27,7 @@ const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Those who are told when a run ends.
-pub fn run_hooks(config: &Runs) -> anyhow::Result<Vec<Arc<Webhook>>> {
+pub fn run_hooks(config: &RunsConfig) -> anyhow::Result<Vec<Arc<Webhook>>> {
     let hooks = config.webhooks.iter().enumerate();
     let made = hooks.map(|(i, hook)| Webhook::new(hook).with_context(|| format!("runs.webhooks[{i}]")).map(Arc::new));
     made.collect()
@@ -43,7 +43,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    fn new(hook: &config::Webhook) -> anyhow::Result<Self> {
+    fn new(hook: &config::WebhookConfig) -> anyhow::Result<Self> {
         let url = http_url("url", &hook.url)?;
         let key = hook.secret()?.map(|secret| *blake3::hash(secret.as_bytes()).as_bytes());
         let timeout = hook.timeout.duration().context("timeout: it must end some time")?;

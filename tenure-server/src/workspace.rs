@@ -11,4 +11,4 @@ mod tree;
 mod workspaces;
 
 pub use error::{METADATA_KEY, WorkspaceError};
-pub use workspaces::{RestorePlan, Restored, Workspaces};
+pub use workspaces::{RestorePlan, RestoredWorkspace, Workspaces};

@@ -1,6 +1,6 @@
 //! The first key of a deployment, from a file: for containers, where nobody can run `tenure keys add`.
 
-use super::keys::{Keys, NewKey, Right, hash_of, system_item, system_namespace};
+use super::keys::{KeyStore, NewKey, Right, hash_of, system_item, system_namespace};
 use anyhow::{Context, bail};
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const MIN_LENGTH: usize = 32;
 
 /// Adds the key in a file as an administrator of the tenant `default`, once: a secret that was added before and revoked since
 /// stays revoked, also after a restart. Returns the key's id if it was added now.
-pub async fn add_bootstrap_key(keys: &Keys, file: &Path) -> anyhow::Result<Option<String>> {
+pub async fn add_bootstrap_key(keys: &KeyStore, file: &Path) -> anyhow::Result<Option<String>> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("can not read bootstrap_key_file {}", file.display()))?;
     let secret = text.trim();

@@ -1,6 +1,6 @@
 //! The caller of a request: who it is, and what it may do.
 
-use super::keys::{Key, Keys, Right};
+use super::keys::{ApiKey, KeyStore, Right};
 use super::rate_limit::{Metered, RateLimits, ResponseHeaders, TokenMeter};
 use crate::config::KeyLimits;
 use crate::error::ApiError;
@@ -35,7 +35,7 @@ const USER_HEADER: &str = "x-tenure-user";
 /// A call from this process, by an operator who has the store: it needs no key, and names the tenant itself. It travels as an
 /// extension of the request, which nothing that comes over a socket can carry.
 #[derive(Clone, Debug)]
-pub struct InHand(pub Tenant);
+pub struct LocalAccess(pub Tenant);
 
 /// What a request shows of its sender.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub struct Credentials<'a> {
     /// `Authorization` and `X-Tenure-User`.
     pub headers: &'a HeaderMap,
     /// Set for calls from this process.
-    pub operator: Option<&'a InHand>,
+    pub operator: Option<&'a LocalAccess>,
     /// Gets the headers of the rate limits.
     pub response_headers: Option<&'a ResponseHeaders>,
 }
@@ -52,7 +52,7 @@ impl Caller {
     /// The caller of a request, which is counted against the limits of its key; `defaults` are the limits of keys that have none.
     pub async fn authenticate(
         credentials: Credentials<'_>,
-        keys: &Keys,
+        keys: &KeyStore,
         defaults: KeyLimits,
         rate_limits: &RateLimits,
     ) -> Result<Self, ApiError> {
@@ -62,7 +62,7 @@ impl Caller {
             None => None,
         };
         let tenant = match operator {
-            Some(InHand(tenant)) => Some(tenant.clone()),
+            Some(LocalAccess(tenant)) => Some(tenant.clone()),
             None => (!keys.are_required().await?).then(Tenant::default),
         };
         if let Some(tenant) = tenant {
@@ -98,7 +98,7 @@ impl Caller {
 }
 
 /// The key that a request was sent with, if it is valid.
-async fn find_key(headers: &HeaderMap, keys: &Keys) -> Result<Key, ApiError> {
+async fn find_key(headers: &HeaderMap, keys: &KeyStore) -> Result<ApiKey, ApiError> {
     let given = header_text(headers, header::AUTHORIZATION.as_str())?;
     let scheme = given.as_deref().and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer ")));
     let refuse = |message: &str| {

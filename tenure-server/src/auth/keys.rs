@@ -67,7 +67,7 @@ pub struct NewKey {
 
 /// A key as it is stored: without the secret.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Key {
+pub struct ApiKey {
     /// The beginning of its hash.
     pub id: String,
     /// The BLAKE3 hash of the secret.
@@ -98,7 +98,7 @@ pub struct Key {
     pub limits: KeyLimits,
 }
 
-impl Key {
+impl ApiKey {
     /// Whether it has stopped working.
     pub fn has_expired(&self, now: Timestamp) -> bool {
         self.expires_at.is_some_and(|at| at <= now)
@@ -113,10 +113,10 @@ impl Key {
 
 /// The keys of a store, with a short-lived cache.
 #[derive(Debug)]
-pub struct Keys {
+pub struct KeyStore {
     tenure: Tenure,
     /// Keys by id, with the time they were read.
-    cached: Cache<String, (Timestamp, Key)>,
+    cached: Cache<String, (Timestamp, ApiKey)>,
     /// Whether the store requires keys, with the time it was read.
     required: Mutex<Option<(Timestamp, bool)>>,
     /// Whether this server requires keys whatever the store says.
@@ -148,7 +148,7 @@ pub(super) fn hash_of(secret: &str) -> (String, String) {
     (hash, id)
 }
 
-impl Keys {
+impl KeyStore {
     /// The keys in a store.
     pub fn of(tenure: Tenure) -> Self {
         Self {
@@ -168,7 +168,7 @@ impl Keys {
     }
 
     /// Creates a key. The secret that is returned is shown once and stored nowhere.
-    pub async fn add(&self, new: NewKey) -> tenure::Result<(Key, String)> {
+    pub async fn add(&self, new: NewKey) -> tenure::Result<(ApiKey, String)> {
         let mut random = [0u8; 32];
         getrandom::fill(&mut random).map_err(|e| tenure::Error::unavailable(format!("no random numbers: {e}")))?;
         let secret = format!("tnr_{}", URL_SAFE_NO_PAD.encode(random));
@@ -176,7 +176,7 @@ impl Keys {
     }
 
     /// Creates a key whose secret is given.
-    pub(super) async fn add_secret(&self, new: NewKey, secret: &str) -> tenure::Result<Key> {
+    pub(super) async fn add_secret(&self, new: NewKey, secret: &str) -> tenure::Result<ApiKey> {
         let NewKey { tenant, user, mut rights, name, history, expires_at, limits } = new;
         if tenant.as_str() == SYSTEM {
             return Err(tenure::Error::invalid("tenant", format!("{SYSTEM} is reserved; choose another name")));
@@ -196,13 +196,14 @@ impl Keys {
         }
         let (hash, id) = hash_of(secret);
         let last_used_at = None;
-        let key = Key { id, hash, name, tenant, user, rights, created_at, expires_at, last_used_at, history, limits };
+        let key =
+            ApiKey { id, hash, name, tenant, user, rights, created_at, expires_at, last_used_at, history, limits };
         self.require().await?;
         self.put(&key).await?;
         Ok(key)
     }
 
-    async fn put(&self, key: &Key) -> tenure::Result<()> {
+    async fn put(&self, key: &ApiKey) -> tenure::Result<()> {
         let value = serde_json::to_string(key).map_err(tenure::Error::unavailable)?;
         let mut item = system_item(&key.id, value, key.created_at);
         if let Some(at) = key.last_used_at {
@@ -215,7 +216,7 @@ impl Keys {
 
     /// Replaces a key by a new one with the same settings; the old one works for `grace` longer. A key with an expiry gets a
     /// successor that lives as long as it was meant to.
-    pub async fn rotate(&self, id: &str, grace: Duration) -> tenure::Result<Option<(Key, String)>> {
+    pub async fn rotate(&self, id: &str, grace: Duration) -> tenure::Result<Option<(ApiKey, String)>> {
         let Some(mut old) = self.get(id).await? else { return Ok(None) };
         let now = self.tenure.now();
         let new = NewKey {
@@ -239,23 +240,23 @@ impl Keys {
     }
 
     /// A key by its id, as the store has it.
-    pub async fn get(&self, id: &str) -> tenure::Result<Option<Key>> {
+    pub async fn get(&self, id: &str) -> tenure::Result<Option<ApiKey>> {
         let item = self.tenure.store().get(&keys_namespace(), id, None).await?;
-        item.as_ref().map(Key::from_item).transpose()
+        item.as_ref().map(ApiKey::from_item).transpose()
     }
 
     /// All keys, oldest first.
-    pub async fn list(&self) -> tenure::Result<Vec<Key>> {
+    pub async fn list(&self) -> tenure::Result<Vec<ApiKey>> {
         let (mut keys, mut after) = (Vec::new(), None::<String>);
         loop {
             let page = self.tenure.store().items(&keys_namespace(), after.as_deref(), 1000).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for item in &page {
-                keys.push(Key::from_item(item)?);
+                keys.push(ApiKey::from_item(item)?);
             }
         }
-        keys.sort_by_key(|k: &Key| k.created_at);
+        keys.sort_by_key(|k: &ApiKey| k.created_at);
         Ok(keys)
     }
 
@@ -322,9 +323,9 @@ impl Keys {
 
     /// The key that a secret belongs to, expired or not. One that is not cached is looked up in the store: it may have been
     /// created a moment ago, by another process.
-    pub async fn find(&self, secret: &str) -> tenure::Result<Option<Key>> {
+    pub async fn find(&self, secret: &str) -> tenure::Result<Option<ApiKey>> {
         let (hash, id) = hash_of(secret);
-        let is_it = |key: &Key| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
+        let is_it = |key: &ApiKey| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
         let now = self.tenure.now();
         let cached = self.cached.get(&id);
         if let Some((at, key)) = &cached
@@ -365,7 +366,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Whether the use of a key should be recorded now; then [`Keys::record_use`] is to be called.
+    /// Whether the use of a key should be recorded now; then [`KeyStore::record_use`] is to be called.
     pub fn is_use_due(&self, id: &str) -> bool {
         let now = self.tenure.now();
         let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);

@@ -61,7 +61,7 @@ impl Bucket {
 
 /// The state of one limit, for the response headers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Status {
+pub struct LimitStatus {
     resource: Resource,
     limit: u64,
     remaining: u64,
@@ -71,7 +71,7 @@ pub struct Status {
     retry_after: Option<Duration>,
 }
 
-impl Status {
+impl LimitStatus {
     /// The headers that OpenAI's clients know: `x-ratelimit-limit-requests` and so on.
     fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
         let name = self.resource.name();
@@ -119,13 +119,13 @@ impl Default for RateLimits {
 
 impl RateLimits {
     /// Takes from a bucket if it is not empty. `amount` 0: only looks.
-    fn take(&self, key: &str, resource: Resource, limit: u64, amount: u64) -> Status {
+    fn take(&self, key: &str, resource: Resource, limit: u64, amount: u64) -> LimitStatus {
         self.with(key, resource, limit, |bucket| {
             let refused = bucket.remaining < 1.0;
             if !refused {
                 bucket.remaining -= amount as f64;
             }
-            Status {
+            LimitStatus {
                 resource,
                 limit,
                 remaining: bucket.remaining.max(0.0) as u64,
@@ -155,7 +155,7 @@ impl RateLimits {
         let tokens = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
         let statuses = [requests, tokens];
         if let Some(responses) = responses {
-            responses.add(statuses.iter().flatten().flat_map(Status::headers));
+            responses.add(statuses.iter().flatten().flat_map(LimitStatus::headers));
         }
         // Whoever has no tokens left can still read.
         requests.and_then(|status| status.error()).map_or(Ok(()), Err)

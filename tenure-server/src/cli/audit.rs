@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 /// Which decisions to show.
 #[derive(Debug, Args)]
-pub struct Audit {
+pub struct AuditArgs {
     /// The session; without one, the decisions of all sessions of the tenant are exported
     session: Option<String>,
     /// Made at or after this time, as 2026-01-31T12:00:00Z
@@ -22,8 +22,8 @@ pub struct Audit {
     #[arg(long, value_name = "TIME", conflicts_with = "session")]
     to: Option<String>,
     /// The form of the export
-    #[arg(long, value_enum, default_value_t = Form::Jsonl, conflicts_with = "session")]
-    format: Form,
+    #[arg(long, value_enum, default_value_t = AuditFormat::Jsonl, conflicts_with = "session")]
+    format: AuditFormat,
     /// JSON, for programs
     #[arg(long)]
     json: bool,
@@ -31,14 +31,14 @@ pub struct Audit {
 
 /// The form of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Form {
+pub enum AuditFormat {
     /// One JSON object per line
     Jsonl,
     /// For spreadsheets
     Csv,
 }
 
-impl Audit {
+impl AuditArgs {
     /// Shows or exports them. A broken hash chain is exit code 1.
     pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;

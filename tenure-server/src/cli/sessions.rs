@@ -1,10 +1,10 @@
 //! `tenure sessions`: looking at sessions, and changing them.
 
-use super::client::{Client, Pages};
+use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print, short};
-use super::search::{self, Search};
+use super::search::{self, SearchArgs};
 use super::target::{Needs, TargetArgs};
-use super::transfer::{self, Export, Import};
+use super::transfer::{self, ExportArgs, ImportArgs};
 use anyhow::{Context, bail};
 use axum::http::Method;
 use clap::{Args, Subcommand, ValueEnum};
@@ -14,9 +14,9 @@ use std::process::ExitCode;
 
 /// What to do with sessions.
 #[derive(Debug, Subcommand)]
-pub enum Sessions {
+pub enum SessionsCommand {
     /// List sessions, last active first
-    List(List),
+    List(ListSessions),
     /// Show a session: what it is, what was said, its checkpoints
     Show {
         /// The session
@@ -26,9 +26,9 @@ pub enum Sessions {
         last: Option<usize>,
     },
     /// Write a session, or all of them, to files
-    Export(Export),
+    Export(ExportArgs),
     /// Read sessions from files: our exports, OpenAI messages, mistral.rs, Claude Code, the OpenAI Agents SDK
-    Import(Import),
+    Import(ImportArgs),
     /// Make a new session that begins like this one
     Fork {
         /// The session
@@ -85,15 +85,15 @@ pub enum Sessions {
         ids: Vec<String>,
     },
     /// Find sessions by their titles and by what was said
-    Search(Search),
+    Search(SearchArgs),
 }
 
 /// Which sessions to list.
 #[derive(Debug, Args)]
-pub struct List {
+pub struct ListSessions {
     /// In this state (default: active and paused)
     #[arg(long)]
-    status: Option<Status>,
+    status: Option<StatusFilter>,
     /// Of this assistant
     #[arg(long, value_name = "NAME")]
     assistant: Option<String>,
@@ -128,7 +128,7 @@ pub struct List {
 
 /// The state of a session.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Status {
+pub enum StatusFilter {
     /// In use.
     Active,
     /// It takes no messages.
@@ -139,7 +139,7 @@ pub enum Status {
     Deleted,
 }
 
-impl Sessions {
+impl SessionsCommand {
     /// Does it.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let needs = match self {
@@ -171,7 +171,7 @@ impl Sessions {
     }
 }
 
-async fn list(client: &Client, what: &List, json: bool) -> anyhow::Result<()> {
+async fn list(client: &ApiClient, what: &ListSessions, json: bool) -> anyhow::Result<()> {
     let status = what.status.and_then(|s| s.to_possible_value()).map(|s| s.get_name().to_owned());
     let mut query: Vec<(String, String)> = [
         ("status", &status),
@@ -191,7 +191,7 @@ async fn list(client: &Client, what: &List, json: bool) -> anyhow::Result<()> {
     }
     let query: Vec<(&str, &str)> = query.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let limit = if what.all { usize::MAX } else { what.limit };
-    let (sessions, next) = Pages::new(client, "/sessions", &query, limit).all().await?;
+    let (sessions, next) = PageStream::new(client, "/sessions", &query, limit).all().await?;
     if json {
         return Ok(line(json!({"object": "list", "data": sessions, "next_cursor": next}).to_string())?);
     }
@@ -220,7 +220,7 @@ pub fn sessions_table(sessions: &[Value], long: bool) -> String {
     output::table(["id", "age", "user", "title", "messages", "status"], sessions.iter().map(cells).collect())
 }
 
-async fn show(client: &Client, given: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
+async fn show(client: &ApiClient, given: &str, last: Option<usize>, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(given).await?;
     let answer = client.send(Method::GET, &format!("/sessions/{id}"), None).await?;
     if json && last.is_none() {
@@ -293,7 +293,13 @@ pub fn place(text: &str) -> anyhow::Result<Value> {
     })
 }
 
-async fn fork(client: &Client, given: &str, at: Option<&str>, new: Option<String>, json: bool) -> anyhow::Result<()> {
+async fn fork(
+    client: &ApiClient,
+    given: &str,
+    at: Option<&str>,
+    new: Option<String>,
+    json: bool,
+) -> anyhow::Result<()> {
     let id = client.resolve(given).await?;
     let forked = fork_at(client, id.as_str(), at, new).await?;
     match json {
@@ -308,7 +314,7 @@ async fn fork(client: &Client, given: &str, at: Option<&str>, new: Option<String
 }
 
 /// Forks a session; the new one.
-pub async fn fork_at(client: &Client, id: &str, at: Option<&str>, new: Option<String>) -> anyhow::Result<Value> {
+pub async fn fork_at(client: &ApiClient, id: &str, at: Option<&str>, new: Option<String>) -> anyhow::Result<Value> {
     let mut body = at.map_or_else(|| Ok(json!({})), place)?;
     if let Some(new) = new {
         body["id"] = json!(new);
@@ -316,7 +322,7 @@ pub async fn fork_at(client: &Client, id: &str, at: Option<&str>, new: Option<St
     client.post(&format!("/sessions/{id}/fork"), &body).await?.json().await
 }
 
-async fn rewind(client: &Client, given: &str, body: &Value, json: bool) -> anyhow::Result<()> {
+async fn rewind(client: &ApiClient, given: &str, body: &Value, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(given).await?;
     let rewound: Value = client.post(&format!("/sessions/{id}/rewind"), body).await?.json().await?;
     match json {
@@ -335,7 +341,7 @@ pub fn rewound_text(id: &str, rewound: &Value) -> String {
 }
 
 async fn compact(
-    client: &Client,
+    client: &ApiClient,
     given: &str,
     keep: Option<usize>,
     model: Option<String>,
@@ -363,7 +369,7 @@ pub fn compacted_text(done: &Value) -> String {
     }
 }
 
-async fn uncompact(client: &Client, given: &str, json: bool) -> anyhow::Result<()> {
+async fn uncompact(client: &ApiClient, given: &str, json: bool) -> anyhow::Result<()> {
     let id = client.resolve(given).await?;
     let session: Value = client.post(&format!("/sessions/{id}/uncompact"), &json!({})).await?.json().await?;
     match json {
@@ -373,7 +379,7 @@ async fn uncompact(client: &Client, given: &str, json: bool) -> anyhow::Result<(
     Ok(())
 }
 
-async fn delete(client: &Client, given: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {
+async fn delete(client: &ApiClient, given: &[String], purge: bool, yes: bool, json: bool) -> anyhow::Result<()> {
     let mut ids = Vec::new();
     for id in given {
         ids.push(client.resolve(id).await?);
@@ -404,7 +410,7 @@ async fn delete(client: &Client, given: &[String], purge: bool, yes: bool, json:
     Ok(())
 }
 
-async fn restore(client: &Client, given: &[String], json: bool) -> anyhow::Result<()> {
+async fn restore(client: &ApiClient, given: &[String], json: bool) -> anyhow::Result<()> {
     let mut done = Vec::new();
     for id in given {
         let id = client.resolve(id).await?;

@@ -1,10 +1,10 @@
 //! Where the sessions are: a store that is opened here, or a running server.
 
-use super::client::Client;
-use crate::app::{App, Shared};
+use super::client::ApiClient;
+use crate::app::{App, AppState};
 use crate::auth::SYSTEM;
 use crate::config::{self, Config, OnExpire};
-use crate::embed::Source;
+use crate::embed::EmbeddingSource;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -68,30 +68,30 @@ impl TargetArgs {
     }
 
     /// The way to the sessions: the server that is named, else the store.
-    pub async fn client(&self, needs: Needs) -> anyhow::Result<Client> {
+    pub async fn client(&self, needs: Needs) -> anyhow::Result<ApiClient> {
         let (server, key) = config::remote();
         let server = self.server.clone().or(server.filter(|_| self.store.is_none()));
         let user = self.user.clone();
         let Some(server) = server else {
             let app = self.open(needs).await?;
             let tenant = self.tenant.clone().unwrap_or_default();
-            return Ok(Client::local(app, tenant, user));
+            return Ok(ApiClient::local(app, tenant, user));
         };
         if self.tenant.is_some() {
             bail!("--tenant is for stores; with a server, the key says whose data it is");
         }
-        Client::remote(&server, self.key.clone().or(key), user)
+        ApiClient::remote(&server, self.key.clone().or(key), user)
     }
 
     /// The store itself, for what only the one who has it may do.
-    pub async fn house(&self, needs: Needs) -> anyhow::Result<Shared> {
+    pub async fn house(&self, needs: Needs) -> anyhow::Result<AppState> {
         if self.server.is_some() {
             bail!("this works on the store itself: run it where the store is, with --store URL instead of --server");
         }
         self.open(needs).await
     }
 
-    async fn open(&self, needs: Needs) -> anyhow::Result<Shared> {
+    async fn open(&self, needs: Needs) -> anyhow::Result<AppState> {
         let mut config = self.load(&[])?;
         if [Needs::Sessions, Needs::Hooks, Needs::Vectors].contains(&needs) {
             must_exist(&config.store)?;
@@ -106,7 +106,7 @@ impl TargetArgs {
         let listen = config.listen.clone();
         let mut options = config.options();
         if needs == Needs::Models {
-            options.embedder = Source::open(&config.embeddings).await?.embedder();
+            options.embedder = EmbeddingSource::open(&config.embeddings).await?.embedder();
         }
         let tenure = Tenure::open_with(&config.store, options).await;
         let tenure = tenure.map_err(|e| match e {

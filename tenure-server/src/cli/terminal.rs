@@ -11,7 +11,7 @@ use std::io::{self, BufRead, IsTerminal, Lines, StdinLock, Write};
 const HISTORY: usize = 1000;
 
 /// Where lines come from.
-pub enum Input {
+pub enum LineInput {
     /// A person at a terminal.
     Terminal(Box<Reedline>),
     /// A pipe or a file.
@@ -19,7 +19,7 @@ pub enum Input {
 }
 
 /// What came.
-pub enum Heard {
+pub enum TerminalEvent {
     /// A line, or several that belong together.
     Line(String),
     /// Ctrl-C: what was typed is dropped.
@@ -28,7 +28,7 @@ pub enum Heard {
     End,
 }
 
-impl Input {
+impl LineInput {
     /// Standard input. `before` are lines that can be called back; nothing is written to any file.
     pub fn open(before: Vec<String>) -> Self {
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
@@ -53,12 +53,12 @@ impl Input {
     }
 
     /// Waits for a line. One that ends with a backslash goes on in the next.
-    pub fn ask(&mut self, prompt: &str) -> anyhow::Result<Heard> {
+    pub fn ask(&mut self, prompt: &str) -> anyhow::Result<TerminalEvent> {
         tokio::task::block_in_place(|| match self {
-            Self::Terminal(editor) => Ok(match editor.read_line(&Asked(prompt))? {
-                Signal::Success(line) => Heard::Line(line.replace("\\\n", "\n").replace("\\\r\n", "\n")),
-                Signal::CtrlC => Heard::Nothing,
-                _ => Heard::End,
+            Self::Terminal(editor) => Ok(match editor.read_line(&PromptAnswer(prompt))? {
+                Signal::Success(line) => TerminalEvent::Line(line.replace("\\\n", "\n").replace("\\\r\n", "\n")),
+                Signal::CtrlC => TerminalEvent::Nothing,
+                _ => TerminalEvent::End,
             }),
             Self::Lines(lines) => {
                 let mut all: Option<String> = None;
@@ -72,7 +72,7 @@ impl Input {
                     }
                     so_far.push('\n');
                 }
-                Ok(all.map_or(Heard::End, Heard::Line))
+                Ok(all.map_or(TerminalEvent::End, TerminalEvent::Line))
             }
         })
     }
@@ -98,9 +98,9 @@ impl Validator for Backslash {
     }
 }
 
-struct Asked<'a>(&'a str);
+struct PromptAnswer<'a>(&'a str);
 
-impl Prompt for Asked<'_> {
+impl Prompt for PromptAnswer<'_> {
     fn render_prompt_left(&self) -> Cow<'_, str> {
         Cow::Borrowed(self.0)
     }

@@ -1,6 +1,6 @@
 //! `tenure sessions export` and `import`: sessions as files.
 
-use super::client::{Client, Pages, with_query};
+use super::client::{ApiClient, PageStream, with_query};
 use super::output::{clean, count, field, line, note, print};
 use anyhow::{Context, bail};
 use axum::http::Method;
@@ -20,7 +20,7 @@ const IMPORT: &str = "/sessions/import";
 
 /// What to write, and how.
 #[derive(Debug, Args)]
-pub struct Export {
+pub struct ExportArgs {
     /// The session
     #[arg(required_unless_present = "all")]
     id: Option<String>,
@@ -28,8 +28,8 @@ pub struct Export {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["id", "output"])]
     all: Option<PathBuf>,
     /// The form
-    #[arg(long, value_enum, default_value_t = Form::Tenure)]
-    format: Form,
+    #[arg(long, value_enum, default_value_t = TransferFormat::Tenure)]
+    format: TransferFormat,
     /// The file (default: standard output)
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub struct Export {
 
 /// The form of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Form {
+pub enum TransferFormat {
     /// Everything that is needed to go on elsewhere
     Tenure,
     /// The messages, as OpenAI's clients know them
@@ -50,7 +50,7 @@ pub enum Form {
 
 /// What to read.
 #[derive(Debug, Args)]
-pub struct Import {
+pub struct ImportArgs {
     /// Files, directories, or - for standard input
     #[arg(required = true)]
     paths: Vec<PathBuf>,
@@ -76,13 +76,13 @@ pub fn bar(total: Option<u64>, what: &'static str) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn export_path(id: &str, form: Form) -> anyhow::Result<String> {
+fn export_path(id: &str, form: TransferFormat) -> anyhow::Result<String> {
     let name = form.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
     with_query(&format!("/sessions/{id}/export"), &[("format", name)])
 }
 
 /// Writes one session or all of them.
-pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> {
+pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<ExitCode> {
     let Some(dir) = &what.all else {
         let id = client.resolve(what.id.as_deref().unwrap_or_default()).await?;
         let path = export_path(id.as_str(), what.format)?;
@@ -101,10 +101,10 @@ pub async fn export(client: &Client, what: &Export) -> anyhow::Result<ExitCode> 
         return Ok(ExitCode::SUCCESS);
     };
     private_files::create_dir_all(dir).with_context(|| format!("can not make the directory {}", dir.display()))?;
-    let (sessions, _) = Pages::new(client, "/sessions", &[], usize::MAX).all().await?;
+    let (sessions, _) = PageStream::new(client, "/sessions", &[], usize::MAX).all().await?;
     let (mut failed, mut users, mut left_out) = (0, BTreeSet::new(), None);
     let bar = bar(Some(sessions.len() as u64), "exported");
-    let end = if what.format == Form::Jsonl { "jsonl" } else { "json" };
+    let end = if what.format == TransferFormat::Jsonl { "jsonl" } else { "json" };
     for session in &sessions {
         let id = field(session, "id");
         users.insert(field(session, "user"));
@@ -140,7 +140,7 @@ fn tell_left_out(list: Option<&str>) {
 }
 
 /// A file appears under its name when it is whole. Returns what its format cannot carry.
-async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<Option<String>> {
+async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Option<String>> {
     let mut answer = client.send(Method::GET, path, None).await?;
     let mut part = file.as_os_str().to_owned();
     part.push(".part");
@@ -156,7 +156,7 @@ async fn save(client: &Client, path: &str, file: &Path) -> anyhow::Result<Option
 
 /// What an import has done so far.
 #[derive(Default)]
-struct Done {
+struct TransferSummary {
     sessions: Vec<Value>,
     left_out: Vec<Value>,
     duplicate_of: Vec<Value>,
@@ -164,13 +164,13 @@ struct Done {
 }
 
 /// Reads files and puts what is in them under its ids. What could not be carried over is listed.
-pub async fn import(client: &Client, what: &Import, json: bool) -> anyhow::Result<ExitCode> {
+pub async fn import(client: &ApiClient, what: &ImportArgs, json: bool) -> anyhow::Result<ExitCode> {
     let id = what.id.as_ref().map(SessionId::new).transpose()?;
     let mut files = Vec::new();
     for path in &what.paths {
         collect(path, &mut files)?;
     }
-    let mut done = Done::default();
+    let mut done = TransferSummary::default();
     let bar = bar(Some(files.len() as u64), "imported");
     for file in &files {
         let name = file.display().to_string();
@@ -197,7 +197,7 @@ pub async fn import(client: &Client, what: &Import, json: bool) -> anyhow::Resul
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let Done { sessions, left_out, duplicate_of, failed } = done;
+    let TransferSummary { sessions, left_out, duplicate_of, failed } = done;
     let (right, wrong) = (sessions.len(), failed.len());
     match json {
         true => {
@@ -249,11 +249,11 @@ fn read(file: &Path, form: Option<import::ImportFormat>) -> tenure::Result<Vec<t
 }
 
 async fn put(
-    client: &Client,
+    client: &ApiClient,
     foreign: ImportedSession,
     id: Option<&SessionId>,
     file: &str,
-    done: &mut Done,
+    done: &mut TransferSummary,
     bar: &ProgressBar,
     json: bool,
 ) -> anyhow::Result<()> {
@@ -294,7 +294,7 @@ async fn put(
     }
 }
 
-fn fail(done: &mut Done, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
+fn fail(done: &mut TransferSummary, bar: &ProgressBar, file: &str, e: &anyhow::Error, json: bool) {
     let why = match e.downcast_ref::<tenure::Error>() {
         Some(tenure::Error::Invalid { param, message }) if !param.is_empty() => format!("{param}: {message}"),
         _ => format!("{e:#}"),

@@ -57,7 +57,7 @@ impl Default for Embeddings {
 
 /// What makes the vectors.
 #[derive(Clone, Copy, Debug)]
-pub enum Which<'a> {
+pub enum EmbeddingBackend<'a> {
     /// Nothing.
     None,
     /// The model in this directory.
@@ -68,17 +68,17 @@ pub enum Which<'a> {
 
 impl Embeddings {
     /// What makes the vectors.
-    pub fn which(&self) -> Which<'_> {
+    pub fn which(&self) -> EmbeddingBackend<'_> {
         match (&self.base_url, self.model.as_str()) {
-            (Some(url), _) => Which::Server(url),
-            (None, "local") => Which::Local(Path::new(&self.path)),
-            (None, _) => Which::None,
+            (Some(url), _) => EmbeddingBackend::Server(url),
+            (None, "local") => EmbeddingBackend::Local(Path::new(&self.path)),
+            (None, _) => EmbeddingBackend::None,
         }
     }
 
     /// Its server, as a model's server.
     pub fn server(&self) -> anyhow::Result<ModelConfig> {
-        let Which::Server(url) = self.which() else { bail!("there is no embeddings.base_url") };
+        let EmbeddingBackend::Server(url) = self.which() else { bail!("there is no embeddings.base_url") };
         Ok(ModelConfig {
             name: self.model.clone(),
             base_url: url.to_owned(),

@@ -1,13 +1,13 @@
 //! `runs`: limits of a run, and who is notified of its end.
 
-use super::webhooks::Webhook;
+use super::webhooks::WebhookConfig;
 use serde::{Deserialize, Serialize};
 use tenure::HumanDuration;
 
 /// Work that goes on by itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Runs {
+pub struct RunsConfig {
     /// How long a node may work on a run without saying that it still does. After that another takes it over.
     pub lease: HumanDuration,
     /// So many times a run asks the model.
@@ -23,10 +23,10 @@ pub struct Runs {
     /// So many tool calls are made at once.
     pub parallel: usize,
     /// Who is told when a run ends.
-    pub webhooks: Vec<Webhook>,
+    pub webhooks: Vec<WebhookConfig>,
 }
 
-impl Default for Runs {
+impl Default for RunsConfig {
     fn default() -> Self {
         let (policy, limits) = (tenure::RunPolicy::default(), tenure::Limits::default());
         Self {
@@ -42,7 +42,7 @@ impl Default for Runs {
     }
 }
 
-impl Runs {
+impl RunsConfig {
     pub(super) fn policy(&self) -> tenure::RunPolicy {
         let time = |p: HumanDuration| p.duration().unwrap_or(std::time::Duration::MAX);
         tenure::RunPolicy {

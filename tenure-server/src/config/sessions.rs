@@ -9,7 +9,7 @@ use tenure::{
 /// How long sessions last, and what requests do that come at a bad time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Sessions {
+pub struct SessionsConfig {
     /// Idle for longer, a session expires.
     pub ttl: HumanDuration,
     /// Expired or deleted for longer, it is purged.
@@ -53,7 +53,7 @@ pub struct Cache {
     pub max_entries: usize,
 }
 
-impl Default for Sessions {
+impl Default for SessionsConfig {
     fn default() -> Self {
         let Policy { ttl, retention, .. } = Policy::default();
         let period = |d: Option<std::time::Duration>| d.map_or(HumanDuration::NEVER, HumanDuration::of);
@@ -85,7 +85,7 @@ impl Default for Cache {
     }
 }
 
-impl Sessions {
+impl SessionsConfig {
     /// What is wrong with it.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (i, name) in self.id_headers.iter().enumerate() {

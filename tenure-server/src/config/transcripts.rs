@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 /// One JSONL file per session, one message per line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Transcripts {
+pub struct TranscriptsConfig {
     /// Their directory; none are written if it is empty.
     pub dir: String,
     /// Whether they are written as it goes, not only when a session ends.
     pub live: bool,
 }
 
-impl Transcripts {
+impl TranscriptsConfig {
     /// What is wrong with it.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         ensure!(

@@ -9,7 +9,7 @@ use tenure::HumanDuration;
 /// A web hook.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Webhook {
+pub struct WebhookConfig {
     /// Where to POST.
     pub url: String,
     /// The environment variable with the secret that signs the body.
@@ -20,7 +20,7 @@ pub struct Webhook {
     pub timeout: HumanDuration,
 }
 
-impl Webhook {
+impl WebhookConfig {
     /// The secret that signs the body.
     pub fn secret(&self) -> anyhow::Result<Option<String>> {
         let Some(name) = &self.secret_env else { return Ok(None) };
@@ -33,7 +33,7 @@ impl Webhook {
 #[serde(default, deny_unknown_fields)]
 pub struct OnExpire {
     /// Web hooks that get the whole session before it goes.
-    pub webhooks: Vec<Webhook>,
+    pub webhooks: Vec<WebhookConfig>,
 }
 
 impl OnExpire {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The directories that sessions name in `metadata.workspace`, kept in git.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Workspaces {
+pub struct WorkspacesConfig {
     /// The directory they are in, as `ROOT/TENANT/NAME`; nothing is kept if empty.
     pub root: String,
     /// Whether they are committed after each checkpoint too, and not only when a session ends.
@@ -16,7 +16,7 @@ pub struct Workspaces {
     pub max_bytes: u64,
 }
 
-impl Default for Workspaces {
+impl Default for WorkspacesConfig {
     fn default() -> Self {
         Self { root: String::new(), checkpoints: false, max_files: 10_000, max_bytes: 256 << 20 }
     }

@@ -11,13 +11,13 @@ const MAX_LAYERS: usize = 64;
 pub struct Bert {
     words: Array2<f32>,
     places: Array2<f32>,
-    norm: Norm,
-    layers: Vec<Layer>,
+    norm: LayerNorm,
+    layers: Vec<EncoderLayer>,
 }
 
 /// What is read of a `config.json`.
 #[derive(Deserialize)]
-struct Shape {
+struct BertConfig {
     model_type: String,
     hidden_act: String,
     position_embedding_type: Option<String>,
@@ -36,28 +36,28 @@ struct Linear {
     bias: Array1<f32>,
 }
 
-struct Norm {
+struct LayerNorm {
     weight: Array1<f32>,
     bias: Array1<f32>,
     least: f32,
 }
 
-struct Layer {
+struct EncoderLayer {
     heads: usize,
     query: Linear,
     key: Linear,
     value: Linear,
     seen: Linear,
-    seen_norm: Norm,
+    seen_norm: LayerNorm,
     wide: Linear,
     narrow: Linear,
-    norm: Norm,
+    norm: LayerNorm,
 }
 
 impl Bert {
     /// From a `config.json` and the weights. All shapes are checked here, so that nothing can go wrong later.
     pub fn new(config: &[u8], weights: &Weights<'_>) -> Result<Self, String> {
-        let shape: Shape =
+        let shape: BertConfig =
             serde_json::from_slice(config).map_err(|e| format!("its config.json is not that of a BERT model: {e}"))?;
         let size = shape.hidden_size;
         let absolute = shape.position_embedding_type.as_deref().is_none_or(|p| p == "absolute");
@@ -88,11 +88,11 @@ impl Bert {
         // Each text is all of one type, so what is added for it can be added now.
         let places = matrix("position", shape.max_position_embeddings)?;
         let places = places + matrix("token_type", shape.type_vocab_size)?.row(0);
-        let layer = |i| Layer::new(weights, &format!("encoder.layer.{i}"), &shape);
+        let layer = |i| EncoderLayer::new(weights, &format!("encoder.layer.{i}"), &shape);
         Ok(Self {
             words: matrix("word", shape.vocab_size)?,
             places,
-            norm: Norm::new(weights, "embeddings", &shape)?,
+            norm: LayerNorm::new(weights, "embeddings", &shape)?,
             layers: (0..shape.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
         })
     }
@@ -126,8 +126,8 @@ impl Bert {
     }
 }
 
-impl Layer {
-    fn new(weights: &Weights<'_>, at: &str, shape: &Shape) -> Result<Self, String> {
+impl EncoderLayer {
+    fn new(weights: &Weights<'_>, at: &str, shape: &BertConfig) -> Result<Self, String> {
         let (size, inner) = (shape.hidden_size, shape.intermediate_size);
         let linear = |name: &str, out, into| Linear::new(weights, &format!("{at}.{name}"), out, into);
         Ok(Self {
@@ -136,10 +136,10 @@ impl Layer {
             key: linear("attention.self.key", size, size)?,
             value: linear("attention.self.value", size, size)?,
             seen: linear("attention.output.dense", size, size)?,
-            seen_norm: Norm::new(weights, &format!("{at}.attention.output"), shape)?,
+            seen_norm: LayerNorm::new(weights, &format!("{at}.attention.output"), shape)?,
             wide: linear("intermediate.dense", inner, size)?,
             narrow: linear("output.dense", size, inner)?,
-            norm: Norm::new(weights, &format!("{at}.output"), shape)?,
+            norm: LayerNorm::new(weights, &format!("{at}.output"), shape)?,
         })
     }
 
@@ -183,8 +183,8 @@ impl Linear {
     }
 }
 
-impl Norm {
-    fn new(weights: &Weights<'_>, at: &str, shape: &Shape) -> Result<Self, String> {
+impl LayerNorm {
+    fn new(weights: &Weights<'_>, at: &str, shape: &BertConfig) -> Result<Self, String> {
         let vector = |name: &str| weights.vector(&format!("{at}.LayerNorm.{name}"), shape.hidden_size);
         Ok(Self { weight: vector("weight")?, bias: vector("bias")?, least: shape.layer_norm_eps })
     }

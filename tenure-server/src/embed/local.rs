@@ -3,7 +3,7 @@
 use super::bert::Bert;
 use super::vector::unit;
 use super::weights::Weights;
-use super::wordpiece::Tokens;
+use super::wordpiece::TokenIds;
 use crate::config::embeddings::LOCAL_MODEL_NAME;
 use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
@@ -23,20 +23,20 @@ const MAX_TOKENS: usize = 256;
 /// So many texts are done in one go, so that one question need not wait for a thousand texts.
 const AT_ONCE: usize = 16;
 /// A model in this process.
-pub struct Local {
+pub struct LocalModel {
     name: String,
     bytes: usize,
-    model: Arc<(Tokens, Bert)>,
+    model: Arc<(TokenIds, Bert)>,
     at_once: Semaphore,
 }
 
-impl std::fmt::Debug for Local {
+impl std::fmt::Debug for LocalModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Local({})", self.name)
     }
 }
 
-impl Local {
+impl LocalModel {
     /// Reads a model's directory and checks all of it. Takes a while: not for an async thread.
     pub fn load(dir: &Path) -> anyhow::Result<Self> {
         if !dir.join("model.safetensors").exists() {
@@ -53,8 +53,8 @@ impl Local {
         let (config, weights) = (config?.context("it has no config.json")?, weights?.context("it has no weights")?);
         let json = json?;
         let (text, tokens) = match (&json, &vocab?) {
-            (Some(json), _) => (json.clone(), Tokens::from_json(json).map_err(|e| anyhow!("tokenizer.json: {e}"))?),
-            (None, Some(vocab)) => (vocab.clone(), Tokens::from_vocab(vocab).map_err(|e| anyhow!("vocab.txt: {e}"))?),
+            (Some(json), _) => (json.clone(), TokenIds::from_json(json).map_err(|e| anyhow!("tokenizer.json: {e}"))?),
+            (None, Some(vocab)) => (vocab.clone(), TokenIds::from_vocab(vocab).map_err(|e| anyhow!("vocab.txt: {e}"))?),
             (None, None) => bail!("it has neither a tokenizer.json nor a vocab.txt"),
         };
         means(read(dir, "1_Pooling/config.json")?)?;

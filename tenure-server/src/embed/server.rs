@@ -12,7 +12,7 @@ const MAX_LETTERS: usize = 8000;
 
 /// An OpenAI-compatible server that embeds.
 #[derive(Debug)]
-pub struct Server {
+pub struct EmbeddingServer {
     name: String,
     upstream: Upstream,
     dimensions: Option<usize>,
@@ -22,7 +22,7 @@ pub struct Server {
 
 /// What is read of its answer.
 #[derive(Deserialize)]
-struct Answer {
+struct EmbeddingResponse {
     data: Vec<Embedding>,
 }
 
@@ -32,7 +32,7 @@ struct Embedding {
     embedding: Vec<f32>,
 }
 
-impl Server {
+impl EmbeddingServer {
     /// The name of its vectors: its model's, and how many numbers they have if that was chosen.
     pub fn name(&self) -> &str {
         &self.name
@@ -67,7 +67,7 @@ impl Server {
         }
         let (_, answer) = self.upstream.embed(body).await.map_err(|e| e.to_string())?;
         let wrong = |why: &str| format!("the server of {} gave no vectors: {why}", self.name);
-        let answer: Answer = serde_json::from_str(&answer).map_err(|e| wrong(&e.to_string()))?;
+        let answer: EmbeddingResponse = serde_json::from_str(&answer).map_err(|e| wrong(&e.to_string()))?;
         let mut vectors = vec![Vec::new(); texts.len()];
         for Embedding { index, embedding } in answer.data {
             let place = vectors.get_mut(index).filter(|place| place.is_empty());

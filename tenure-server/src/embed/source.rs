@@ -1,33 +1,33 @@
 //! What makes vectors, as it is configured.
 
-use super::local::Local;
-use super::server::Server;
-use crate::config::embeddings::{Embeddings, Which};
+use super::local::LocalModel;
+use super::server::EmbeddingServer;
+use crate::config::embeddings::{EmbeddingBackend, Embeddings};
 use std::sync::Arc;
 use tenure::Embedder;
 
 /// What makes vectors.
 #[derive(Clone, Debug, Default)]
-pub enum Source {
+pub enum EmbeddingSource {
     /// Nothing.
     #[default]
     None,
     /// A model in this process.
-    Local(Arc<Local>),
+    Local(Arc<LocalModel>),
     /// A server.
-    Server(Arc<Server>),
+    Server(Arc<EmbeddingServer>),
 }
 
-impl Source {
+impl EmbeddingSource {
     /// As it is configured. A local model is read and checked now, a server asked when it is needed.
     pub async fn open(config: &Embeddings) -> anyhow::Result<Self> {
         Ok(match config.which() {
-            Which::None => Self::None,
-            Which::Local(path) => {
+            EmbeddingBackend::None => Self::None,
+            EmbeddingBackend::Local(path) => {
                 let path = path.to_owned();
-                Self::Local(Arc::new(tokio::task::spawn_blocking(move || Local::load(&path)).await??))
+                Self::Local(Arc::new(tokio::task::spawn_blocking(move || LocalModel::load(&path)).await??))
             }
-            Which::Server(_) => Self::Server(Arc::new(Server::new(config)?)),
+            EmbeddingBackend::Server(_) => Self::Server(Arc::new(EmbeddingServer::new(config)?)),
         })
     }
 
@@ -47,7 +47,7 @@ impl Source {
     }
 
     /// The model in this process, if this is its name.
-    pub fn local(&self, name: &str) -> Option<&Arc<Local>> {
+    pub fn local(&self, name: &str) -> Option<&Arc<LocalModel>> {
         match self {
             Self::Local(local) if local.name() == name => Some(local),
             _ => None,

@@ -9,7 +9,7 @@ use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCa
 const MAX_LETTERS: usize = 100;
 
 /// The pieces and their numbers.
-pub struct Tokens {
+pub struct TokenIds {
     ids: HashMap<String, u32>,
     unknown: u32,
     begin: u32,
@@ -18,13 +18,13 @@ pub struct Tokens {
 
 /// What is read of a `tokenizer.json`.
 #[derive(Deserialize)]
-struct File {
-    model: Pieces,
+struct TokenizerFile {
+    model: WordPieces,
     normalizer: Option<Normalizer>,
 }
 
 #[derive(Deserialize)]
-struct Pieces {
+struct WordPieces {
     #[serde(rename = "type")]
     kind: Option<String>,
     #[serde(default)]
@@ -40,10 +40,10 @@ struct Normalizer {
     strip_accents: Option<bool>,
 }
 
-impl Tokens {
+impl TokenIds {
     /// From a `tokenizer.json`. Only the kind that this family has is understood.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
-        let file: File = serde_json::from_slice(bytes).map_err(|e| format!("it is no tokenizer: {e}"))?;
+        let file: TokenizerFile = serde_json::from_slice(bytes).map_err(|e| format!("it is no tokenizer: {e}"))?;
         if file.model.kind.as_deref().is_some_and(|k| k != "WordPiece") {
             return Err(format!("its words are cut by {:?}, and only WordPiece is known here", file.model.kind));
         }
@@ -160,7 +160,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, want: &[&str]) {
-        let tokens = Tokens::from_vocab(VOCAB.as_bytes()).unwrap();
+        let tokens = TokenIds::from_vocab(VOCAB.as_bytes()).unwrap();
         let names: Vec<&str> = VOCAB.lines().collect();
         let got: Vec<&str> = tokens.encode(text, 256).iter().map(|id| names[*id as usize]).collect();
         assert_eq!(got, [&["[CLS]"], want, &["[SEP]"]].concat(), "{text:?}");
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut() {
-        let tokens = Tokens::from_vocab(VOCAB.as_bytes()).unwrap();
+        let tokens = TokenIds::from_vocab(VOCAB.as_bytes()).unwrap();
         for max in [2, 3, 7, 256] {
             let ids = tokens.encode(&"ferrysing ".repeat(500), max);
             assert_eq!((ids.len(), ids[0], ids[max - 1]), (max, 2, 3));
@@ -202,7 +202,7 @@ mod tests {
         let json = |model: &str, normalizer: &str| format!(r#"{{"model": {model}, "normalizer": {normalizer}}}"#);
         let bert = r#"{"type": "BertNormalizer", "lowercase": true, "strip_accents": null}"#;
         let words = r#"{"type": "WordPiece", "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3}}"#;
-        let good = Tokens::from_json(json(words, bert).as_bytes()).unwrap();
+        let good = TokenIds::from_json(json(words, bert).as_bytes()).unwrap();
         assert_eq!((good.encode("À b", 9), good.largest()), (vec![1, 3, 0, 2], 3));
         for (file, want) in [
             ("no json".to_owned(), "no tokenizer"),
@@ -213,11 +213,11 @@ mod tests {
             (json(r#"{"type": "WordPiece", "vocab": {"[UNK]": -1}}"#, bert), "no list of pieces"),
             (json(r#"{"type": "WordPiece", "vocab": {"[UNK]": 0}}"#, bert), "[CLS]"),
         ] {
-            let error = Tokens::from_json(file.as_bytes()).err().unwrap();
+            let error = TokenIds::from_json(file.as_bytes()).err().unwrap();
             assert!(error.contains(want), "{file}: {error}");
         }
         for (file, want) in [(&b"a\nb\na\n"[..], "twice"), (b"\xff", "UTF-8"), (b"[CLS]\n[SEP]", "[UNK]")] {
-            assert!(Tokens::from_vocab(file).err().unwrap().contains(want));
+            assert!(TokenIds::from_vocab(file).err().unwrap().contains(want));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! `/assistants`: what sessions can belong to. Those of `tenure.yaml` stand for every tenant and are changed there.
 
-use crate::app::{App, Shared};
+use crate::app::{App, AppState};
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Named, Raw, parse, parse_object};
+use crate::http::extract::{JsonBytes, PathParams, parse, parse_object};
 use crate::http::view::{Asking, Ending, Finding, Making};
 use axum::Json;
 use axum::extract::State;
@@ -125,7 +125,7 @@ fn refuse_declared(app: &App, name: &str) -> ApiResult<()> {
     get, path = "/assistants", tag = "assistants", operation_id = "list_assistants",
     responses((status = 200, description = "All of them", body = AssistantList), Asking)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<AssistantList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<AssistantList>> {
     let all = app.tenure.assistants(&caller.reads()?).await?;
     let data = all.iter().map(|a| view(&app, Assistant::clone(a))).collect();
     Ok(Json(AssistantList { object: "list", data, next_cursor: None }))
@@ -140,9 +140,9 @@ pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<A
     responses((status = 201, description = "It is there", body = AssistantView), Making)
 )]
 pub async fn create(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Raw(body): Raw,
+    JsonBytes(body): JsonBytes,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
     let who = caller.administers_tenant()?;
     let assistant: Assistant = parse_object(&body)?;
@@ -160,7 +160,7 @@ pub async fn create(
     params(("name" = String, Path, description = "The assistant")),
     responses((status = 200, description = "The assistant", body = AssistantView), Finding)
 )]
-pub async fn get(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<AssistantView>> {
+pub async fn get(State(app): State<AppState>, caller: Caller, named: PathParams) -> ApiResult<Json<AssistantView>> {
     let (who, name) = (caller.reads()?, named.get("name")?);
     match app.tenure.assistant(&who, name).await? {
         Some(assistant) => Ok(Json(view(&app, Assistant::clone(&assistant)))),
@@ -182,10 +182,10 @@ pub async fn get(State(app): State<Shared>, caller: Caller, named: Named) -> Api
     )
 )]
 pub async fn put(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    named: Named,
-    Raw(body): Raw,
+    named: PathParams,
+    JsonBytes(body): JsonBytes,
 ) -> ApiResult<(StatusCode, Json<AssistantView>)> {
     let (who, name) = (caller.administers_tenant()?, named.get("name")?);
     let mut fields: RawObject = parse(&body)?;
@@ -213,7 +213,11 @@ pub async fn put(
     params(("name" = String, Path, description = "The assistant")),
     responses((status = 200, description = "It is gone", body = AssistantDeleted), Ending)
 )]
-pub async fn delete(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<AssistantDeleted>> {
+pub async fn delete(
+    State(app): State<AppState>,
+    caller: Caller,
+    named: PathParams,
+) -> ApiResult<Json<AssistantDeleted>> {
     let (who, name) = (caller.administers_tenant()?, named.get("name")?);
     refuse_declared(&app, name)?;
     match app.tenure.remove_assistant(&who, name).await? {

@@ -1,10 +1,10 @@
 //! The audit trail: `/sessions/{id}/audit` and `/audit`.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::Id;
-use crate::http::query::Pairs;
+use crate::http::extract::SessionPath;
+use crate::http::query::StrictQuery;
 use crate::http::view::{Asking, Finding};
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -103,7 +103,11 @@ pub struct BrokenView {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "The audit trail", body = AuditView), Finding)
 )]
-pub async fn session(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<AuditView>> {
+pub async fn session(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+) -> ApiResult<Json<AuditView>> {
     let who = caller.reads()?;
     let trail = app.tenure.browsing(&who).audit(&who, &id).await?;
     Ok(Json(AuditView {
@@ -116,7 +120,7 @@ pub async fn session(State(app): State<Shared>, caller: Caller, Id(id): Id) -> A
 
 /// How an export is written.
 #[derive(Clone, Copy)]
-enum Form {
+enum AuditForm {
     Jsonl,
     Csv,
 }
@@ -139,13 +143,13 @@ const COLUMNS: &str =
         Asking,
     )
 )]
-pub async fn export(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Response> {
+pub async fn export(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Response> {
     let who = caller.administers()?;
     let time = "an RFC 3339 time such as 2026-01-31T12:00:00Z";
     let range = AuditRange { from: pairs.read::<Timestamp>("from", time)?, to: pairs.read::<Timestamp>("to", time)? };
     let form = match pairs.one("format")?.as_deref() {
-        None | Some("jsonl") => Form::Jsonl,
-        Some("csv") => Form::Csv,
+        None | Some("jsonl") => AuditForm::Jsonl,
+        Some("csv") => AuditForm::Csv,
         Some(other) => {
             return Err(ApiError::invalid("format", format!("{other} is not jsonl or csv", other = excerpt(other))));
         }
@@ -155,8 +159,8 @@ pub async fn export(State(app): State<Shared>, caller: Caller, mut pairs: Pairs)
     // A store that cannot be read is an error response, not a stream that breaks off.
     let first = export.next().await?;
     let (kind, head) = match form {
-        Form::Jsonl => ("application/jsonl", String::new()),
-        Form::Csv => ("text/csv; charset=utf-8", format!("{COLUMNS}\r\n")),
+        AuditForm::Jsonl => ("application/jsonl", String::new()),
+        AuditForm::Csv => ("text/csv; charset=utf-8", format!("{COLUMNS}\r\n")),
     };
     let begin = head + &lines(form, first.unwrap_or_default());
     let rest = stream::try_unfold(export, move |mut export| async move {
@@ -168,12 +172,12 @@ pub async fn export(State(app): State<Shared>, caller: Caller, mut pairs: Pairs)
     Ok(([(header::CONTENT_TYPE, kind)], Body::from_stream(all)).into_response())
 }
 
-fn lines(form: Form, page: Vec<AuditedDecision>) -> String {
+fn lines(form: AuditForm, page: Vec<AuditedDecision>) -> String {
     let line = |decision: AuditedDecision| {
         let view = AuditedView::from(decision);
         match form {
-            Form::Jsonl => serde_json::to_string(&view).unwrap_or_default() + "\n",
-            Form::Csv => csv(&view),
+            AuditForm::Jsonl => serde_json::to_string(&view).unwrap_or_default() + "\n",
+            AuditForm::Csv => csv(&view),
         }
     };
     page.into_iter().map(line).collect()

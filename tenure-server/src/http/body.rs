@@ -1,6 +1,6 @@
 //! Reading the body of a request.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::http::caller::authenticate;
@@ -18,19 +18,19 @@ use tower_http::timeout::{TimeoutBody, TimeoutError};
 const FIRST_BUFFER: usize = 16 << 10;
 
 /// A body with what is reserved for it.
-struct Reserved {
+struct ReservedBody {
     bytes: Vec<u8>,
     _reservation: Reservation,
 }
 
-impl AsRef<[u8]> for Reserved {
+impl AsRef<[u8]> for ReservedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 /// Reads the body of a request, after its caller was authenticated. The budget is held for as long as the bytes are.
-pub async fn read(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
+pub async fn read(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     let result = receive(request, app).await;
     if let (Err(_), Some(connection)) = (&result, connection) {
@@ -39,7 +39,7 @@ pub async fn read(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
     result
 }
 
-async fn receive(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
+async fn receive(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
     let (max, time) = (app.config.limits.max_body_bytes, app.config.limits.body_timeout);
     let (mut parts, body) = request.into_parts();
     let caller = match parts.extensions.get::<Caller>() {
@@ -79,7 +79,7 @@ async fn receive(request: Request, app: &Shared) -> Result<Bytes, ApiError> {
         }
         bytes.extend_from_slice(&data);
     }
-    Ok(Bytes::from_owner(Reserved { bytes, _reservation: reservation }))
+    Ok(Bytes::from_owner(ReservedBody { bytes, _reservation: reservation }))
 }
 
 fn content_length(headers: &HeaderMap) -> Option<usize> {

@@ -1,8 +1,8 @@
 //! The caller of a request, as handlers take it.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::rate_limit::ResponseHeaders;
-use crate::auth::{Caller, Credentials, InHand};
+use crate::auth::{Caller, Credentials, LocalAccess};
 use crate::error::ApiError;
 use crate::net::connections::Connection;
 use axum::extract::FromRequestParts;
@@ -10,8 +10,8 @@ use axum::http::request::Parts;
 use std::sync::Arc;
 
 /// Authenticates the caller of a request.
-pub async fn authenticate(parts: &mut Parts, app: &Shared) -> Result<Caller, ApiError> {
-    let operator = parts.extensions.get::<InHand>();
+pub async fn authenticate(parts: &mut Parts, app: &AppState) -> Result<Caller, ApiError> {
+    let operator = parts.extensions.get::<LocalAccess>();
     let response_headers = parts.extensions.get::<ResponseHeaders>();
     let defaults = app.config.limits.keys;
     let credentials = Credentials { headers: &parts.headers, operator, response_headers };
@@ -30,10 +30,10 @@ pub async fn authenticate(parts: &mut Parts, app: &Shared) -> Result<Caller, Api
     Ok(caller)
 }
 
-impl FromRequestParts<Shared> for Caller {
+impl FromRequestParts<AppState> for Caller {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, ApiError> {
         authenticate(parts, app).await
     }
 }

@@ -5,19 +5,19 @@ mod request;
 mod response;
 mod turn;
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::http::extract::Raw;
+use crate::http::extract::JsonBytes;
 use crate::tasks::DetachOnDrop;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use client::Connection;
+use client::ChatConnection;
 use futures_util::stream;
 pub use request::ChatRequest;
-use request::{Request, understand};
+use request::{TurnInput, understand};
 pub use response::ChatResponse;
 use response::{
     as_chunk, event, event_stream, json_response, stream_out, stream_queued, told, whole, with_ids, with_session,
@@ -60,7 +60,12 @@ use turn::{TurnEvents, report, take_turn};
         (status = 504, description = "The model's server took too long", body = ErrorBody),
     )
 )]
-pub async fn complete(State(app): State<Shared>, caller: Caller, headers: HeaderMap, raw: Raw) -> ApiResult<Response> {
+pub async fn complete(
+    State(app): State<AppState>,
+    caller: Caller,
+    headers: HeaderMap,
+    raw: JsonBytes,
+) -> ApiResult<Response> {
     let mut request = understand(&app, &caller, &headers, &raw.0).await?;
     if !request.keep {
         return pass_on(&app, request).await;
@@ -69,7 +74,7 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
     let queued = Arc::new(Notify::new());
     // The response to a repeated request is the same to the byte: nothing is sent before it.
     request.ask.queued = request.ask.idempotency.is_none().then(|| queued.clone());
-    let connection = Connection::new(app.clone(), request.who.clone());
+    let connection = ChatConnection::new(app.clone(), request.who.clone());
     let (reporter, TurnEvents { mut started, mut heard, ended }) = report();
     let turn = take_turn(app.clone(), request, connection.client(), reporter);
     // A client that goes away does not end it, unless it wants that.
@@ -111,7 +116,7 @@ pub async fn complete(State(app): State<Shared>, caller: Caller, headers: Header
 }
 
 /// Nothing is kept: the model sees what the session would show, and that is all.
-async fn pass_on(app: &Shared, request: Request) -> ApiResult<Response> {
+async fn pass_on(app: &AppState, request: TurnInput) -> ApiResult<Response> {
     let messages = app.tenure.preview(&request.who, &request.ask).await?;
     let prompt = Prompt { messages, options: request.options, stream: request.stream };
     let mut pieces = request.model.ask(prompt).await?;

@@ -1,9 +1,9 @@
 //! `/sessions/{id}/checkpoints`, `rewind` and `fork`: points to come back to, and ways to come back.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Id, IfMatch, Input, Named};
+use crate::http::extract::{IfMatch, JsonBody, PathParams, SessionPath};
 use crate::http::view::{
     self, CheckpointList, CheckpointView, CheckpointWhole, PlaceBody, Reading, SessionView, Writing,
 };
@@ -102,7 +102,11 @@ fn point(place: PlaceBody) -> ApiResult<Option<Point>> {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "All of them", body = CheckpointList), Reading)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<CheckpointList>> {
+pub async fn list(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+) -> ApiResult<Json<CheckpointList>> {
     let who = caller.reads()?;
     let all = app.tenure.browsing(&who).checkpoints(&who, &id).await?;
     let data = all.iter().map(CheckpointView::from).collect();
@@ -120,11 +124,11 @@ pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiR
     responses((status = 201, description = "It is set", body = CheckpointView), Writing)
 )]
 pub async fn create(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
-    Input(body): Input<NewCheckpoint>,
+    JsonBody(body): JsonBody<NewCheckpoint>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let label = body.label.map(CheckpointLabel::new).transpose()?;
@@ -143,7 +147,12 @@ pub async fn create(
     ),
     responses((status = 200, description = "The checkpoint", body = CheckpointWhole), Reading)
 )]
-pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: Named) -> ApiResult<Response> {
+pub async fn get(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    named: PathParams,
+) -> ApiResult<Response> {
     let who = caller.reads()?;
     let place = named.get("place")?;
     let position = place.bytes().all(|b| b.is_ascii_digit()).then(|| place.parse().unwrap_or(usize::MAX));
@@ -177,11 +186,11 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, named: N
     responses((status = 200, description = "It is there", body = RewindView), Writing)
 )]
 pub async fn rewind(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
-    Input(body): Input<RewindBody>,
+    JsonBody(body): JsonBody<RewindBody>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let RewindBody { label, position, turn, workspace } = body;
@@ -212,11 +221,11 @@ pub async fn rewind(
     responses((status = 201, description = "The new session", body = SessionView), Writing)
 )]
 pub async fn fork(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
-    Input(body): Input<ForkBody>,
+    JsonBody(body): JsonBody<ForkBody>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let ForkBody { id: new, label, position, turn } = body;

@@ -1,10 +1,10 @@
 //! `/sessions/{id}/compact` and `uncompact`: a summary in place of the oldest turns, when a model is shown them.
 
 use super::view::{self, SessionView, SummaryView, Writing};
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::http::extract::{Id, IfMatch, Input};
+use crate::http::extract::{IfMatch, JsonBody, SessionPath};
 use crate::jobs::compact::options;
 use crate::sessions;
 use axum::extract::State;
@@ -57,10 +57,10 @@ pub struct CompactView {
     )
 )]
 pub async fn compact(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
-    Input(body): Input<CompactBody>,
+    SessionPath(id): SessionPath,
+    JsonBody(body): JsonBody<CompactBody>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let name = writer(&app, &who, &id, body.model).await?;
@@ -76,7 +76,7 @@ pub async fn compact(
 }
 
 /// The model that writes a session's summaries.
-async fn writer(app: &Shared, who: &Principal, id: &SessionId, named: Option<String>) -> ApiResult<String> {
+async fn writer(app: &AppState, who: &Principal, id: &SessionId, named: Option<String>) -> ApiResult<String> {
     let head = app.tenure.live(who, id).await?;
     let policy = app.tenure.policy(&who.tenant, head.assistant.as_deref()).compact;
     let name = match (named, policy) {
@@ -98,9 +98,9 @@ async fn writer(app: &Shared, who: &Principal, id: &SessionId, named: Option<Str
     responses((status = 200, description = "The session", body = SessionView), Writing)
 )]
 pub async fn uncompact(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;

@@ -1,13 +1,13 @@
 //! Errors of other layers as a client is told of them.
 
 use crate::error::ApiError;
-use crate::llm::Models;
+use crate::llm::ModelRegistry;
 use crate::sessions::SessionError;
 use crate::workspace::{METADATA_KEY, WorkspaceError};
 use axum::http::StatusCode;
 
 /// A request named a model that is not there.
-pub fn unknown_model(models: &Models, name: &str) -> ApiError {
+pub fn unknown_model(models: &ModelRegistry, name: &str) -> ApiError {
     let known: Vec<_> = models.names().collect();
     let message = format!(
         "there is no model or assistant {}; it can be one of: {} (GET /v1/models lists the assistants too)",

@@ -1,6 +1,6 @@
 //! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::error::ApiError;
 use crate::headers::header_text;
 use crate::http::body;
@@ -14,49 +14,49 @@ use tenure::{Seq, SessionId};
 
 /// A JSON body.
 #[derive(Debug)]
-pub struct Input<T>(pub T);
+pub struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<Shared> for Input<T> {
+impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
-        let Raw(bytes) = Raw::from_request(request, app).await?;
-        parse_object(&bytes).map(Input)
+    async fn from_request(request: Request, app: &AppState) -> Result<Self, ApiError> {
+        let JsonBytes(bytes) = JsonBytes::from_request(request, app).await?;
+        parse_object(&bytes).map(JsonBody)
     }
 }
 
 /// The bytes of a JSON body.
 #[derive(Debug)]
-pub struct Raw(pub Bytes);
+pub struct JsonBytes(pub Bytes);
 
-impl FromRequest<Shared> for Raw {
+impl FromRequest<AppState> for JsonBytes {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &AppState) -> Result<Self, ApiError> {
         // Also keeps pages of other sites away: a browser asks before it sends JSON elsewhere.
         let kind = media_type(request.headers());
         if kind != "application/json" && !kind.ends_with("+json") {
             return Err(not_json("the body must be JSON; send `Content-Type: application/json`"));
         }
-        body::read(request, app).await.map(Raw)
+        body::read(request, app).await.map(JsonBytes)
     }
 }
 
 /// The text of a body of JSON, or of JSON lines.
 #[derive(Debug)]
-pub struct Lines(Bytes);
+pub struct TextBody(Bytes);
 
-impl Lines {
+impl TextBody {
     /// The text.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or_default()
     }
 }
 
-impl FromRequest<Shared> for Lines {
+impl FromRequest<AppState> for TextBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Shared) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &AppState) -> Result<Self, ApiError> {
         let kind = media_type(request.headers());
         let lines = ["application/json", "application/jsonl", "application/x-ndjson", "application/x-jsonlines"];
         if !lines.contains(&&*kind) && !kind.ends_with("+json") {
@@ -66,7 +66,7 @@ impl FromRequest<Shared> for Lines {
         }
         let bytes = body::read(request, app).await?;
         match std::str::from_utf8(&bytes) {
-            Ok(_) => Ok(Lines(bytes)),
+            Ok(_) => Ok(TextBody(bytes)),
             Err(_) => Err(ApiError::invalid("body", "the body is not UTF-8 text")),
         }
     }
@@ -113,14 +113,14 @@ pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ApiError> {
 
 /// The parameters of a query.
 #[derive(Debug)]
-pub struct Params<T>(pub T);
+pub struct QueryParams<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         match Query::try_from_uri(&parts.uri) {
-            Ok(Query(params)) => Ok(Params(params)),
+            Ok(Query(params)) => Ok(QueryParams(params)),
             Err(e) => {
                 use std::error::Error;
                 let why = e.source().map_or_else(|| e.to_string(), ToString::to_string);
@@ -132,9 +132,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 
 /// What a path names.
 #[derive(Debug)]
-pub struct Named(Vec<(String, String)>);
+pub struct PathParams(Vec<(String, String)>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
+impl<S: Send + Sync> FromRequestParts<S> for PathParams {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
@@ -143,7 +143,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-impl Named {
+impl PathParams {
     /// A part of the path by its name: not empty, not too long, no control characters.
     pub fn get(&self, name: &str) -> Result<&str, ApiError> {
         let value = self.0.iter().find(|(n, _)| n == name).map_or("", |(_, v)| v);
@@ -154,15 +154,15 @@ impl Named {
 
 /// The session that a path names.
 #[derive(Debug)]
-pub struct Id(pub SessionId);
+pub struct SessionPath(pub SessionId);
 
-impl<S: Send + Sync> FromRequestParts<S> for Id {
+impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let Named(params) = Named::from_request_parts(parts, state).await?;
+        let PathParams(params) = PathParams::from_request_parts(parts, state).await?;
         let id = params.into_iter().find(|(name, _)| name == "id").map(|(_, id)| id).unwrap_or_default();
-        Ok(Id(SessionId::new(id)?))
+        Ok(SessionPath(SessionId::new(id)?))
     }
 }
 

@@ -1,11 +1,11 @@
 //! `/keys`: API keys, for administrators.
 
-use crate::app::Shared;
-use crate::auth::{Caller, Key, NewKey, Right};
+use crate::app::AppState;
+use crate::auth::{ApiKey, Caller, NewKey, Right};
 use crate::config::KeyLimits;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Input, Named};
-use crate::http::query::Pairs;
+use crate::http::extract::{JsonBody, PathParams};
+use crate::http::query::StrictQuery;
 use crate::http::view::{Asking, Finding, Making};
 use axum::Json;
 use axum::extract::State;
@@ -50,7 +50,7 @@ pub struct KeyView {
 }
 
 impl KeyView {
-    fn new(key: Key, secret: Option<String>) -> Self {
+    fn new(key: ApiKey, secret: Option<String>) -> Self {
         Self {
             id: key.id,
             object: "key",
@@ -117,13 +117,13 @@ pub struct KeyRevoked {
 }
 
 /// Whether the caller administers a key: one of its tenant, and of its user if its own key is bound to one.
-fn administers(caller: &Caller, tenant: &tenure::Tenant, key: &Key) -> bool {
+fn administers(caller: &Caller, tenant: &tenure::Tenant, key: &ApiKey) -> bool {
     let tenant = caller.is_operator() || key.tenant == *tenant;
     tenant && caller.bound_user().is_none_or(|user| key.user.as_ref() == Some(user))
 }
 
 /// The key that a path names, if the caller administers it.
-async fn find(app: &Shared, caller: &Caller, named: &Named) -> ApiResult<Key> {
+async fn find(app: &AppState, caller: &Caller, named: &PathParams) -> ApiResult<ApiKey> {
     let (who, id) = (caller.administers()?, named.get("id")?);
     let key = app.keys.get(id).await?.filter(|key| administers(caller, &who.tenant, key));
     key.ok_or_else(|| ApiError::not_found(format!("there is no key {}; GET /keys lists them", excerpt(id))))
@@ -136,7 +136,7 @@ async fn find(app: &Shared, caller: &Caller, named: &Named) -> ApiResult<Key> {
     get, path = "/keys", tag = "keys", operation_id = "list_keys",
     responses((status = 200, description = "The oldest first", body = KeyList), Asking)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Json<KeyList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<KeyList>> {
     let who = caller.administers()?;
     // Operators who have the store itself see all tenants, unless they name one.
     let all = caller.is_operator() && pairs.one("tenant")?.as_deref() == Some("*");
@@ -157,9 +157,9 @@ pub async fn list(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -
     responses((status = 201, description = "The key, with its secret", body = KeyView), Making)
 )]
 pub async fn create(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Input(body): Input<KeyInput>,
+    JsonBody(body): JsonBody<KeyInput>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
     let who = caller.administers()?;
     let named = body.user.map(User::new).transpose()?;
@@ -192,7 +192,7 @@ pub async fn create(
     params(("id" = String, Path, description = "The key's id")),
     responses((status = 200, description = "It is revoked", body = KeyRevoked), Finding)
 )]
-pub async fn revoke(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<KeyRevoked>> {
+pub async fn revoke(State(app): State<AppState>, caller: Caller, named: PathParams) -> ApiResult<Json<KeyRevoked>> {
     let key = find(&app, &caller, &named).await?;
     app.keys.revoke(&key.id).await?;
     Ok(Json(KeyRevoked { id: key.id, object: "key.deleted", deleted: true }))
@@ -209,10 +209,10 @@ pub async fn revoke(State(app): State<Shared>, caller: Caller, named: Named) -> 
     responses((status = 201, description = "The new key, with its secret", body = KeyView), Making)
 )]
 pub async fn rotate(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    named: Named,
-    Input(body): Input<Rotation>,
+    named: PathParams,
+    JsonBody(body): JsonBody<Rotation>,
 ) -> ApiResult<(StatusCode, Json<KeyView>)> {
     let key = find(&app, &caller, &named).await?;
     let grace = body.grace.unwrap_or(HumanDuration::of(std::time::Duration::from_secs(3600)));

@@ -1,10 +1,10 @@
 //! `/memories` and `/dreams`: what is remembered beyond the messages, and what of it was promoted.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Input, Named};
-use crate::http::query::Pairs;
+use crate::http::extract::{JsonBody, PathParams};
+use crate::http::query::StrictQuery;
 use crate::http::view::{Asking, Finding, Making, Reading, Writing};
 use axum::Json;
 use axum::extract::State;
@@ -137,7 +137,7 @@ fn mind(session: Option<String>, assistant: Option<String>) -> ApiResult<MemoryT
 }
 
 /// Whose memories a query means.
-fn meant(pairs: &mut Pairs) -> ApiResult<MemoryTarget> {
+fn meant(pairs: &mut StrictQuery) -> ApiResult<MemoryTarget> {
     mind(pairs.one("session_id")?, pairs.name("assistant_id")?)
 }
 
@@ -150,9 +150,9 @@ fn meant(pairs: &mut Pairs) -> ApiResult<MemoryTarget> {
     responses((status = 201, description = "It is remembered", body = MemoryView), Writing)
 )]
 pub async fn create(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Input(body): Input<NewMemory>,
+    JsonBody(body): JsonBody<NewMemory>,
 ) -> ApiResult<(StatusCode, Json<MemoryView>)> {
     let who = caller.writes()?;
     let mind = mind(body.session_id, body.assistant_id)?;
@@ -172,7 +172,7 @@ pub async fn create(
     ),
     responses((status = 200, description = "A page", body = MemoryList), Reading)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Json<MemoryList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<MemoryList>> {
     let who = caller.reads()?;
     let (mind, limit) = (meant(&mut pairs)?, pairs.limit(app.config.limits.max_page)?);
     let cursor = pairs.one("cursor")?;
@@ -197,7 +197,11 @@ pub async fn list(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -
     ),
     responses((status = 200, description = "The best first", body = RecallView), Reading)
 )]
-pub async fn search(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Json<RecallView>> {
+pub async fn search(
+    State(app): State<AppState>,
+    caller: Caller,
+    mut pairs: StrictQuery,
+) -> ApiResult<Json<RecallView>> {
     let who = caller.reads()?;
     let (mind, limit) = (meant(&mut pairs)?, pairs.limit(app.config.limits.max_page)?);
     let question = pairs.one("q")?.filter(|q| !q.trim().is_empty());
@@ -220,10 +224,10 @@ pub async fn search(State(app): State<Shared>, caller: Caller, mut pairs: Pairs)
     responses((status = 200, description = "The memory", body = MemoryView), Reading)
 )]
 pub async fn get(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    path: Named,
-    mut pairs: Pairs,
+    path: PathParams,
+    mut pairs: StrictQuery,
 ) -> ApiResult<Json<MemoryView>> {
     let (who, id) = (caller.reads()?, path.get("id")?);
     let mind = meant(&mut pairs)?;
@@ -245,10 +249,10 @@ pub async fn get(
     responses((status = 200, description = "It is forgotten", body = MemoryForgotten), Writing)
 )]
 pub async fn delete(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    path: Named,
-    mut pairs: Pairs,
+    path: PathParams,
+    mut pairs: StrictQuery,
 ) -> ApiResult<Json<MemoryForgotten>> {
     let (who, id) = (caller.writes()?, path.get("id")?);
     let mind = meant(&mut pairs)?;
@@ -273,9 +277,9 @@ fn not_there(id: &str) -> ApiError {
     responses((status = 200, description = "What was promoted, and why", body = DreamView), Making)
 )]
 pub async fn dream(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Input(body): Input<NewDream>,
+    JsonBody(body): JsonBody<NewDream>,
 ) -> ApiResult<Json<DreamView>> {
     let who = caller.administers_tenant()?;
     let dream = app.tenure.dream(&who, &app.config.dreams.rules(), body.dry_run).await?;
@@ -289,7 +293,7 @@ pub async fn dream(
     get, path = "/dreams", tag = "memories", operation_id = "list_dreams",
     responses((status = 200, description = "The newest first", body = DreamList), Asking)
 )]
-pub async fn dreams(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<DreamList>> {
+pub async fn dreams(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<DreamList>> {
     let who: Principal = caller.administers_tenant()?;
     let data = app.tenure.dreams(&who).await?.into_iter().map(|dream| DreamView { object: "dream", dream }).collect();
     Ok(Json(DreamList { object: "list", data, next_cursor: None }))
@@ -303,7 +307,7 @@ pub async fn dreams(State(app): State<Shared>, caller: Caller) -> ApiResult<Json
     params(("id" = String, Path, description = "The dream")),
     responses((status = 200, description = "It is taken back", body = DreamUndone), Finding)
 )]
-pub async fn undo(State(app): State<Shared>, caller: Caller, path: Named) -> ApiResult<Json<DreamUndone>> {
+pub async fn undo(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<DreamUndone>> {
     let (who, id) = (caller.administers_tenant()?, path.get("id")?);
     match app.tenure.undo_dream(&who, id).await? {
         Some(undone) => Ok(Json(DreamUndone { id: id.to_owned(), object: "dream.undone", undone })),

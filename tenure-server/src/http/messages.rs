@@ -1,10 +1,10 @@
 //! `/sessions/{id}/messages`: what was said, and saying more.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::http::extract::{Id, IfMatch, Raw, idempotency_key, must_be_object, parse};
-use crate::http::query::Pairs;
+use crate::http::extract::{IfMatch, JsonBytes, SessionPath, idempotency_key, must_be_object, parse};
+use crate::http::query::StrictQuery;
 use crate::http::view::{self, DiscardedList, MessageList, Reading, Writing};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -28,7 +28,12 @@ use utoipa::ToSchema;
     ),
     responses((status = 200, description = "A page", body = MessageList), Reading)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pairs: Pairs) -> ApiResult<Response> {
+pub async fn list(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    mut pairs: StrictQuery,
+) -> ApiResult<Response> {
     let who = caller.reads()?;
     let max = app.config.limits.max_page;
     let last = pairs.count("last", max)?;
@@ -101,12 +106,12 @@ pub struct AppendedView {
     )
 )]
 pub async fn append(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
     headers: HeaderMap,
-    Raw(bytes): Raw,
+    JsonBytes(bytes): JsonBytes,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let append = Append {
@@ -143,7 +148,11 @@ fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "All of it", body = DiscardedList), Reading)
 )]
-pub async fn discarded(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Response> {
+pub async fn discarded(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+) -> ApiResult<Response> {
     let who = caller.reads()?;
     let head = app.tenure.live(&who, &id).await?;
     let cut = app.tenure.browsing(&who).discarded(&who, &id).await?;

@@ -1,10 +1,10 @@
 //! `/v1/models` and `/v1/embeddings`: OpenAI's, for clients that look before they ask.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
-use crate::embed::Local;
+use crate::embed::LocalModel;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::http::extract::{Raw, parse};
+use crate::http::extract::{JsonBytes, parse};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -38,7 +38,7 @@ pub struct ModelView {
     get, path = "/v1/models", tag = "openai", operation_id = "list_models",
     responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody))
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<ModelList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ModelList>> {
     let assistants = app.tenure.assistants(&caller.reads()?).await?;
     let view = |id: &str, owned_by| ModelView { id: id.to_owned(), object: "model", created: 0, owned_by };
     let models = app.models.names().map(|name| view(name, "tenure"));
@@ -61,7 +61,7 @@ pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<M
         (status = 500, body = ErrorBody), (status = 502, body = ErrorBody), (status = 503, body = ErrorBody), (status = 504, body = ErrorBody),
     )
 )]
-pub async fn embeddings(State(app): State<Shared>, caller: Caller, raw: Raw) -> ApiResult<Response> {
+pub async fn embeddings(State(app): State<AppState>, caller: Caller, raw: JsonBytes) -> ApiResult<Response> {
     caller.writes()?;
     caller.admit_model_call(&app.rate_limits)?;
     if let Some(meter) = caller.token_meter(&app.rate_limits) {
@@ -108,7 +108,7 @@ enum Encoding {
     Base64,
 }
 
-async fn embed_here(local: &Local, request: EmbedRequest) -> ApiResult<Response> {
+async fn embed_here(local: &LocalModel, request: EmbedRequest) -> ApiResult<Response> {
     let texts = match request.input {
         Texts::One(text) => vec![text],
         Texts::Many(texts) => texts,

@@ -1,6 +1,6 @@
 //! For those who run the server: is it alive, is it ready, what does it do; and the routes in words.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use axum::body::Bytes;
@@ -32,7 +32,7 @@ pub async fn healthz() -> Json<Health> {
     get, path = "/readyz", tag = "operations", operation_id = "readyz",
     responses((status = 200, body = Health), (status = 503, description = "It can not", body = ErrorBody))
 )]
-pub async fn readyz(State(app): State<Shared>) -> ApiResult<Json<Health>> {
+pub async fn readyz(State(app): State<AppState>) -> ApiResult<Json<Health>> {
     let unavailable = |why: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why);
     match tokio::time::timeout(READY_TIMEOUT, app.keys.check_store()).await {
         Ok(Ok(())) => Ok(Json(FINE)),
@@ -52,14 +52,14 @@ const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900)
         (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 503, body = ErrorBody),
     )
 )]
-pub async fn metrics(State(app): State<Shared>, caller: Caller) -> ApiResult<Response> {
+pub async fn metrics(State(app): State<AppState>, caller: Caller) -> ApiResult<Response> {
     caller.administers_tenant()?;
     let text = crate::observability::metrics::render(&app.census, &app.tenure).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }
 
 /// The OpenAPI document, and the same for people.
-pub fn pages(document: utoipa::openapi::OpenApi) -> Router<Shared> {
+pub fn pages(document: utoipa::openapi::OpenApi) -> Router<AppState> {
     // Shared by all responses: these routes need no key.
     let json = Bytes::from(document.to_pretty_json().unwrap_or_default());
     let page = Bytes::from(page(&document));

@@ -15,9 +15,9 @@ const DEFAULT_LIMIT: usize = 20;
 
 /// The parameters that nobody has taken yet.
 #[derive(Debug, Default)]
-pub struct Pairs(Vec<(String, String)>);
+pub struct StrictQuery(Vec<(String, String)>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Pairs {
+impl<S: Send + Sync> FromRequestParts<S> for StrictQuery {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
@@ -28,7 +28,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Pairs {
     }
 }
 
-impl Pairs {
+impl StrictQuery {
     /// All values of a parameter that can be repeated.
     pub fn all(&mut self, name: &str) -> Vec<String> {
         let mut found = Vec::new();

@@ -1,9 +1,9 @@
 //! `/reviews`: what waits for a person, and what people decided.
 
-use crate::app::Shared;
-use crate::auth::{Caller, InHand};
+use crate::app::AppState;
+use crate::auth::{Caller, LocalAccess};
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Input, Named, Params};
+use crate::http::extract::{JsonBody, PathParams, QueryParams};
 use crate::http::view::{Asking, Finding, Writing};
 use crate::jobs::runs;
 use axum::extract::State;
@@ -109,7 +109,7 @@ pub struct ReviewList {
 
 /// Which reviews.
 #[derive(Debug, Deserialize, IntoParams)]
-pub struct Which {
+pub struct ReviewQuery {
     /// Only those of this queue.
     #[serde(default)]
     queue: Option<String>,
@@ -157,20 +157,20 @@ pub struct DecisionBody {
     reviewer: Option<String>,
 }
 
-fn named(path: &Named) -> ApiResult<ReviewId> {
+fn named(path: &PathParams) -> ApiResult<ReviewId> {
     let id = path.get("review")?;
     ReviewId::new(id).map_err(|_| ApiError::not_found(format!("there is no review {id:?}; GET /reviews lists them")))
 }
 
 /// List reviews
 #[utoipa::path(
-    get, path = "/reviews", tag = "reviews", operation_id = "list_reviews", params(Which),
+    get, path = "/reviews", tag = "reviews", operation_id = "list_reviews", params(ReviewQuery),
     responses((status = 200, description = "Reviews of the tenant's sessions", body = ReviewList), Asking)
 )]
 pub async fn list(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Params(which): Params<Which>,
+    QueryParams(which): QueryParams<ReviewQuery>,
 ) -> ApiResult<Json<ReviewList>> {
     let who = caller.reviews()?;
     let wanted = match (which.status.as_deref(), which.queue) {
@@ -195,7 +195,7 @@ pub async fn list(
     params(("review" = String, Path, description = "The review")),
     responses((status = 200, description = "The review", body = ReviewView), Finding)
 )]
-pub async fn get(State(app): State<Shared>, caller: Caller, path: Named) -> ApiResult<Json<ReviewView>> {
+pub async fn get(State(app): State<AppState>, caller: Caller, path: PathParams) -> ApiResult<Json<ReviewView>> {
     let (head, review) = app.tenure.review(&caller.reviews()?, &named(&path)?).await?;
     Ok(Json(ReviewView::of(&head, &review)))
 }
@@ -209,10 +209,10 @@ pub async fn get(State(app): State<Shared>, caller: Caller, path: Named) -> ApiR
     responses((status = 200, description = "It is yours", body = ReviewView), Writing)
 )]
 pub async fn claim(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    path: Named,
-    Input(body): Input<ClaimBody>,
+    path: PathParams,
+    JsonBody(body): JsonBody<ClaimBody>,
 ) -> ApiResult<Json<ReviewView>> {
     let (who, id) = (caller.reviews()?, named(&path)?);
     let by = caller.reviewer(body.reviewer)?;
@@ -230,10 +230,10 @@ pub async fn claim(
     responses((status = 200, description = "Anybody can take it", body = ReviewView), Writing)
 )]
 pub async fn release(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    path: Named,
-    Input(body): Input<ClaimBody>,
+    path: PathParams,
+    JsonBody(body): JsonBody<ClaimBody>,
 ) -> ApiResult<Json<ReviewView>> {
     let (who, id) = (caller.reviews()?, named(&path)?);
     let by = caller.reviewer(body.reviewer)?;
@@ -250,11 +250,11 @@ pub async fn release(
     responses((status = 200, description = "It is decided", body = ReviewView), Writing)
 )]
 pub async fn decide(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    in_hand: Option<Extension<InHand>>,
-    path: Named,
-    Input(body): Input<DecisionBody>,
+    in_hand: Option<Extension<LocalAccess>>,
+    path: PathParams,
+    JsonBody(body): JsonBody<DecisionBody>,
 ) -> ApiResult<Json<ReviewView>> {
     let (who, id) = (caller.reviews()?, named(&path)?);
     let reviewer = caller.reviewer(body.reviewer)?;

@@ -2,13 +2,13 @@
 
 mod events;
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::auth::rate_limit::TokenMeter;
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::headers::{header_hint, header_text};
 use crate::http::errors::unknown_model;
-use crate::http::extract::{Id, Input, Named, Params, idempotency_key};
+use crate::http::extract::{JsonBody, PathParams, QueryParams, SessionPath, idempotency_key};
 use crate::http::view::{self, Reading, RunView};
 use crate::jobs;
 use crate::sessions;
@@ -106,7 +106,7 @@ pub struct EventList {
 
 /// Where to begin.
 #[derive(Debug, Deserialize, IntoParams)]
-pub struct After {
+pub struct EventCursor {
     /// The last event that is known; `Last-Event-ID` says the same.
     #[serde(default)]
     after: Option<Seq>,
@@ -140,11 +140,11 @@ pub struct After {
     )
 )]
 pub async fn create(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     headers: HeaderMap,
-    Input(body): Input<NewRun>,
+    JsonBody(body): JsonBody<NewRun>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     caller.admit_model_call(&app.rate_limits)?;
@@ -211,7 +211,7 @@ impl NewRun {
 }
 
 /// Opens a run: with messages as a turn, without any where the session stands.
-async fn open(app: &Shared, who: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
+async fn open(app: &AppState, who: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
     if request.messages.is_empty() {
         let turn = app.tenure.go_on(who, id, request.on_busy, request.detail).await?;
         return Ok(TurnStart::Turn(Box::new(turn)));
@@ -220,13 +220,13 @@ async fn open(app: &Shared, who: &Principal, id: &SessionId, request: TurnReques
 }
 
 /// The model that a run of this session asks if none is named.
-async fn session_model(app: &Shared, who: &Principal, head: &Head) -> ApiResult<String> {
+async fn session_model(app: &AppState, who: &Principal, head: &Head) -> ApiResult<String> {
     let preferred = sessions::preferred_models(app, who, head).await?;
     Ok(preferred.into_iter().next().unwrap_or_else(|| app.models.default_name().to_owned()))
 }
 
 /// A run that was asked for before. Whoever works on it goes on; if nobody does, somebody will.
-async fn again(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, wait: Wait) -> ApiResult<Response> {
+async fn again(app: &AppState, who: &Principal, id: &SessionId, run: &RunId, wait: Wait) -> ApiResult<Response> {
     match wait {
         Wait::Stream => Ok(events(app.clone(), who.clone(), id.clone(), run.clone(), 0, None)),
         Wait::Background => whole(app, who, id, run, StatusCode::ACCEPTED).await,
@@ -242,7 +242,7 @@ async fn again(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, wait:
 
 /// Lets a run go, and waits for it as asked.
 async fn begin(
-    app: &Shared,
+    app: &AppState,
     who: &Principal,
     turn: OpenRun,
     wait: Wait,
@@ -268,7 +268,13 @@ async fn begin(
     }
 }
 
-async fn whole(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, status: StatusCode) -> ApiResult<Response> {
+async fn whole(
+    app: &AppState,
+    who: &Principal,
+    id: &SessionId,
+    run: &RunId,
+    status: StatusCode,
+) -> ApiResult<Response> {
     let found = app.tenure.view(who, id, |session| {
         let found = session.run(run)?;
         let said = session.messages.iter().rev().find(|m| m.run.as_ref() == Some(run));
@@ -283,7 +289,7 @@ async fn whole(app: &Shared, who: &Principal, id: &SessionId, run: &RunId, statu
     }
 }
 
-fn named(named: &Named) -> ApiResult<RunId> {
+fn named(named: &PathParams) -> ApiResult<RunId> {
     Ok(RunId::new(named.get("run")?)?)
 }
 
@@ -293,7 +299,11 @@ fn named(named: &Named) -> ApiResult<RunId> {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "All of them, oldest first", body = RunList), Reading)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<RunList>> {
+pub async fn list(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+) -> ApiResult<Json<RunList>> {
     let who = caller.reads()?;
     let view = |session: &tenure::Session| session.runs.iter().map(|r| RunView::of(r, session.head())).collect();
     let data = app.tenure.browsing(&who).view(&who, &id, view).await?;
@@ -306,7 +316,12 @@ pub async fn list(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiR
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
     responses((status = 200, description = "Where it stands, and its last answer", body = RunWhole), Reading)
 )]
-pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
+pub async fn get(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    path: PathParams,
+) -> ApiResult<Response> {
     whole(&app, &caller.reads()?, &id, &named(&path)?, StatusCode::OK).await
 }
 
@@ -318,18 +333,18 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Na
 #[utoipa::path(
     get, path = "/sessions/{id}/runs/{run}/events", tag = "runs", operation_id = "run_events",
     params(
-        ("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run"), After,
+        ("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run"), EventCursor,
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that is known"),
     ),
     responses((status = 200, description = "What happened", content((EventList = "application/json"), (String = "text/event-stream"))), Reading)
 )]
 pub async fn follow(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
-    path: Named,
+    SessionPath(id): SessionPath,
+    path: PathParams,
     headers: HeaderMap,
-    Params(after): Params<After>,
+    QueryParams(after): QueryParams<EventCursor>,
 ) -> ApiResult<Response> {
     let (who, run) = (caller.reads()?, named(&path)?);
     let last = header_text(&headers, "last-event-id")?.filter(|t| !t.is_empty());
@@ -355,7 +370,12 @@ pub async fn follow(
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
     responses((status = 200, description = "It has ended", body = RunWhole), view::Ending)
 )]
-pub async fn cancel(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
+pub async fn cancel(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    path: PathParams,
+) -> ApiResult<Response> {
     let (who, run) = (caller.writes()?, named(&path)?);
     app.tenure.cancel(&who, &id, &run).await?;
     whole(&app, &who, &id, &run, StatusCode::OK).await
@@ -369,7 +389,12 @@ pub async fn cancel(State(app): State<Shared>, caller: Caller, Id(id): Id, path:
     params(("id" = String, Path, description = "The session"), ("run" = String, Path, description = "The run")),
     responses((status = 202, description = "A new run is on its way", body = RunWhole), view::Ending)
 )]
-pub async fn resume(State(app): State<Shared>, caller: Caller, Id(id): Id, path: Named) -> ApiResult<Response> {
+pub async fn resume(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    path: PathParams,
+) -> ApiResult<Response> {
     let (who, run) = (caller.writes()?, named(&path)?);
     caller.admit_model_call(&app.rate_limits)?;
     let (head, found) = app.tenure.run(&who, &id, &run).await?;

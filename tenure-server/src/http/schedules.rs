@@ -1,6 +1,6 @@
 //! `/schedules`: what runs by the clock.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::ApiResult;
 use crate::http::view::Asking;
@@ -67,7 +67,7 @@ pub struct ScheduleList {
     get, path = "/schedules", tag = "runs", operation_id = "list_schedules",
     responses((status = 200, description = "All of the tenant's", body = ScheduleList), Asking)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller) -> ApiResult<Json<ScheduleList>> {
     let who = caller.reads()?;
     let mut data = Vec::new();
     for compiled in app.schedules.iter().filter(|p| p.schedule.tenant == who.tenant.as_str()) {

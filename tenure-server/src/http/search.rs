@@ -1,9 +1,9 @@
 //! `/search`: what was said, in all sessions.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::query::Pairs;
+use crate::http::query::StrictQuery;
 use crate::http::view::Asking;
 use axum::Json;
 use axum::extract::State;
@@ -116,7 +116,7 @@ impl From<SearchPage> for MatchList {
     ),
     responses((status = 200, description = "A page", body = MatchList), Asking)
 )]
-pub async fn find(State(app): State<Shared>, caller: Caller, mut pairs: Pairs) -> ApiResult<Json<MatchList>> {
+pub async fn find(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<MatchList>> {
     let who = caller.reads()?;
     let text = pairs.one("q")?.ok_or_else(|| ApiError::invalid("q", "`q` is missing: what to look for"))?;
     let role = pairs.one("role")?.map(|word| role(&word)).transpose()?;

@@ -1,14 +1,14 @@
 //! `/sessions`: begin, find, look at, change, end and bring back.
 
-use crate::app::{App, Shared};
+use crate::app::{App, AppState};
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Id, IfMatch, Input};
-use crate::http::query::Pairs;
+use crate::http::extract::{IfMatch, JsonBody, SessionPath};
+use crate::http::query::StrictQuery;
 use crate::http::view::{
     self, Asking, CachedView, Ending, Making, Reading, SessionList, SessionView, SessionWhole, Writing,
 };
-use crate::sessions::{self, Deletion};
+use crate::sessions::{self, DeletionReport};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -111,7 +111,11 @@ pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiRe
     request_body(content = NewSession),
     responses((status = 201, description = "It has begun", body = SessionView), Making)
 )]
-pub async fn create(State(app): State<Shared>, caller: Caller, Input(body): Input<NewSession>) -> ApiResult<Response> {
+pub async fn create(
+    State(app): State<AppState>,
+    caller: Caller,
+    JsonBody(body): JsonBody<NewSession>,
+) -> ApiResult<Response> {
     let session = begin(&app, &caller.writes()?, body).await?;
     Ok(view::session(StatusCode::CREATED, session.head()))
 }
@@ -137,7 +141,7 @@ pub async fn create(State(app): State<Shared>, caller: Caller, Input(body): Inpu
     ),
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, pairs: Pairs) -> ApiResult<Json<SessionList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller, pairs: StrictQuery) -> ApiResult<Json<SessionList>> {
     let who = caller.reads()?;
     let query = pairs.sessions(&who, app.config.limits.max_page)?;
     Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
@@ -152,7 +156,12 @@ pub async fn list(State(app): State<Shared>, caller: Caller, pairs: Pairs) -> Ap
     ),
     responses((status = 200, description = "The session", body = SessionWhole), Reading)
 )]
-pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pairs: Pairs) -> ApiResult<Response> {
+pub async fn get(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    mut pairs: StrictQuery,
+) -> ApiResult<Response> {
     let who = caller.reads()?;
     let (mut cache, mut discarded) = (false, false);
     for word in pairs.one("include")?.iter().flat_map(|words| words.split(',')) {
@@ -196,11 +205,11 @@ pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pair
     responses((status = 200, description = "The session after it", body = SessionView), Writing)
 )]
 pub async fn patch(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
-    Input(body): Input<SessionPatch>,
+    JsonBody(body): JsonBody<SessionPatch>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let SessionPatch { title, tags, model, metadata, status } = body;
@@ -223,16 +232,16 @@ pub async fn patch(
     responses((status = 200, description = "It is gone", body = SessionDeleted), Ending)
 )]
 pub async fn delete(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
-    mut pairs: Pairs,
+    mut pairs: StrictQuery,
 ) -> ApiResult<Json<SessionDeleted>> {
     let who = caller.writes()?;
     let purged = pairs.read("purge", "true or false")?.unwrap_or(false);
     pairs.end()?;
-    let deletion = if purged { Deletion::Purge } else { Deletion::Restorable };
+    let deletion = if purged { DeletionReport::Purge } else { DeletionReport::Restorable };
     let deleted = sessions::delete(&app, &who, &id, deletion, if_match.0).await.map_err(|e| if_match.error(e))?;
     if !deleted {
         return Err(tenure::Error::NotFound { session_id: id }.into());
@@ -250,7 +259,12 @@ pub async fn delete(
     ),
     responses((status = 200, description = "The session, active", body = SessionView), Ending)
 )]
-pub async fn restore(State(app): State<Shared>, caller: Caller, Id(id): Id, if_match: IfMatch) -> ApiResult<Response> {
+pub async fn restore(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    if_match: IfMatch,
+) -> ApiResult<Response> {
     let who = caller.writes()?;
     let head = if_match.on(&app.tenure).restore(&who, &id).await.map_err(|e| if_match.error(e))?;
     Ok(view::session(StatusCode::OK, &head))

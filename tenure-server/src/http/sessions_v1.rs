@@ -1,13 +1,13 @@
 //! `/v1/sessions`: sessions for clients of mistral.rs, and the short way to move one.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Id, IfMatch, Input, Lines};
-use crate::http::query::Pairs;
+use crate::http::extract::{IfMatch, JsonBody, SessionPath, TextBody};
+use crate::http::query::StrictQuery;
 use crate::http::transfer::{self, LeftOutView};
 use crate::http::view::{self, Asking, Finding, SessionList, SessionView, Writing};
-use crate::sessions::{self, Deletion};
+use crate::sessions::{self, DeletionReport};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -37,7 +37,7 @@ use utoipa::ToSchema;
     ),
     responses((status = 200, description = "A page", body = SessionList), Asking)
 )]
-pub async fn list(State(app): State<Shared>, caller: Caller, pairs: Pairs) -> ApiResult<Json<SessionList>> {
+pub async fn list(State(app): State<AppState>, caller: Caller, pairs: StrictQuery) -> ApiResult<Json<SessionList>> {
     let who = caller.reads()?;
     let query = pairs.sessions(&who, app.config.limits.max_page)?;
     Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
@@ -76,7 +76,7 @@ pub struct ExportView {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "The session", body = ExportView), Finding)
 )]
-pub async fn get(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Response> {
+pub async fn get(State(app): State<AppState>, caller: Caller, SessionPath(id): SessionPath) -> ApiResult<Response> {
     let who = caller.reads()?;
     let session = app.tenure.browsing(&who).load(&who, &id).await.map_err(not_there)?;
     let seq = session.seq;
@@ -109,11 +109,11 @@ pub struct ReplacedView {
     responses((status = 200, description = "It is there", body = ReplacedView), Writing)
 )]
 pub async fn put(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
+    SessionPath(id): SessionPath,
     if_match: IfMatch,
-    lines: Lines,
+    lines: TextBody,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let mut found = transfer::read(lines.as_str(), None)?;
@@ -151,10 +151,14 @@ pub struct DeletedView {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "It is not there any more", body = DeletedView), Asking)
 )]
-pub async fn delete(State(app): State<Shared>, caller: Caller, Id(id): Id) -> ApiResult<Json<DeletedView>> {
+pub async fn delete(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+) -> ApiResult<Json<DeletedView>> {
     let who = caller.writes()?;
     let deleted = match app.tenure.live(&who, &id).await {
-        Ok(_) => sessions::delete(&app, &who, &id, Deletion::Restorable, None).await?,
+        Ok(_) => sessions::delete(&app, &who, &id, DeletionReport::Restorable, None).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };
@@ -181,10 +185,10 @@ pub struct ForkTurns {
     responses((status = 201, description = "The new session", body = SessionView), Writing)
 )]
 pub async fn fork(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    Id(id): Id,
-    Input(body): Input<ForkTurns>,
+    SessionPath(id): SessionPath,
+    JsonBody(body): JsonBody<ForkTurns>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let new = body.session_id.map(SessionId::new).transpose()?;

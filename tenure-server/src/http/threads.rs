@@ -1,9 +1,9 @@
 //! `/threads/{id}/session`: the session behind a chat thread of some other program.
 
-use crate::app::{App, Shared};
+use crate::app::{App, AppState};
 use crate::auth::Caller;
 use crate::error::ApiResult;
-use crate::http::extract::{Input, Named};
+use crate::http::extract::{JsonBody, PathParams};
 use crate::http::sessions::{NewSession, begin};
 use crate::http::view::{self, Making, SessionView};
 use axum::extract::State;
@@ -53,10 +53,10 @@ pub struct ThreadBody {
     )
 )]
 pub async fn session(
-    State(app): State<Shared>,
+    State(app): State<AppState>,
     caller: Caller,
-    named: Named,
-    Input(body): Input<ThreadBody>,
+    named: PathParams,
+    JsonBody(body): JsonBody<ThreadBody>,
 ) -> ApiResult<Response> {
     let who = caller.writes()?;
     let thread = named.get("id")?;

@@ -1,10 +1,10 @@
 //! Sessions as they travel: `/sessions/{id}/export` and `/sessions/import`.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::http::extract::{Id, Lines};
-use crate::http::query::Pairs;
+use crate::http::extract::{SessionPath, TextBody};
+use crate::http::query::StrictQuery;
 use crate::http::view::{self, Making, Reading, SessionView};
 use crate::sessions;
 use axum::Json;
@@ -34,7 +34,12 @@ use utoipa::ToSchema;
         Reading,
     )
 )]
-pub async fn export(State(app): State<Shared>, caller: Caller, Id(id): Id, mut pairs: Pairs) -> ApiResult<Response> {
+pub async fn export(
+    State(app): State<AppState>,
+    caller: Caller,
+    SessionPath(id): SessionPath,
+    mut pairs: StrictQuery,
+) -> ApiResult<Response> {
     let who = caller.reads()?;
     let format = pairs.one("format")?;
     pairs.end()?;
@@ -150,7 +155,12 @@ pub(super) fn left_out(id: &SessionId, found: &ImportedSession) -> Vec<LeftOutVi
     request_body(content((Object = "application/json"), (String = "application/jsonl"))),
     responses((status = 201, description = "They are there", body = ImportedView), Making)
 )]
-pub async fn import(State(app): State<Shared>, caller: Caller, mut pairs: Pairs, lines: Lines) -> ApiResult<Response> {
+pub async fn import(
+    State(app): State<AppState>,
+    caller: Caller,
+    mut pairs: StrictQuery,
+    lines: TextBody,
+) -> ApiResult<Response> {
     let who = caller.writes()?;
     let format = pairs.one("format")?.map(|f| f.parse::<ImportFormat>()).transpose()?;
     let mut id = pairs.one("id")?.map(SessionId::new).transpose().map_err(|e| ApiError::from(e).with_param("id"))?;

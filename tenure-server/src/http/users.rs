@@ -1,9 +1,9 @@
 //! `/users/{id}`: the right to be forgotten.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::ApiResult;
-use crate::http::extract::Named;
+use crate::http::extract::PathParams;
 use crate::http::view::Ending;
 use crate::sessions;
 use axum::Json;
@@ -32,7 +32,7 @@ pub struct ReceiptView {
     params(("id" = String, Path, description = "The user")),
     responses((status = 200, description = "Nothing of them is left", body = ReceiptView), Ending)
 )]
-pub async fn erase(State(app): State<Shared>, caller: Caller, named: Named) -> ApiResult<Json<ReceiptView>> {
+pub async fn erase(State(app): State<AppState>, caller: Caller, named: PathParams) -> ApiResult<Json<ReceiptView>> {
     let who = caller.administers()?;
     let user = User::new(named.get("id")?)?;
     if caller.bound_user().is_some_and(|bound| *bound != user) {

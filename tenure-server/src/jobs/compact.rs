@@ -1,6 +1,6 @@
 //! Summaries of long sessions, written in the background after a turn.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use tenure::{CompactionPolicy, Error, Principal, RawObject, SessionId, TurnError};
 
 /// What a model is asked with besides the conversation.
@@ -12,7 +12,7 @@ pub fn options(model: &str) -> RawObject {
 
 /// After a turn of a session that talks to `model`: if its history has reached its window and its policy says so, a summary is written.
 /// Nobody waits for it. If it can not be had, the window cuts, and it is tried again after the next turn.
-pub fn after_turn(app: &Shared, who: &Principal, id: &SessionId, policy: CompactionPolicy, model: &str) {
+pub fn after_turn(app: &AppState, who: &Principal, id: &SessionId, policy: CompactionPolicy, model: &str) {
     let name = match policy {
         CompactionPolicy::Off => return,
         CompactionPolicy::On => model.to_owned(),

@@ -1,6 +1,6 @@
 //! What is done for memories while nobody asks: vectors for those that have none, and dreams.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tenure::{AccessScope, Principal, Tenant};
@@ -9,7 +9,7 @@ use tenure::{AccessScope, Principal, Tenant};
 const EMBED_EVERY: Duration = Duration::from_secs(600);
 
 /// Gives memories vectors, until the server stops: all of them when the model has changed, a few when it could not be reached.
-pub async fn embed_for_ever(app: &Shared) {
+pub async fn embed_for_ever(app: &AppState) {
     loop {
         tokio::select! {
             () = embed(app) => {}
@@ -22,7 +22,7 @@ pub async fn embed_for_ever(app: &Shared) {
     }
 }
 
-async fn embed(app: &Shared) {
+async fn embed(app: &AppState) {
     let mut done = 0;
     let embedded = app.tenure.embed_all(|n| {
         done += n;
@@ -39,7 +39,7 @@ async fn embed(app: &Shared) {
 }
 
 /// Dreams as often as the configuration says, until the server stops.
-pub async fn dream_for_ever(app: &Shared) {
+pub async fn dream_for_ever(app: &AppState) {
     let Some(every) = app.config.dreams.every.duration() else { return };
     loop {
         tokio::select! {
@@ -58,7 +58,7 @@ pub async fn dream_for_ever(app: &Shared) {
 }
 
 /// Those who have keys, and the one who needs none.
-async fn tenants(app: &Shared) -> BTreeSet<Tenant> {
+async fn tenants(app: &AppState) -> BTreeSet<Tenant> {
     let keys = app.keys.list().await.unwrap_or_else(|e| {
         tracing::warn!(error = %e, "the keys can not be read: only the default tenant dreams this time");
         Vec::new()

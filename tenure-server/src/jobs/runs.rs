@@ -1,7 +1,7 @@
 //! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
 
 use super::compact;
-use crate::app::{App, Shared};
+use crate::app::{App, AppState};
 use crate::auth::rate_limit::{Metered, TokenMeter};
 use crate::clock::Stopwatch;
 use crate::observability::metrics::{self, TimedModel};
@@ -47,7 +47,7 @@ pub struct Drive {
 }
 
 /// Drives a run until it ends or waits for a person, and does what follows from that: metrics, web hooks, a summary.
-pub async fn drive(app: &Shared, turn: OpenRun, drive: Drive) -> Result<TurnOutcome, TurnError> {
+pub async fn drive(app: &AppState, turn: OpenRun, drive: Drive) -> Result<TurnOutcome, TurnError> {
     let Drive { model, model_name, options, listener, opened } = drive;
     let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
     let summaries = turn.compact();
@@ -63,7 +63,7 @@ pub async fn drive(app: &Shared, turn: OpenRun, drive: Drive) -> Result<TurnOutc
 
 /// Works on a run with the model and the options that it was started with, until it ends or waits for a person.
 pub async fn work(
-    app: &Shared,
+    app: &AppState,
     turn: OpenRun,
     listener: Option<mpsc::Sender<RunEvent>>,
     meter: Option<TokenMeter>,
@@ -133,7 +133,7 @@ async fn notify_run_ended(
 }
 
 /// Goes on with a run that nobody works on.
-pub fn take(app: &Shared, head: Head) {
+pub fn take(app: &AppState, head: Head) {
     let here = app.clone();
     app.tasks.spawn(async move {
         match here.tenure.take_over(&head).await {
@@ -148,7 +148,7 @@ pub fn take(app: &Shared, head: Head) {
 }
 
 /// Looks after runs until the server stops: takes over what is left behind, and decides what nobody decided in time.
-pub async fn look_after(app: &Shared) {
+pub async fn look_after(app: &AppState) {
     let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
     loop {
         match app.tenure.abandoned(MAX_TAKEN).await {

@@ -4,7 +4,7 @@
 //! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
 
 use super::runs;
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::config::schedules::{CompiledSchedule, Schedule};
 use crate::sessions;
 use jiff::{SignedDuration, Timestamp};
@@ -28,7 +28,7 @@ const KEEP_NOTES: usize = 50;
 
 /// What became of a schedule so far.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct ScheduleState {
     /// The last time that was due and dealt with.
     pub last: Option<Timestamp>,
     /// How often it has run.
@@ -38,12 +38,12 @@ pub struct State {
     /// The last run.
     pub run: Option<RunId>,
     /// Times at which it did not run, and why; the newest last.
-    pub missed: Vec<Missed>,
+    pub missed: Vec<MissedStart>,
 }
 
 /// A time at which a schedule did not run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Missed {
+pub struct MissedStart {
     /// When it was due.
     pub at: Timestamp,
     /// Why it did not run.
@@ -53,7 +53,7 @@ pub struct Missed {
 /// What became of one time. Notes are added and none undoes another: nodes that look at once need not agree on who writes.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-enum Note {
+enum ScheduleRecord {
     /// The schedule is new; what was due before is nobody's.
     New {
         at: Timestamp,
@@ -71,7 +71,7 @@ enum Note {
     },
 }
 
-impl Note {
+impl ScheduleRecord {
     fn at(&self) -> Timestamp {
         let (Self::New { at } | Self::Missed { at, .. } | Self::Ran { at, .. }) = self;
         *at
@@ -89,13 +89,13 @@ impl Note {
 /// A schedule of this server.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleJob<'a> {
-    app: &'a Shared,
+    app: &'a AppState,
     compiled: &'a CompiledSchedule,
 }
 
 impl<'a> ScheduleJob<'a> {
     /// Nothing is due yet.
-    pub fn new(app: &'a Shared, compiled: &'a CompiledSchedule) -> Self {
+    pub fn new(app: &'a AppState, compiled: &'a CompiledSchedule) -> Self {
         Self { app, compiled }
     }
 
@@ -105,14 +105,15 @@ impl<'a> ScheduleJob<'a> {
     }
 
     /// What became of it so far.
-    pub async fn state(&self) -> tenure::Result<State> {
-        let mut state = State::default();
+    pub async fn state(&self) -> tenure::Result<ScheduleState> {
+        let mut state = ScheduleState::default();
         for kind in [MISSED, RAN] {
             for item in self.app.tenure.store().items(&self.shelf(kind), None, 2 * KEEP_NOTES).await? {
                 let place = || {
                     format!("schedule {:?} of tenant {}", self.compiled.schedule.name, self.compiled.principal.tenant)
                 };
-                let note: Note = serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))?;
+                let note: ScheduleRecord =
+                    serde_json::from_str(&item.value).map_err(|e| tenure::Error::corrupt(place(), e))?;
                 state.add(note);
             }
         }
@@ -121,7 +122,7 @@ impl<'a> ScheduleJob<'a> {
         Ok(state)
     }
 
-    async fn note(&self, note: &Note) -> tenure::Result<()> {
+    async fn note(&self, note: &ScheduleRecord) -> tenure::Result<()> {
         let (created_at, used_at) = (self.app.tenure.now(), note.at());
         let key = used_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let item =
@@ -132,7 +133,7 @@ impl<'a> ScheduleJob<'a> {
     async fn miss(&self, at: Timestamp, why: &str) -> tenure::Result<()> {
         tracing::warn!(schedule = self.compiled.schedule.name, %at, why, "a scheduled run was missed");
         metrics::counter!("tenure_schedules_total", "what" => "missed").increment(1);
-        self.note(&Note::Missed { at, why: why.to_owned() }).await
+        self.note(&ScheduleRecord::Missed { at, why: why.to_owned() }).await
     }
 
     /// Deals with what is due; when to look again.
@@ -141,7 +142,7 @@ impl<'a> ScheduleJob<'a> {
         let state = self.state().await?;
         let Some(last) = state.last else {
             // It is new: it begins with the next time.
-            self.note(&Note::New { at: now }).await?;
+            self.note(&ScheduleRecord::New { at: now }).await?;
             return Ok(self.compiled.next(now));
         };
         let mut due = VecDeque::new();
@@ -172,12 +173,12 @@ impl<'a> ScheduleJob<'a> {
                 fired => fired?,
             };
             metrics::counter!("tenure_schedules_total", "what" => "ran").increment(1);
-            self.note(&Note::Ran { at: latest, count, session, run }).await?;
+            self.note(&ScheduleRecord::Ran { at: latest, count, session, run }).await?;
         }
         Ok(self.compiled.next(latest))
     }
 
-    async fn is_on(&self, state: &State) -> tenure::Result<bool> {
+    async fn is_on(&self, state: &ScheduleState) -> tenure::Result<bool> {
         let (Some(session), Some(run)) = (&state.session, &state.run) else { return Ok(false) };
         match self.app.tenure.run(&self.compiled.principal, session, run).await {
             Ok((_, run)) => Ok(run.ended.is_none()),
@@ -226,13 +227,13 @@ impl<'a> ScheduleJob<'a> {
     }
 }
 
-impl State {
-    fn add(&mut self, note: Note) {
+impl ScheduleState {
+    fn add(&mut self, note: ScheduleRecord) {
         self.last = self.last.max(Some(note.at()));
         match note {
-            Note::New { .. } => {}
-            Note::Missed { at, why } => self.missed.push(Missed { at, why }),
-            Note::Ran { at, count, session, run } => {
+            ScheduleRecord::New { .. } => {}
+            ScheduleRecord::Missed { at, why } => self.missed.push(MissedStart { at, why }),
+            ScheduleRecord::Ran { at, count, session, run } => {
                 (self.count, self.session, self.run) = (count, Some(session), Some(run));
                 self.missed.retain(|m| m.at != at);
             }
@@ -241,7 +242,7 @@ impl State {
 }
 
 /// Looks at the clock until the server stops.
-pub async fn watch(app: &Shared) {
+pub async fn watch(app: &AppState) {
     if app.schedules.is_empty() {
         return;
     }
@@ -255,7 +256,7 @@ pub async fn watch(app: &Shared) {
 }
 
 /// Deals with all that is due now; when to look again.
-pub async fn look(app: &Shared) -> Timestamp {
+pub async fn look(app: &AppState) -> Timestamp {
     let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
     for compiled in &app.schedules {
         match ScheduleJob::new(app, compiled).look().await {

@@ -1,11 +1,11 @@
 //! The jobs of a server.
 
 use super::{memory, runs, schedules, sweep};
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::observability::metrics;
 
 /// Starts all jobs. They end when the server stops.
-pub fn start_all(app: &Shared) {
+pub fn start_all(app: &AppState) {
     let here = app.clone();
     app.tasks.spawn(async move { sweep::run_loop(&here).await });
     let here = app.clone();

@@ -12,10 +12,10 @@ use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, Role};
 
 /// The built-in model.
 #[derive(Clone, Copy, Debug)]
-pub struct Rehearsal;
+pub struct EchoModel;
 
 #[async_trait]
-impl Model for Rehearsal {
+impl Model for EchoModel {
     async fn ask(&self, prompt: Prompt) -> Result<ModelStream, ModelError> {
         let message = answer(&prompt.messages);
         let finish = if message.get("tool_calls").is_some() { "tool_calls" } else { "stop" };

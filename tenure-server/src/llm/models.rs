@@ -1,6 +1,6 @@
 //! The models by name.
 
-use super::echo::Rehearsal;
+use super::echo::EchoModel;
 use super::upstream::Upstream;
 use crate::config::{BUILT_IN_MODEL, ModelConfig};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tenure::Model;
 
 /// The models that can be asked.
-pub struct Models {
+pub struct ModelRegistry {
     order: Vec<String>,
     by_name: BTreeMap<String, Arc<Upstream>>,
     /// The server that gets requests for any other name.
@@ -18,7 +18,7 @@ pub struct Models {
 /// The name under which the first model can always be asked for: the built-in one, if none is configured.
 const DEFAULT_MODEL: &str = "default";
 
-impl Models {
+impl ModelRegistry {
     /// Of the configured servers.
     pub fn new(configured: &[ModelConfig]) -> anyhow::Result<Self> {
         let (mut by_name, mut pass_unknown) = (BTreeMap::new(), None);
@@ -45,7 +45,7 @@ impl Models {
     /// A model by name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
         if name == BUILT_IN_MODEL || (self.order.is_empty() && name == DEFAULT_MODEL) {
-            return Some(Arc::new(Rehearsal));
+            return Some(Arc::new(EchoModel));
         }
         self.upstream(name).map(|u| u as Arc<dyn Model>)
     }

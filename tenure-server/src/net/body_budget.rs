@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct BodyBudget {
     max: usize,
     max_per_principal: usize,
-    used: Mutex<Used>,
+    used: Mutex<BudgetUse>,
 }
 
 #[derive(Debug, Default)]
-struct Used {
+struct BudgetUse {
     all: usize,
     by_principal: HashMap<String, usize>,
 }
@@ -41,7 +41,7 @@ impl BodyBudget {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Used> {
+    fn lock(&self) -> MutexGuard<'_, BudgetUse> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

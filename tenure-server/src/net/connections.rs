@@ -23,13 +23,13 @@ pub struct Connections {
     header_timeout: Option<Duration>,
     idle_timeout: Option<Duration>,
     clock: Stopwatch,
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
     /// Notified when the last connection is closed.
     closed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct ConnectionTable {
     next_id: u64,
     open: HashMap<u64, Arc<Connection>>,
     per_address: HashMap<IpAddr, usize>,
@@ -39,7 +39,7 @@ struct Table {
 
 /// The limit that keeps a connection out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full {
+pub struct ConnectionLimitReached {
     /// Its name.
     pub limit: &'static str,
     /// Its value.
@@ -48,14 +48,14 @@ pub struct Full {
 
 /// Why the server closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Close {
+pub enum CloseReason {
     /// Another connection needs its place.
     Evicted,
     /// It had no request for longer than this limit.
     Idle(&'static str),
 }
 
-impl Close {
+impl CloseReason {
     /// One word for metrics: the name of the limit, if there is one.
     pub fn reason(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ pub struct Connection {
 
 /// An admitted connection. Dropping it gives its place back.
 #[derive(Debug)]
-pub struct Admitted {
+pub struct AdmittedConnection {
     connections: Arc<Connections>,
     connection: Arc<Connection>,
 }
@@ -115,22 +115,22 @@ impl Connections {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Admits a connection. At a limit another connection is closed for it, if there is one that can be: see
-    /// `Table::evict`.
-    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Admitted, Full> {
+    /// `ConnectionTable::evict`.
+    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<AdmittedConnection, ConnectionLimitReached> {
         let is_trusted = self.trusted.contains(address);
         let address = counted_as(address);
         let mut table = self.lock();
         let here = table.per_address.get(&address).copied().unwrap_or(0);
         if here >= self.max_per_address && !is_trusted && !table.evict(|other| other.address == address) {
-            return Err(Full { limit: "max_connections_per_address", max: self.max_per_address });
+            return Err(ConnectionLimitReached { limit: "max_connections_per_address", max: self.max_per_address });
         }
         if table.open.len() >= self.max && !table.evict(|_| true) {
-            return Err(Full { limit: "max_connections", max: self.max });
+            return Err(ConnectionLimitReached { limit: "max_connections", max: self.max });
         }
         table.next_id += 1;
         let connection = Arc::new(Connection {
@@ -148,7 +148,7 @@ impl Connections {
         table.open.insert(connection.id, connection.clone());
         *table.per_address.entry(address).or_default() += 1;
         table.alive += 1;
-        Ok(Admitted { connections: self.clone(), connection })
+        Ok(AdmittedConnection { connections: self.clone(), connection })
     }
 
     /// Ends when every connection is closed.
@@ -163,7 +163,7 @@ impl Connections {
     }
 }
 
-impl Table {
+impl ConnectionTable {
     /// Closes one connection to make room, if there is one that can be closed: the longest idle one that has never
     /// authenticated; else one of those with a request in flight; else the longest idle authenticated one. Never an
     /// authenticated one with a request in flight.
@@ -253,7 +253,7 @@ impl Drop for InFlight {
     }
 }
 
-impl Admitted {
+impl AdmittedConnection {
     /// What requests carry.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
@@ -261,10 +261,10 @@ impl Admitted {
 
     /// Ends when the connection is to be closed: it was evicted, or had no request for too long. Requests count, not
     /// bytes: neither pings nor half a request keep a connection open.
-    pub async fn close(&self) -> Close {
+    pub async fn close(&self) -> CloseReason {
         tokio::select! {
-            () = self.connection.evicted.notified() => Close::Evicted,
-            limit = self.idle_too_long() => Close::Idle(limit),
+            () = self.connection.evicted.notified() => CloseReason::Evicted,
+            limit = self.idle_too_long() => CloseReason::Idle(limit),
         }
     }
 
@@ -288,7 +288,7 @@ impl Admitted {
     }
 }
 
-impl Drop for Admitted {
+impl Drop for AdmittedConnection {
     fn drop(&mut self) {
         let mut table = self.connections.lock();
         table.remove(self.connection.id);
@@ -343,7 +343,7 @@ mod tests {
         }
         assert!(is_open(1));
         let refused = all.admit(ip("10.0.0.10")).unwrap_err();
-        assert_eq!(refused, Full { limit: "max_connections", max: 4 });
+        assert_eq!(refused, ConnectionLimitReached { limit: "max_connections", max: 4 });
     }
 
     #[test]
@@ -354,7 +354,7 @@ mod tests {
             let admitted = all.admit(ip(address))?;
             admitted.connection.authenticated();
             std::mem::forget(admitted.connection.begin());
-            Ok::<_, Full>(admitted)
+            Ok::<_, ConnectionLimitReached>(admitted)
         };
         let first = busy("10.0.0.1").unwrap();
         let _second = busy("::ffff:10.0.0.1").unwrap();
@@ -376,10 +376,10 @@ mod tests {
     async fn idle_connections_are_closed() {
         let all = connections("limits: {header_timeout: 40ms, idle_timeout: 80ms}");
         let silent = all.admit(ip("10.0.0.1")).unwrap();
-        assert_eq!(silent.close().await, Close::Idle("header_timeout"));
+        assert_eq!(silent.close().await, CloseReason::Idle("header_timeout"));
         let used = all.admit(ip("10.0.0.1")).unwrap();
         drop(used.connection.begin());
-        assert_eq!(used.close().await, Close::Idle("idle_timeout"));
+        assert_eq!(used.close().await, CloseReason::Idle("idle_timeout"));
         let busy = all.admit(ip("10.0.0.1")).unwrap();
         let _request = busy.connection.begin();
         assert!(tokio::time::timeout(Duration::from_millis(200), busy.close()).await.is_err());
@@ -389,7 +389,7 @@ mod tests {
     fn bytes_without_a_request_are_limited() {
         let all = connections("");
         let open = all.admit(ip("10.0.0.1")).unwrap();
-        let flood = |open: &Admitted| (0..300).any(|_| open.connection.received(16 << 10));
+        let flood = |open: &AdmittedConnection| (0..300).any(|_| open.connection.received(16 << 10));
         assert!(flood(&open));
         let request = open.connection.begin();
         assert!(!flood(&open), "a body may be of any size");

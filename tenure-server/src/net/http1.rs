@@ -7,7 +7,7 @@
 /// Follows the requests of one connection: heads, bodies and trailers.
 #[derive(Debug)]
 pub struct RequestScanner {
-    state: State,
+    state: ScannerState,
     /// A longer line is not followed: the library rejects it.
     max_line: usize,
     /// The line that is being read, without its end.
@@ -18,7 +18,7 @@ pub struct RequestScanner {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ScannerState {
     /// Request line and headers.
     Head,
     /// So many bytes of a body are left.
@@ -35,7 +35,14 @@ enum State {
 impl RequestScanner {
     /// At the beginning of a connection. `max_line` is the longest line that the library accepts.
     pub fn new(max_line: usize) -> Self {
-        Self { state: State::Head, max_line, line: Vec::new(), first_line: true, content_length: 0, chunked: false }
+        Self {
+            state: ScannerState::Head,
+            max_line,
+            line: Vec::new(),
+            first_line: true,
+            content_length: 0,
+            chunked: false,
+        }
     }
 
     /// Looks at bytes in the order in which they were received. An LF without CR in a head or in trailers becomes NUL,
@@ -44,23 +51,23 @@ impl RequestScanner {
         let mut at = 0;
         while at < bytes.len() {
             match self.state {
-                State::Unchecked => return None,
-                State::Body(left) => {
+                ScannerState::Unchecked => return None,
+                ScannerState::Body(left) => {
                     let step = left.min((bytes.len() - at) as u64);
                     at += step as usize;
-                    self.state = if left == step { State::Head } else { State::Body(left - step) };
+                    self.state = if left == step { ScannerState::Head } else { ScannerState::Body(left - step) };
                 }
-                State::Chunk(left) => {
+                ScannerState::Chunk(left) => {
                     let step = left.min((bytes.len() - at) as u64);
                     at += step as usize;
-                    self.state = if left == step { State::ChunkSize } else { State::Chunk(left - step) };
+                    self.state = if left == step { ScannerState::ChunkSize } else { ScannerState::Chunk(left - step) };
                 }
-                State::Head | State::Trailers | State::ChunkSize => {
+                ScannerState::Head | ScannerState::Trailers | ScannerState::ChunkSize => {
                     let byte = bytes[at];
                     if byte != b'\n' {
                         self.line.push(byte);
                         if self.line.len() > self.max_line {
-                            self.state = State::Unchecked;
+                            self.state = ScannerState::Unchecked;
                         }
                     } else if self.line.last() == Some(&b'\r') {
                         self.line.pop();
@@ -68,7 +75,7 @@ impl RequestScanner {
                         self.line.clear();
                     } else {
                         bytes[at] = 0;
-                        self.state = State::Unchecked;
+                        self.state = ScannerState::Unchecked;
                         return Some(at + 1);
                     }
                     at += 1;
@@ -81,33 +88,33 @@ impl RequestScanner {
     fn line_ended(&mut self) {
         match self.state {
             // Empty lines before a request are ignored.
-            State::Head if self.first_line && self.line.is_empty() => {}
-            State::Head if self.first_line => {
+            ScannerState::Head if self.first_line && self.line.is_empty() => {}
+            ScannerState::Head if self.first_line => {
                 self.first_line = false;
                 if self.line == b"PRI * HTTP/2.0" {
-                    self.state = State::Unchecked;
+                    self.state = ScannerState::Unchecked;
                 }
             }
-            State::Head if self.line.is_empty() => {
+            ScannerState::Head if self.line.is_empty() => {
                 self.state = match (self.chunked, self.content_length) {
-                    (true, _) => State::ChunkSize,
-                    (false, 0) => State::Head,
-                    (false, length) => State::Body(length),
+                    (true, _) => ScannerState::ChunkSize,
+                    (false, 0) => ScannerState::Head,
+                    (false, length) => ScannerState::Body(length),
                 };
                 (self.first_line, self.chunked, self.content_length) = (true, false, 0);
             }
-            State::Head => self.header(),
-            State::ChunkSize => {
+            ScannerState::Head => self.header(),
+            ScannerState::ChunkSize => {
                 let digits = self.line.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
                 let size = std::str::from_utf8(digits).ok().and_then(|d| u64::from_str_radix(d, 16).ok());
                 self.state = match size {
-                    Some(0) => State::Trailers,
-                    Some(size) => State::Chunk(size.saturating_add(2)),
-                    None => State::Unchecked,
+                    Some(0) => ScannerState::Trailers,
+                    Some(size) => ScannerState::Chunk(size.saturating_add(2)),
+                    None => ScannerState::Unchecked,
                 };
             }
-            State::Trailers if self.line.is_empty() => self.state = State::Head,
-            State::Trailers | State::Body(_) | State::Chunk(_) | State::Unchecked => {}
+            ScannerState::Trailers if self.line.is_empty() => self.state = ScannerState::Head,
+            ScannerState::Trailers | ScannerState::Body(_) | ScannerState::Chunk(_) | ScannerState::Unchecked => {}
         }
     }
 
@@ -119,7 +126,7 @@ impl RequestScanner {
         } else if name.eq_ignore_ascii_case(b"content-length") {
             match std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()) {
                 Some(length) => self.content_length = length,
-                None => self.state = State::Unchecked,
+                None => self.state = ScannerState::Unchecked,
             }
         }
     }

@@ -15,18 +15,18 @@ use std::time::Duration;
 
 tokio::task_local! {
     /// The stream that this task runs.
-    static STREAM: Arc<Progress>;
+    static STREAM: Arc<WriteProgress>;
 }
 
 /// Whose turn it is on an HTTP/2 stream.
 #[derive(Debug)]
-struct Progress {
+struct WriteProgress {
     clock: Stopwatch,
     /// Since when the client has accepted nothing, in milliseconds and one; 0: the server has nothing to send.
     waiting_since: AtomicU64,
 }
 
-impl Progress {
+impl WriteProgress {
     /// A part of the response is there, and the client has to accept it before the next one is made.
     fn offered(&self) {
         self.waiting_since.store(self.now() + 1, Relaxed);
@@ -59,7 +59,7 @@ impl Progress {
 /// Runs an HTTP/2 stream, and drops it, which resets it, if its client accepts nothing of the response for too long.
 pub async fn until_stalled<F: Future>(limit: Option<Duration>, stream: F) {
     let Some(limit) = limit else { return drop(stream.await) };
-    let progress = Arc::new(Progress { clock: Stopwatch::start(), waiting_since: AtomicU64::new(0) });
+    let progress = Arc::new(WriteProgress { clock: Stopwatch::start(), waiting_since: AtomicU64::new(0) });
     tokio::select! {
         _ = STREAM.scope(progress.clone(), stream) => {}
         () = progress.stalled(limit) => {
@@ -79,7 +79,7 @@ pub struct ResponseBody {
     /// What is left of a part that is too large.
     rest: Bytes,
     /// The HTTP/2 stream it is sent on.
-    stream: Option<Arc<Progress>>,
+    stream: Option<Arc<WriteProgress>>,
     _in_flight: InFlight,
 }
 

@@ -35,7 +35,7 @@ pub fn install() {
 }
 
 /// Where requests of one kind are counted and timed.
-struct Place {
+struct RequestMetrics {
     method: &'static str,
     status: u16,
     count: Counter,
@@ -43,18 +43,18 @@ struct Place {
 }
 
 /// The places of each route: to find one anew takes longer than to count.
-static PLACES: RwLock<BTreeMap<String, Vec<Place>>> = RwLock::new(BTreeMap::new());
+static PLACES: RwLock<BTreeMap<String, Vec<RequestMetrics>>> = RwLock::new(BTreeMap::new());
 
 /// A request was answered.
 pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
     // A client may make up any other: they would be counted for ever.
     let mut known = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"].into_iter();
     let method = known.find(|m| method == m).unwrap_or("other");
-    let count = |place: &Place| {
+    let count = |place: &RequestMetrics| {
         place.count.increment(1);
         place.seconds.record(took.as_secs_f64());
     };
-    let here = |places: &BTreeMap<String, Vec<Place>>| {
+    let here = |places: &BTreeMap<String, Vec<RequestMetrics>>| {
         let mut places = places.get(route).into_iter().flatten();
         places.find(|p| p.method == method && p.status == status).map(count).is_some()
     };
@@ -64,16 +64,16 @@ pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
     let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
     let (all, seconds) =
         (counter!("tenure_requests_total", &labels), histogram!("tenure_request_seconds", &labels[..2]));
-    let place = Place { method, status, count: all, seconds };
+    let place = RequestMetrics { method, status, count: all, seconds };
     count(&place);
     PLACES.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(place);
 }
 
 /// A client is here, for as long as this lives.
 #[derive(Debug)]
-pub struct Connection(());
+pub struct ConnectionGuard(());
 
-impl Connection {
+impl ConnectionGuard {
     /// A client came.
     pub fn opened() -> Self {
         gauge!("tenure_connections").increment(1.0);
@@ -81,7 +81,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         gauge!("tenure_connections").decrement(1.0);
     }
@@ -153,9 +153,9 @@ pub fn sweep(report: &tenure::SweepReport, took: Duration) {
 
 /// When sessions were last counted.
 #[derive(Debug, Default)]
-pub struct Census(tokio::sync::Mutex<Option<Stopwatch>>);
+pub struct SessionCounts(tokio::sync::Mutex<Option<Stopwatch>>);
 
-impl Census {
+impl SessionCounts {
     /// Counts the sessions by their state, unless that was done a moment ago: it is not free.
     async fn take(&self, tenure: &Tenure) -> tenure::Result<()> {
         let mut last = self.0.lock().await;
@@ -182,7 +182,7 @@ pub async fn upkeep(stop: impl Future<Output = ()>) {
 }
 
 /// Everything that was counted.
-pub async fn render(census: &Census, tenure: &Tenure) -> tenure::Result<String> {
+pub async fn render(census: &SessionCounts, tenure: &Tenure) -> tenure::Result<String> {
     census.take(tenure).await?;
     Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())
 }

@@ -108,9 +108,9 @@ pub fn request_trace(request_id: &str, method: &str, route: &str) -> Span {
 
 /// A turn of a conversation as traces tell it, with the names that OpenTelemetry has for it.
 #[derive(Debug)]
-pub struct Talk(Span);
+pub struct ChatSpan(Span);
 
-impl Talk {
+impl ChatSpan {
     /// A model is going to be asked.
     pub fn begin(model: &str) -> Self {
         Self(tracing::info_span!(

@@ -1,7 +1,9 @@
 //! A running interpreter: starts it in its sandbox, sends it calls and reads its answers.
 
-use super::process_group::{Group, Interrupter};
-use super::sandbox::plan::{FROM_INTERPRETER, FROM_SANDBOX, Features, Job, Plan, Report, SUBCOMMAND};
+use super::process_group::{Interrupter, ProcessGroup};
+use super::sandbox::plan::{
+    FROM_INTERPRETER, FROM_SANDBOX, Features, SUBCOMMAND, SandboxJob, SandboxPlan, SandboxReport,
+};
 use super::text::spoken;
 use crate::clock::Stopwatch;
 use crate::config::tools::Require;
@@ -20,34 +22,34 @@ pub const TIME_TO_START: Duration = Duration::from_secs(20);
 const TIME_TO_CLEAN: Duration = Duration::from_secs(10);
 
 /// How a call ended.
-enum Ended {
-    Answered(Answer),
+enum InterpreterEnded {
+    Answered(InterpreterReply),
     /// The interpreter is not there any more, or must go.
     Died(String),
 }
 
 /// What a call returned.
 #[derive(Debug, Deserialize)]
-pub struct Answer {
+pub struct InterpreterReply {
     pub text: String,
     pub failed: bool,
 }
 
 /// A line from the sandbox.
-enum Line {
+enum ProtocolLine {
     /// Written by the interpreter, and so by whatever code runs in it.
-    Answer(Message),
+    Answer(ProtocolMessage),
     /// Written by the sandbox itself.
-    Report(Report),
+    Report(SandboxReport),
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Message {
+enum ProtocolMessage {
     Answer {
         id: u64,
         #[serde(flatten)]
-        answer: Answer,
+        answer: InterpreterReply,
     },
     Ready {
         ready: bool,
@@ -55,7 +57,7 @@ enum Message {
 }
 
 /// Sets a sandbox up and ends it again: what is enforced on this system.
-pub async fn probe(helper: &Path, plan: Plan) -> anyhow::Result<Features> {
+pub async fn probe(helper: &Path, plan: SandboxPlan) -> anyhow::Result<Features> {
     let (process, features) = Process::confined(helper, plan, 1 << 16).await?;
     process.end().await;
     Ok(features)
@@ -63,7 +65,7 @@ pub async fn probe(helper: &Path, plan: Plan) -> anyhow::Result<Features> {
 
 /// Removes directories that sandboxes have left behind, in a process of its own.
 pub async fn clean(helper: &Path, scratch: &Path) {
-    let job = serde_json::to_string(&Job::Clean(scratch.to_owned())).expect("plain data");
+    let job = serde_json::to_string(&SandboxJob::Clean(scratch.to_owned())).expect("plain data");
     let mut command = Command::new(helper);
     command.arg(SUBCOMMAND).arg(job).env_clear().process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -81,22 +83,22 @@ pub async fn clean(helper: &Path, scratch: &Path) {
 
 /// A running interpreter in its sandbox.
 pub struct Process {
-    group: Group,
+    group: ProcessGroup,
     input: ChildStdin,
     output: ChildStdout,
     /// What was read and not understood yet.
     read: Vec<u8>,
     max_line: usize,
     calls: u64,
-    state: State,
+    state: InterpreterState,
     /// An answer whose check has not come yet.
-    answered: Option<Answer>,
+    answered: Option<InterpreterReply>,
     /// The executable to clean up with, if files of the session are on the host.
     cleaner: Option<(PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum InterpreterState {
     Idle,
     /// A call is being written: broken off here, what comes next would not be understood.
     Writing,
@@ -105,16 +107,16 @@ enum State {
 }
 
 /// How a call went.
-pub enum Asked {
-    Done(Answer),
-    Interrupted(Answer),
+pub enum CallOutcome {
+    Done(InterpreterReply),
+    Interrupted(InterpreterReply),
     Died(String),
 }
 
 /// Interrupts a call that nobody waits for any more.
-struct Abandoned(Option<Interrupter>);
+struct AbandonedCall(Option<Interrupter>);
 
-impl Drop for Abandoned {
+impl Drop for AbandonedCall {
     fn drop(&mut self) {
         if let Some(interrupter) = self.0.take() {
             interrupter.interrupt();
@@ -124,60 +126,62 @@ impl Drop for Abandoned {
 
 impl Process {
     /// Starts a sandbox with an interpreter in it.
-    pub async fn start(helper: &Path, plan: Plan, max_line: usize) -> anyhow::Result<Self> {
+    pub async fn start(helper: &Path, plan: SandboxPlan, max_line: usize) -> anyhow::Result<Self> {
         let (mut process, _) = Self::confined(helper, plan, max_line).await?;
         let ready = tokio::time::timeout(TIME_TO_START, process.line()).await.context("it did not start in time")?;
         match ready {
-            Ok(Line::Answer(Message::Ready { ready: true })) => Ok(process),
-            Ok(Line::Report(Report::Refused(why) | Report::Ended(why))) => bail!("it does not run: {why}"),
+            Ok(ProtocolLine::Answer(ProtocolMessage::Ready { ready: true })) => Ok(process),
+            Ok(ProtocolLine::Report(SandboxReport::Refused(why) | SandboxReport::Ended(why))) => {
+                bail!("it does not run: {why}")
+            }
             Ok(_) => bail!("it does not do what it should"),
             Err(why) => bail!("it does not run: {why}"),
         }
     }
 
     /// Starts a sandbox, and waits until it is in force.
-    async fn confined(helper: &Path, plan: Plan, max_line: usize) -> anyhow::Result<(Self, Features)> {
+    async fn confined(helper: &Path, plan: SandboxPlan, max_line: usize) -> anyhow::Result<(Self, Features)> {
         let on_host = plan.require != Require::Full;
         let cleaner = on_host.then(|| (helper.to_owned(), plan.scratch.clone()));
         let mut command = Command::new(helper);
-        command.arg(SUBCOMMAND).arg(serde_json::to_string(&Job::Supervise(plan))?).env_clear();
+        command.arg(SUBCOMMAND).arg(serde_json::to_string(&SandboxJob::Supervise(plan))?).env_clear();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.process_group(0).kill_on_drop(true);
-        let mut group = Group::of(command.spawn().context("the sandbox could not be started")?);
+        let mut group = ProcessGroup::of(command.spawn().context("the sandbox could not be started")?);
         let child = group.child();
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("it has no pipes") };
-        let (state, answered) = (State::Idle, None);
+        let (state, answered) = (InterpreterState::Idle, None);
         let mut process = Self { group, input, output, read: Vec::new(), max_line, calls: 0, state, answered, cleaner };
         match tokio::time::timeout(TIME_TO_START, process.line()).await.context("the sandbox did not start in time")? {
-            Ok(Line::Report(Report::Confined(features))) => Ok((process, features)),
-            Ok(Line::Report(Report::Refused(why))) => bail!(why),
+            Ok(ProtocolLine::Report(SandboxReport::Confined(features))) => Ok((process, features)),
+            Ok(ProtocolLine::Report(SandboxReport::Refused(why))) => bail!(why),
             Ok(_) => bail!("the sandbox does not do what it should"),
             Err(why) => bail!("the sandbox does not run: {why}"),
         }
     }
 
-    pub async fn ask(&mut self, code: &str, limit: Duration, grace: Duration) -> Asked {
+    pub async fn ask(&mut self, code: &str, limit: Duration, grace: Duration) -> CallOutcome {
         self.calls += 1;
-        let mut abandoned = Abandoned(Some(self.group.interrupter()));
+        let mut abandoned = AbandonedCall(Some(self.group.interrupter()));
         let line = json!({"id": self.calls, "code": code}).to_string() + "\n";
-        self.state = State::Writing;
+        self.state = InterpreterState::Writing;
         let asked = async {
             if self.input.write_all(line.as_bytes()).await.is_err() {
-                return Ended::Died("the interpreter was gone".into());
+                return InterpreterEnded::Died("the interpreter was gone".into());
             }
-            self.state = State::Asked(Stopwatch::start());
+            self.state = InterpreterState::Asked(Stopwatch::start());
             self.answer().await
         };
         let outcome = match tokio::time::timeout(limit, asked).await {
-            Ok(Ended::Answered(answer)) => Asked::Done(answer),
-            Ok(Ended::Died(why)) => Asked::Died(why),
+            Ok(InterpreterEnded::Answered(answer)) => CallOutcome::Done(answer),
+            Ok(InterpreterEnded::Died(why)) => CallOutcome::Died(why),
             Err(_) => {
                 self.group.interrupter().interrupt();
                 match tokio::time::timeout(grace, self.answer()).await {
-                    Ok(Ended::Answered(answer)) => Asked::Interrupted(answer),
-                    Ok(Ended::Died(why)) => Asked::Died(why),
+                    Ok(InterpreterEnded::Answered(answer)) => CallOutcome::Interrupted(answer),
+                    Ok(InterpreterEnded::Died(why)) => CallOutcome::Died(why),
                     Err(_) => {
-                        Asked::Died(format!("it took longer than {} and could not be interrupted", spoken(limit)))
+                        CallOutcome::Died(format!("it took longer than {} and could not be interrupted", spoken(limit)))
                     }
                 }
             }
@@ -189,47 +193,55 @@ impl Process {
     /// Whether it is ready for a call: one that was given up before may have to end first.
     pub async fn settles(&mut self, grace: Duration) -> bool {
         match self.state {
-            State::Idle => true,
-            State::Writing => false,
-            State::Asked(_) => matches!(tokio::time::timeout(grace, self.answer()).await, Ok(Ended::Answered(_))),
+            InterpreterState::Idle => true,
+            InterpreterState::Writing => false,
+            InterpreterState::Asked(_) => {
+                matches!(tokio::time::timeout(grace, self.answer()).await, Ok(InterpreterEnded::Answered(_)))
+            }
         }
     }
 
     /// For how long an answer is owed that nobody waits for.
     pub fn given_up(&self) -> Option<Duration> {
         match self.state {
-            State::Idle => None,
-            State::Writing => Some(Duration::MAX),
-            State::Asked(since) => Some(since.elapsed()),
+            InterpreterState::Idle => None,
+            InterpreterState::Writing => Some(Duration::MAX),
+            InterpreterState::Asked(since) => Some(since.elapsed()),
         }
     }
 
     /// The answer to the last call. When this is dropped, it can be asked for again.
-    async fn answer(&mut self) -> Ended {
+    async fn answer(&mut self) -> InterpreterEnded {
         loop {
             match self.line().await {
-                Ok(Line::Answer(Message::Answer { id, answer })) if id == self.calls => self.answered = Some(answer),
-                Ok(Line::Answer(_)) => {}
-                Ok(Line::Report(Report::Checked { exceeded: Some(limit) })) => return Ended::Died(limit),
-                Ok(Line::Report(Report::Ended(how))) => return Ended::Died(format!("the interpreter ended ({how})")),
-                Ok(Line::Report(_)) => {
+                Ok(ProtocolLine::Answer(ProtocolMessage::Answer { id, answer })) if id == self.calls => {
+                    self.answered = Some(answer)
+                }
+                Ok(ProtocolLine::Answer(_)) => {}
+                Ok(ProtocolLine::Report(SandboxReport::Checked { exceeded: Some(limit) })) => {
+                    return InterpreterEnded::Died(limit);
+                }
+                Ok(ProtocolLine::Report(SandboxReport::Ended(how))) => {
+                    return InterpreterEnded::Died(format!("the interpreter ended ({how})"));
+                }
+                Ok(ProtocolLine::Report(_)) => {
                     if let Some(answer) = self.answered.take() {
-                        self.state = State::Idle;
-                        return Ended::Answered(answer);
+                        self.state = InterpreterState::Idle;
+                        return InterpreterEnded::Answered(answer);
                     }
                 }
-                Err(why) => return Ended::Died(why),
+                Err(why) => return InterpreterEnded::Died(why),
             }
         }
     }
 
-    async fn line(&mut self) -> Result<Line, String> {
+    async fn line(&mut self) -> Result<ProtocolLine, String> {
         loop {
             if let Some(end) = self.read.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
                 let parsed = match line.split_first() {
-                    Some((&FROM_SANDBOX, report)) => serde_json::from_slice(report).map(Line::Report),
-                    Some((&FROM_INTERPRETER, answer)) => serde_json::from_slice(answer).map(Line::Answer),
+                    Some((&FROM_SANDBOX, report)) => serde_json::from_slice(report).map(ProtocolLine::Report),
+                    Some((&FROM_INTERPRETER, answer)) => serde_json::from_slice(answer).map(ProtocolLine::Answer),
                     _ => return Err("the sandbox gave no sensible answer".into()),
                 };
                 return parsed.map_err(|_| "the interpreter gave no sensible answer".to_owned());

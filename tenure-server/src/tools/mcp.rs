@@ -4,7 +4,7 @@
 //! it says that this has changed.
 
 use super::patterns::said;
-use super::process_group::Group;
+use super::process_group::ProcessGroup;
 use super::text::{MAX_ANSWER_BYTES, clip, spoken};
 use crate::config::{http_url, tools};
 use crate::names::callable_name;
@@ -32,41 +32,41 @@ const MAX_MESSAGE_BYTES: usize = 16 << 20;
 const MAX_LINE_BYTES: u64 = 4 << 10;
 
 /// An MCP server.
-pub struct Server {
+pub struct McpServer {
     /// For logs and errors; without arguments, which may be secret.
     name: String,
     source: McpSource,
-    place: Place,
-    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+    place: McpTransport,
+    connection: tokio::sync::Mutex<Option<Arc<McpConnection>>>,
     /// What it can do, as far as is known.
-    known: Mutex<Option<Arc<Vec<Known>>>>,
+    known: Mutex<Option<Arc<Vec<McpTool>>>>,
     /// Why that is not known.
     trouble: Mutex<Option<String>>,
 }
 
-enum Place {
+enum McpTransport {
     Program { command: String, env: Vec<(String, String)> },
     Address { url: String, client: reqwest::Client },
 }
 
 /// A tool, and what the server calls it.
-struct Known {
+struct McpTool {
     name: String,
     tool: Tool,
 }
 
-struct Connection {
+struct McpConnection {
     service: tokio::sync::Mutex<RunningService<RoleClient, Listener>>,
     peer: rmcp::Peer<RoleClient>,
     /// Whether its list of tools is to be asked for.
     stale: Arc<AtomicBool>,
-    group: Mutex<Option<Group>>,
+    group: Mutex<Option<ProcessGroup>>,
 }
 
-impl Connection {
+impl McpConnection {
     fn lives(&self) -> bool {
         let group = self.group.lock().unwrap_or_else(|e| e.into_inner());
-        !self.peer.is_transport_closed() && !group.as_ref().is_some_and(Group::has_ended)
+        !self.peer.is_transport_closed() && !group.as_ref().is_some_and(ProcessGroup::has_ended)
     }
 }
 
@@ -85,12 +85,12 @@ impl rmcp::ClientHandler for Listener {
     }
 }
 
-impl Server {
+impl McpServer {
     pub fn new(source: &McpSource) -> anyhow::Result<Self> {
         let (name, place) = match (&source.command, &source.url) {
             (Some(command), _) => {
                 let env = tools::reveal(&source.env).context("mcp.env")?;
-                (command.clone(), Place::Program { command: command.clone(), env })
+                (command.clone(), McpTransport::Program { command: command.clone(), env })
             }
             (None, url) => {
                 let url = http_url("mcp.url", url.as_deref().unwrap_or_default())?;
@@ -101,7 +101,7 @@ impl Server {
                     .redirect(reqwest::redirect::Policy::none())
                     .build()?;
                 let name = url.host_str().unwrap_or_default().to_owned();
-                (name, Place::Address { url: url.into(), client })
+                (name, McpTransport::Address { url: url.into(), client })
             }
         };
         let (connection, known, trouble) = Default::default();
@@ -126,7 +126,7 @@ impl Server {
         self.trouble.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    async fn known(&self) -> Result<Arc<Vec<Known>>, ToolError> {
+    async fn known(&self) -> Result<Arc<Vec<McpTool>>, ToolError> {
         let found = self.look().await;
         *self.trouble.lock().unwrap_or_else(|e| e.into_inner()) = found.as_ref().err().map(|e| match e {
             ToolError::NotCalled(why) | ToolError::Lost(why) => why.clone(),
@@ -141,7 +141,7 @@ impl Server {
     }
 
     /// Asks what it can do, if that has to be asked.
-    async fn look(&self) -> Result<Option<Vec<Known>>, ToolError> {
+    async fn look(&self) -> Result<Option<Vec<McpTool>>, ToolError> {
         let connection = self.connection().await?;
         if !connection.stale.swap(false, Ordering::AcqRel) {
             return Ok(None);
@@ -156,7 +156,7 @@ impl Server {
         Ok(Some(tools.into_iter().map(|tool| self.describe(tool)).collect()))
     }
 
-    fn describe(&self, tool: rmcp::model::Tool) -> Known {
+    fn describe(&self, tool: rmcp::model::Tool) -> McpTool {
         let name = tool.name.into_owned();
         let hint = |hint: fn(&rmcp::model::ToolAnnotations) -> Option<bool>| {
             tool.annotations.as_ref().and_then(hint).unwrap_or(false)
@@ -171,7 +171,7 @@ impl Server {
             idempotent: said(idempotent, &name).unwrap_or_else(|| hint(|a| a.idempotent_hint)),
             cache: said(cache, &name).unwrap_or(read_only),
         };
-        Known { name, tool }
+        McpTool { name, tool }
     }
 
     async fn ask(&self, params: CallToolRequestParams) -> Result<ToolOutput, ToolError> {
@@ -212,7 +212,7 @@ impl Server {
                 Some(StreamableHttpError::Client(e)) => !e.is_connect(),
                 Some(StreamableHttpError::SessionExpired) => false,
                 Some(_) => true,
-                None => matches!(self.place, Place::Address { .. }),
+                None => matches!(self.place, McpTransport::Address { .. }),
             },
             _ => true,
         };
@@ -224,7 +224,7 @@ impl Server {
         }
     }
 
-    async fn connection(&self) -> Result<Arc<Connection>, ToolError> {
+    async fn connection(&self) -> Result<Arc<McpConnection>, ToolError> {
         let mut place = self.connection.lock().await;
         match &*place {
             Some(connection) if connection.lives() => Ok(connection.clone()),
@@ -241,23 +241,23 @@ impl Server {
         }
     }
 
-    async fn forget(&self, connection: &Arc<Connection>) {
+    async fn forget(&self, connection: &Arc<McpConnection>) {
         let mut place = self.connection.lock().await;
         if place.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
             *place = None;
         }
     }
 
-    async fn connect(&self) -> anyhow::Result<Connection> {
+    async fn connect(&self) -> anyhow::Result<McpConnection> {
         let stale = Arc::new(AtomicBool::new(true));
         let listener = Listener { stale: stale.clone() };
         let (service, group) = match &self.place {
-            Place::Address { url, client } => {
+            McpTransport::Address { url, client } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 config.max_sse_event_size = MAX_MESSAGE_BYTES;
                 (listener.serve(StreamableHttpClientTransport::with_client(client.clone(), config)).await, None)
             }
-            Place::Program { command, env } => {
+            McpTransport::Program { command, env } => {
                 let mut group = self.start(command, env)?;
                 let child = group.child();
                 let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
@@ -273,10 +273,10 @@ impl Server {
             anyhow::anyhow!("{}", why.chars().take(200).collect::<String>())
         })?;
         let peer = service.peer().clone();
-        Ok(Connection { service: service.into(), peer, stale, group: Mutex::new(group) })
+        Ok(McpConnection { service: service.into(), peer, stale, group: Mutex::new(group) })
     }
 
-    fn start(&self, command: &str, env: &[(String, String)]) -> anyhow::Result<Group> {
+    fn start(&self, command: &str, env: &[(String, String)]) -> anyhow::Result<ProcessGroup> {
         let mut program = tokio::process::Command::new(command);
         program.args(&self.source.args).env_clear().envs(tools::harmless());
         program.envs(env.iter().map(|(name, value)| (name, value)));
@@ -287,7 +287,7 @@ impl Server {
             // A thread of its own, which ends with the program: what it says is read whatever else goes on.
             std::thread::Builder::new().name("mcp-stderr".into()).spawn(move || copy_to_log(log, &name))?;
         }
-        Ok(Group::of(child))
+        Ok(ProcessGroup::of(child))
     }
 
     /// Ends the connection, and the program.

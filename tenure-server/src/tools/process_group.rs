@@ -9,12 +9,12 @@ const TIME_TO_END: Duration = Duration::from_secs(2);
 
 /// The leader of a process group. When this is dropped, the whole group is killed.
 #[derive(Debug)]
-pub struct Group {
+pub struct ProcessGroup {
     child: Child,
     id: Option<Pid>,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Takes over a child that was started with `process_group(0)`.
     pub fn of(child: Child) -> Self {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
@@ -59,7 +59,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.kill();
     }
@@ -72,7 +72,7 @@ pub struct Interrupter {
 }
 
 impl Interrupter {
-    /// Interrupts it. Only while its [`Group`] is there.
+    /// Interrupts it. Only while its [`ProcessGroup`] is there.
     pub fn interrupt(self) {
         if let Some(id) = self.id {
             let _ = kill_process_group(id, Signal::INT);

@@ -3,8 +3,8 @@
 //! It is started by a session's first call and keeps what was defined until it ends: because it was idle, because others needed its place, because
 //! it had to be killed, or because the session or the server ended. Then the next call starts another, which knows nothing.
 
-use super::interpreter::{self, Asked, Process, TIME_TO_START};
-use super::sandbox::plan::{FileLimits, Interpreter, Plan, ProcessLimits};
+use super::interpreter::{self, CallOutcome, Process, TIME_TO_START};
+use super::sandbox::plan::{FileLimits, Interpreter, ProcessLimits, SandboxPlan};
 use super::text::spoken;
 use crate::clock::Stopwatch;
 use crate::config::tools::{Python, is_mountable};
@@ -47,26 +47,26 @@ pub fn tool() -> Tool {
 /// The interpreters.
 pub struct Pool {
     settings: Python,
-    found: tokio::sync::OnceCell<Found>,
-    seats: Mutex<Seats>,
+    found: tokio::sync::OnceCell<AcquiredInterpreter>,
+    seats: Mutex<InterpreterSlots>,
 }
 
 /// An interpreter's place on this machine.
 #[derive(Debug)]
-struct Found {
+struct AcquiredInterpreter {
     program: PathBuf,
     prefixes: Vec<PathBuf>,
 }
 
 #[derive(Default)]
-struct Seats {
-    taken: HashMap<SessionKey, Arc<Seat>>,
+struct InterpreterSlots {
+    taken: HashMap<SessionKey, Arc<InterpreterSlot>>,
     /// Whose interpreter is gone, and why. They are told with their next call.
     gone: HashMap<SessionKey, &'static str>,
 }
 
 /// A session's interpreter. Its lock is held for as long as a call takes.
-struct Seat {
+struct InterpreterSlot {
     used: Mutex<Stopwatch>,
     process: tokio::sync::Mutex<Option<Process>>,
     /// The session has ended: a call in progress is given up.
@@ -84,7 +84,7 @@ impl Pool {
         (idle / 4).clamp(Duration::from_millis(50), Duration::from_secs(1))
     }
 
-    fn seats(&self) -> MutexGuard<'_, Seats> {
+    fn seats(&self) -> MutexGuard<'_, InterpreterSlots> {
         self.seats.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -114,16 +114,16 @@ impl Pool {
         let limit = source.timeout.unwrap_or(self.settings.timeout).duration().unwrap_or(Duration::from_secs(30));
         let asked = tokio::select! {
             asked = process.ask(code, limit, grace) => asked,
-            () = seat.ended.notified() => Asked::Died("the session has ended".into()),
+            () = seat.ended.notified() => CallOutcome::Died("the session has ended".into()),
         };
         let mut output = match asked {
-            Asked::Done(answer) => ToolOutput { content: answer.text, failed: answer.failed },
-            Asked::Interrupted(answer) => {
+            CallOutcome::Done(answer) => ToolOutput { content: answer.text, failed: answer.failed },
+            CallOutcome::Interrupted(answer) => {
                 let (time, text) = (spoken(limit), answer.text);
                 let content = format!("{text}\n[interrupted after {time}; what was defined before is still there]");
                 ToolOutput { content, failed: true }
             }
-            Asked::Died(why) => {
+            CallOutcome::Died(why) => {
                 if let Some(process) = place.take() {
                     process.end().await;
                 }
@@ -145,7 +145,7 @@ impl Pool {
     }
 
     /// The session's seat; if there is none free, that of the session that was idle for longest.
-    async fn seat(&self, session: &SessionKey) -> Result<Arc<Seat>, ToolError> {
+    async fn seat(&self, session: &SessionKey) -> Result<Arc<InterpreterSlot>, ToolError> {
         let (seat, evicted) = {
             let mut seats = self.seats();
             if let Some(seat) = seats.taken.get(session) {
@@ -163,7 +163,7 @@ impl Pool {
                 evicted = seats.taken.remove(&longest).map(|seat| (longest, seat));
             }
             let (used, process, ended) = (Mutex::new(Stopwatch::start()), Default::default(), Default::default());
-            let seat = Arc::new(Seat { used, process, ended });
+            let seat = Arc::new(InterpreterSlot { used, process, ended });
             seats.taken.insert(session.clone(), seat.clone());
             (seat, evicted)
         };
@@ -268,10 +268,10 @@ impl Pool {
         self.settings.read.iter().map(check).collect()
     }
 
-    fn plan(&self, interpreter: Option<Interpreter>, read: Vec<PathBuf>) -> Plan {
+    fn plan(&self, interpreter: Option<Interpreter>, read: Vec<PathBuf>) -> SandboxPlan {
         let settings = &self.settings;
         let files = FileLimits { disk: settings.disk.0, max_files: settings.max_files, max_depth: settings.max_depth };
-        Plan {
+        SandboxPlan {
             require: settings.require,
             interpreter,
             read,
@@ -306,13 +306,13 @@ fn scratch() -> PathBuf {
     std::env::temp_dir()
 }
 
-impl Seat {
+impl InterpreterSlot {
     fn idle(&self) -> Duration {
         self.used.lock().unwrap_or_else(|e| e.into_inner()).elapsed()
     }
 }
 
-async fn find(program: &str) -> anyhow::Result<Found> {
+async fn find(program: &str) -> anyhow::Result<AcquiredInterpreter> {
     let mut ask = Command::new(program);
     ask.args(["-I", "-c", WHERE]).stdin(Stdio::null()).kill_on_drop(true);
     let answer = tokio::time::timeout(TIME_TO_START, ask.output()).await.context("it did not answer in time")?;
@@ -326,5 +326,5 @@ async fn find(program: &str) -> anyhow::Result<Found> {
     }
     // `/` would be everything, and `/usr` can be read anyway.
     let prefixes = [prefix, base].into_iter().filter(|p| is_mountable(p) && p != Path::new("/usr"));
-    Ok(Found { program, prefixes: prefixes.collect() })
+    Ok(AcquiredInterpreter { program, prefixes: prefixes.collect() })
 }

@@ -18,7 +18,7 @@ mod seccomp;
 mod supervisor;
 mod usage;
 
-use plan::{Job, Report, SUBCOMMAND, report};
+use plan::{SUBCOMMAND, SandboxJob, SandboxReport, report};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -31,9 +31,9 @@ pub fn dispatch(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCod
     }
     let job = arguments.next().and_then(|text| serde_json::from_str(text.to_str()?).ok());
     let done = match job {
-        Some(Job::Supervise(plan)) => supervisor::run(plan),
-        Some(Job::Init(plan)) => init::run(&plan),
-        Some(Job::Clean(scratch)) => cleanup::clean(&scratch).map_err(Into::into),
+        Some(SandboxJob::Supervise(plan)) => supervisor::run(plan),
+        Some(SandboxJob::Init(plan)) => init::run(&plan),
+        Some(SandboxJob::Clean(scratch)) => cleanup::clean(&scratch).map_err(Into::into),
         None => {
             eprintln!("error: `{SUBCOMMAND}` is started by the server only");
             return Some(ExitCode::FAILURE);
@@ -43,7 +43,7 @@ pub fn dispatch(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCod
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             // Nobody may be there to read it.
-            let _ = report(&mut std::io::stdout(), &Report::Refused(format!("{e:#}")));
+            let _ = report(&mut std::io::stdout(), &SandboxReport::Refused(format!("{e:#}")));
             ExitCode::FAILURE
         }
     })

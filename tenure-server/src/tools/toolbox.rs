@@ -11,14 +11,14 @@ use tenure::{Assistant, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput,
 /// All the tools of this server.
 pub struct Toolbox {
     /// By how they are declared: assistants that declare the same share it.
-    sources: HashMap<String, Source>,
+    sources: HashMap<String, ToolboxSource>,
     python: python::Pool,
     /// Whether an assistant has the tool `python`.
     has_python: bool,
 }
 
-enum Source {
-    Mcp(mcp::Server),
+enum ToolboxSource {
+    Mcp(mcp::McpServer),
     Http(http::Endpoint),
 }
 
@@ -40,8 +40,8 @@ impl Toolbox {
             for (j, source) in assistant.tools.iter().enumerate() {
                 let at = || format!("assistants[{i}].tools[{j}]");
                 let made = match source {
-                    ToolSource::Mcp(mcp) => Source::Mcp(mcp::Server::new(mcp).with_context(at)?),
-                    ToolSource::Http(http) => Source::Http(http::Endpoint::new(http).with_context(at)?),
+                    ToolSource::Mcp(mcp) => ToolboxSource::Mcp(mcp::McpServer::new(mcp).with_context(at)?),
+                    ToolSource::Http(http) => ToolboxSource::Http(http::Endpoint::new(http).with_context(at)?),
                     ToolSource::Python(_) | ToolSource::Memory => continue,
                 };
                 sources.insert(key(source), made);
@@ -73,14 +73,14 @@ impl Toolbox {
     /// Ends every process that was started.
     pub async fn close(&self) {
         for source in self.sources.values() {
-            if let Source::Mcp(server) = source {
+            if let ToolboxSource::Mcp(server) = source {
                 server.close().await;
             }
         }
         self.python.close().await;
     }
 
-    fn source(&self, source: &ToolSource) -> Result<&Source, ToolError> {
+    fn source(&self, source: &ToolSource) -> Result<&ToolboxSource, ToolError> {
         let declared = self.sources.get(&key(source));
         declared.ok_or_else(|| ToolError::NotCalled("tools can only be declared in the server's configuration".into()))
     }
@@ -96,8 +96,8 @@ impl Tools for Toolbox {
                 // The library's own.
                 ToolSource::Memory => continue,
                 declared => match self.source(declared)? {
-                    Source::Mcp(server) => server.tools().await?,
-                    Source::Http(endpoint) => vec![endpoint.tool().clone()],
+                    ToolboxSource::Mcp(server) => server.tools().await?,
+                    ToolboxSource::Http(endpoint) => vec![endpoint.tool().clone()],
                 },
             };
             for tool in found {
@@ -119,9 +119,9 @@ impl Tools for Toolbox {
                 declared => self.source(declared)?,
             };
             match found {
-                Source::Http(endpoint) if endpoint.tool().name == call.tool => return endpoint.call(call).await,
-                Source::Http(_) => {}
-                Source::Mcp(server) => match server.call(call).await {
+                ToolboxSource::Http(endpoint) if endpoint.tool().name == call.tool => return endpoint.call(call).await,
+                ToolboxSource::Http(_) => {}
+                ToolboxSource::Mcp(server) => match server.call(call).await {
                     Some(outcome) => return outcome,
                     None => unsure = unsure.or(server.why_unknown()),
                 },

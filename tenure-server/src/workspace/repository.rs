@@ -19,14 +19,14 @@ const WAITS: usize = 100;
 const STEP: Duration = Duration::from_millis(50);
 
 /// A repository, held.
-pub struct Repo {
+pub struct SessionRepository {
     git: Repository,
     dir: PathBuf,
     files: OwnedFd,
     _held: File,
 }
 
-impl Repo {
+impl SessionRepository {
     /// Opens the repository of a workspace, or makes one, and waits for others who are at it. The lock is a file that no agent can reach.
     pub fn open(dir: &Path, lock: &Path) -> Result<Self, WorkspaceError> {
         let held = hold(lock)?;
@@ -45,7 +45,7 @@ impl Repo {
     }
 
     /// The files as they are now, as a tree. What is in `also` counts even if it is ignored.
-    pub fn read(&self, limits: tree::Limits, also: Option<Oid>) -> Result<Oid, WorkspaceError> {
+    pub fn read(&self, limits: tree::TreeLimits, also: Option<Oid>) -> Result<Oid, WorkspaceError> {
         let also = also.map(|id| self.git.find_tree(id)).transpose()?;
         tree::read(&self.git, &self.dir, &self.files, limits, also.as_ref())
     }

@@ -27,7 +27,7 @@ pub const UNFINISHED: &str = ".tenure-unfinished";
 
 /// How large a workspace may be.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct TreeLimits {
     pub max_files: usize,
     pub max_bytes: u64,
 }
@@ -42,23 +42,23 @@ pub fn read(
     git: &Repository,
     at: &Path,
     dir: &OwnedFd,
-    limits: Limits,
+    limits: TreeLimits,
     also: Option<&Tree<'_>>,
 ) -> Result<Oid, WorkspaceError> {
-    let mut reader = Reader { git, root: at, limits, files: 0, bytes: 0 };
+    let mut reader = TreeReader { git, root: at, limits, files: 0, bytes: 0 };
     let found = reader.directory(dir, Path::new(""), 0, also)?;
     found.map_or_else(|| Ok(git.treebuilder(None)?.write()?), Ok)
 }
 
-struct Reader<'a> {
+struct TreeReader<'a> {
     git: &'a Repository,
     root: &'a Path,
-    limits: Limits,
+    limits: TreeLimits,
     files: usize,
     bytes: u64,
 }
 
-impl Reader<'_> {
+impl TreeReader<'_> {
     /// The tree of a directory; `None` if there is nothing in it: git has no empty directories.
     fn directory(
         &mut self,
@@ -166,7 +166,7 @@ impl Reader<'_> {
     }
 
     fn count(&mut self, bytes: u64) -> Result<(), WorkspaceError> {
-        let Limits { max_files, max_bytes } = self.limits;
+        let TreeLimits { max_files, max_bytes } = self.limits;
         (self.files, self.bytes) = (self.files + 1, self.bytes.saturating_add(bytes));
         if self.files > max_files {
             return Err(WorkspaceError::TooLarge { limit: "max_files", max: max_files as u64 });

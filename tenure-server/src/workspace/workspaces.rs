@@ -2,8 +2,8 @@
 
 use super::error::{METADATA_KEY, WorkspaceError};
 use super::note::CommitNote;
-use super::repository::Repo;
-use super::tree::{Limits, is_git};
+use super::repository::SessionRepository;
+use super::tree::{TreeLimits, is_git};
 use crate::config::workspaces as config;
 use crate::names::file_name;
 use anyhow::Context;
@@ -29,12 +29,12 @@ const MAX_NAME: usize = 255;
 pub struct Workspaces {
     root: PathBuf,
     checkpoints: bool,
-    limits: Limits,
+    limits: TreeLimits,
 }
 
 impl Workspaces {
     /// As the configuration says; `None` if there are to be none.
-    pub fn new(config: &config::Workspaces) -> anyhow::Result<Option<Arc<Self>>> {
+    pub fn new(config: &config::WorkspacesConfig) -> anyhow::Result<Option<Arc<Self>>> {
         if config.root.is_empty() {
             return Ok(None);
         }
@@ -43,7 +43,7 @@ impl Workspaces {
                 .and_then(|()| std::fs::canonicalize(&config.root))
         };
         let root = open().with_context(|| format!("workspaces.root: can not use {}", config.root))?;
-        let limits = Limits { max_files: config.max_files, max_bytes: config.max_bytes };
+        let limits = TreeLimits { max_files: config.max_files, max_bytes: config.max_bytes };
         Ok(Some(Arc::new(Self { root, checkpoints: config.checkpoints, limits })))
     }
 
@@ -82,9 +82,9 @@ impl Workspaces {
         }
     }
 
-    fn open(&self, place: &Path) -> Result<Repo, WorkspaceError> {
+    fn open(&self, place: &Path) -> Result<SessionRepository, WorkspaceError> {
         let name = blake3::hash(place.as_os_str().as_encoded_bytes()).to_hex();
-        Repo::open(place, &self.root.join(LOCKS).join(name.as_str()))
+        SessionRepository::open(place, &self.root.join(LOCKS).join(name.as_str()))
     }
 
     /// libgit2 and files make their thread wait. Where the root is is nobody's business.
@@ -198,7 +198,7 @@ pub struct RestorePlan {
 
 /// What was brought back.
 #[derive(Debug)]
-pub struct Restored {
+pub struct RestoredWorkspace {
     /// The commit that the workspace is like now.
     pub commit: String,
     /// The commit with what was there before, if it was not in any.
@@ -207,7 +207,7 @@ pub struct Restored {
 
 impl RestorePlan {
     /// Puts by what is there, then makes the workspace what it was. `seq` is the session's end after its rewind.
-    pub async fn restore(self, seq: Seq) -> Result<Restored, WorkspaceError> {
+    pub async fn restore(self, seq: Seq) -> Result<RestoredWorkspace, WorkspaceError> {
         let here = self.here.clone();
         here.blocking(move || {
             let repo = self.here.open(&self.place)?;
@@ -217,7 +217,7 @@ impl RestorePlan {
             let saved = repo.commit(&CommitNote::new(&self.head, None, "before a rewind"), have)?;
             repo.write(have, want)?;
             repo.commit(&CommitNote::new(&self.head, Some(seq), format!("rewound to {}", self.to)), want)?;
-            Ok(Restored { commit: self.to.to_string(), saved: saved.map(|id| id.to_string()) })
+            Ok(RestoredWorkspace { commit: self.to.to_string(), saved: saved.map(|id| id.to_string()) })
         })
         .await
     }

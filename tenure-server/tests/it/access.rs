@@ -39,7 +39,7 @@ async fn keys_stay_required_when_the_last_one_is_revoked() {
     assert!(keys.revoke(&key.id).await.unwrap());
     assert_eq!(list(&door).await, 401);
     // Another process on the same store.
-    let other = tenure_server::auth::Keys::of(door.app.tenure.clone());
+    let other = tenure_server::auth::KeyStore::of(door.app.tenure.clone());
     assert!(other.are_required().await.unwrap() && !other.are_there().await.unwrap());
     // Only whoever has the store can open it again, and not while there are keys.
     let (key, _) = add().await;
@@ -56,7 +56,7 @@ async fn a_new_key_is_looked_up_before_it_is_refused() {
     let here = &door.app.keys;
     here.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     assert_eq!(send(&door, Method::GET, "/sessions", &[], Value::Null).await.0, 401, "the keys are read");
-    let other = tenure_server::auth::Keys::of(door.app.tenure.clone());
+    let other = tenure_server::auth::KeyStore::of(door.app.tenure.clone());
     let (_, secret) = other.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     let bearer = format!("Bearer {secret}");
     let (status, _) = send(&door, Method::GET, "/sessions", &[("authorization", bearer.as_bytes())], Value::Null).await;

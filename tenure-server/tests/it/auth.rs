@@ -7,14 +7,14 @@ use axum::http::{HeaderMap, Request};
 use serde_json::Value;
 use std::time::Duration;
 use tenure::{Tenant, User};
-use tenure_server::app::{App, Shared};
+use tenure_server::app::{App, AppState};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tenure_server::router::in_process;
 use tower::ServiceExt;
 
 struct House {
-    app: Shared,
+    app: AppState,
     routes: Router,
 }
 
@@ -172,7 +172,7 @@ async fn other_than_loopback_needs_keys() {
     let said = Running::refuses(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     assert!(said.contains("refusing to listen") && said.contains("tenure keys add"), "{said}");
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.path().join("t.db").display())).await.unwrap();
-    let keys = tenure_server::auth::Keys::of(tenure.clone());
+    let keys = tenure_server::auth::KeyStore::of(tenure.clone());
     let (key, secret) = keys.add(NewKey { rights: vec![Right::Read], ..NewKey::default() }).await.unwrap();
     let server = Running::start(dir.path(), "store: 'sqlite:t.db'\nlisten: 0.0.0.0:0");
     let ask = async || {

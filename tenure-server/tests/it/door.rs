@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use jiff::Timestamp;
 use serde_json::Value;
 use tenure::{Assistant, Clock, Options, Tenant, Tenure, User};
-use tenure_server::app::{App, Shared};
+use tenure_server::app::{App, AppState};
 use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tenure_server::router::in_process;
@@ -16,7 +16,7 @@ use tower::ServiceExt;
 /// A server, and the headers that a client sends along.
 #[derive(Clone)]
 pub struct Door {
-    pub app: Shared,
+    pub app: AppState,
     pub clock: Clock,
     router: Router,
     headers: Vec<(String, String)>,

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use tenure_server::config::Config;
 use tenure_server::config::embeddings::Embeddings;
 use tenure_server::config::embeddings::LOCAL_MODEL_NAME;
-use tenure_server::embed::{Local, Source};
+use tenure_server::embed::{EmbeddingSource, LocalModel};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/embed").join(name)
@@ -50,7 +50,7 @@ async fn a_small_model_as_pytorch_has_it() {
     for name in ["tiny", "tiny-f16"] {
         let expected = std::fs::read(fixture(name).join("expected.json")).unwrap();
         let expected: Vec<Expected> = serde_json::from_slice(&expected).unwrap();
-        let local = Local::load(&fixture(name)).unwrap();
+        let local = LocalModel::load(&fixture(name)).unwrap();
         assert_eq!(local.dimensions(), 8);
         let texts = expected.iter().map(|e| e.text.clone()).collect();
         let (vectors, pieces) = local.embed(texts).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_small_model_as_pytorch_has_it() {
             assert!(near(got, &want.vector, 5e-6), "{name}: {:?}: {got:?} {:?}", want.text, want.vector);
         }
     }
-    let names = ["tiny", "tiny-f16"].map(|name| Local::load(&fixture(name)).unwrap().name().to_owned());
+    let names = ["tiny", "tiny-f16"].map(|name| LocalModel::load(&fixture(name)).unwrap().name().to_owned());
     assert!(names[0].starts_with("local-") && names[0] != names[1], "{names:?}");
 }
 
@@ -121,7 +121,7 @@ fn broken_models_are_refused() {
             std::fs::copy(fixture("tiny").join(name), dir.path().join(name)).unwrap();
         }
         change(dir.path());
-        let error = format!("{:#}", Local::load(dir.path()).unwrap_err());
+        let error = format!("{:#}", LocalModel::load(dir.path()).unwrap_err());
         assert!(error.contains(want), "{error:?} instead of {want:?}");
     }
 }
@@ -138,7 +138,7 @@ struct Original {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_real_model_as_the_original_has_it() {
     let Some(dir) = model() else { return };
-    let local = Arc::new(Local::load(&dir).unwrap());
+    let local = Arc::new(LocalModel::load(&dir).unwrap());
     assert_eq!((local.name(), local.dimensions()), (LOCAL_MODEL_NAME, 384));
     let originals = std::fs::read(fixture("all-minilm-l6-v2.json")).unwrap();
     let originals: Vec<Original> = serde_json::from_slice(&originals).unwrap();
@@ -318,7 +318,7 @@ impl Embeds {
         let mut config = json!({"embeddings": {"model": "m", "base_url": url, "api_key": "secret", "batch": 3}});
         config["embeddings"].as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let config = Config::parse(&config.to_string()).unwrap();
-        Source::open(&config.embeddings).await.unwrap().embedder().unwrap()
+        EmbeddingSource::open(&config.embeddings).await.unwrap().embedder().unwrap()
     }
 }
 
@@ -375,6 +375,6 @@ async fn a_server_that_embeds_badly() {
     let embedder = server.start(json!({"dimensions": 3})).await;
     assert!(embedder.embed(vec!["a".into()]).await.unwrap_err().contains("2 numbers instead of 3"));
     let gone = json!({"embeddings": {"model": "m", "base_url": "http://127.0.0.1:9/v1", "retries": 0}}).to_string();
-    let gone = Source::open(&Config::parse(&gone).unwrap().embeddings).await.unwrap().embedder().unwrap();
+    let gone = EmbeddingSource::open(&Config::parse(&gone).unwrap().embeddings).await.unwrap().embedder().unwrap();
     assert!(gone.embed(vec!["a".into()]).await.unwrap_err().contains("can not be reached"));
 }

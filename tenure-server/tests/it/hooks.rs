@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{Clock, Message, Principal, SessionId, Tenure, read_transcript};
 use tenure_server::config::Config;
-use tenure_server::transcripts::Transcripts;
+use tenure_server::transcripts::TranscriptWriter;
 
 /// What came, and what is answered.
 #[derive(Default)]
@@ -47,7 +47,7 @@ async fn receiver(plan: &[u16]) -> (Arc<Post>, String) {
 async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
-    Transcripts::new(config).install(&tenure);
+    TranscriptWriter::new(config).install(&tenure);
     tenure_server::webhooks::install(&tenure, &config.on_expire).unwrap();
     tenure
 }

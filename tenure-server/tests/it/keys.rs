@@ -3,7 +3,7 @@
 use crate::door::{Door, each};
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
-use tenure_server::auth::{Keys, NewKey, Right, add_bootstrap_key};
+use tenure_server::auth::{KeyStore, NewKey, Right, add_bootstrap_key};
 use tenure_server::config::{KeyLimits, TrustedProxies};
 
 fn bearer(door: &Door, key: &Value) -> Door {
@@ -190,7 +190,7 @@ async fn a_bootstrap_key_is_added_once() {
     assert_eq!(each(&admin.get("/keys").await.is(200), "name"), ["bootstrap"]);
     assert_eq!(add_bootstrap_key(&door.app.keys, &file).await.unwrap(), None, "it is there already");
     admin.delete(&format!("/keys/{id}")).await.is(200);
-    let restarted = Keys::of(door.app.tenure.clone());
+    let restarted = KeyStore::of(door.app.tenure.clone());
     assert_eq!(add_bootstrap_key(&restarted, &file).await.unwrap(), None);
     admin.get("/keys").await.wrong(401);
 }

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{ModelAnswer, ModelChunk, Principal, Session, SessionId};
-use tenure_server::app::{App, Shared};
+use tenure_server::app::{App, AppState};
 use tenure_server::config::{Config, ModelConfig};
 use tenure_server::serve;
 use tokio::sync::Semaphore;
@@ -233,7 +233,7 @@ pub fn model(name: &str, base_url: &str) -> ModelConfig {
 
 /// A Tenure server in this process, in front of a scripted model.
 pub struct Home {
-    pub app: Shared,
+    pub app: AppState,
     pub client: Client,
     pub model: Script,
     pub stream: bool,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tenure::{Assistant, MemoryConfig, MemoryScope, MemoryTarget, NewMemory, Options, Principal, Tenure, ToolSource};
 use tenure_server::auth::Right;
 use tenure_server::config::embeddings::Embeddings;
-use tenure_server::embed::Source;
+use tenure_server::embed::EmbeddingSource;
 
 fn assistant(name: &str, scope: MemoryScope) -> Assistant {
     let group = (scope == MemoryScope::Group).then(|| "lab".to_owned());
@@ -221,7 +221,8 @@ async fn recall_finds_what_is_meant() {
     };
     let set: Vec<Value> = serde_json::from_str(include_str!("../data/recall.json")).unwrap();
     let who = Principal::new("default", "ada").unwrap();
-    let source = Source::open(&Embeddings { model: "local".into(), path: dir, ..Embeddings::default() }).await.unwrap();
+    let source =
+        EmbeddingSource::open(&Embeddings { model: "local".into(), path: dir, ..Embeddings::default() }).await.unwrap();
     let tenure =
         Tenure::open_with("memory:", Options { embedder: source.embedder(), ..Options::default() }).await.unwrap();
     for one in &set {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tenure::store::MemoryStore;
 use tenure::{Clock, Limits, Options, Tenure};
-use tenure_server::app::{App, Shared};
+use tenure_server::app::{App, AppState};
 use tenure_server::config::schedules::compile;
 use tenure_server::config::{Config, Schedule};
-use tenure_server::jobs::schedules::{self, ScheduleJob, State};
+use tenure_server::jobs::schedules::{self, ScheduleJob, ScheduleState};
 use tokio::sync::Semaphore;
 
 fn config(base_url: &str, session: Option<&str>) -> Config {
@@ -25,7 +25,7 @@ fn config(base_url: &str, session: Option<&str>) -> Config {
     config
 }
 
-async fn state(app: &Shared) -> State {
+async fn state(app: &AppState) -> ScheduleState {
     ScheduleJob::new(app, &app.schedules[0]).state().await.unwrap()
 }
 

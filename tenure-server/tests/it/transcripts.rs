@@ -14,7 +14,7 @@ const SECRET: &str = "ann@example.com";
 
 /// Live transcripts in a directory, without addresses.
 fn live(config: &mut Config, dir: &Path) {
-    config.transcripts = tenure_server::config::Transcripts { dir: dir.display().to_string(), live: true };
+    config.transcripts = tenure_server::config::TranscriptsConfig { dir: dir.display().to_string(), live: true };
     config.redaction = serde_json::from_value(json!([{"name": "email", "pattern": "\\w+@[\\w.]+"}])).unwrap();
 }
 

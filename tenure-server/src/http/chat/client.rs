@@ -1,22 +1,22 @@
 //! The client that waits for a run, and what becomes of the run when it goes away.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tenure::{OnDisconnect, OpenRun, Principal, RunId, SessionId};
 
 /// A client that waits for an answer. If it is dropped before the answer was sent, the client has gone away.
-pub(super) struct Connection(Client);
+pub(super) struct ChatConnection(ChatClient);
 
 /// A waiting client, as the task that works on its run knows it.
 #[derive(Clone)]
-pub(super) struct Client {
-    app: Shared,
+pub(super) struct ChatClient {
+    app: AppState,
     who: Principal,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ClientState>>,
 }
 
 #[derive(Default)]
-enum State {
+enum ClientState {
     /// Nothing has to be done when it goes away.
     #[default]
     Waiting,
@@ -27,32 +27,32 @@ enum State {
     Answered,
 }
 
-impl Connection {
-    pub fn new(app: Shared, who: Principal) -> Self {
-        Self(Client { app, who, state: Arc::default() })
+impl ChatConnection {
+    pub fn new(app: AppState, who: Principal) -> Self {
+        Self(ChatClient { app, who, state: Arc::default() })
     }
 
-    pub fn client(&self) -> Client {
+    pub fn client(&self) -> ChatClient {
         self.0.clone()
     }
 
     /// The client has its answer.
     pub fn answered(&self) {
-        *self.0.lock() = State::Answered;
+        *self.0.lock() = ClientState::Answered;
     }
 }
 
-impl Drop for Connection {
+impl Drop for ChatConnection {
     fn drop(&mut self) {
-        let state = std::mem::replace(&mut *self.0.lock(), State::Gone);
-        if let State::Running(id, run) = state {
+        let state = std::mem::replace(&mut *self.0.lock(), ClientState::Gone);
+        if let ClientState::Running(id, run) = state {
             self.0.cancel(id, run);
         }
     }
 }
 
-impl Client {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ChatClient {
+    fn lock(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -65,8 +65,8 @@ impl Client {
         let (id, run) = (turn.session_id.clone(), turn.run.clone());
         let mut state = self.lock();
         match *state {
-            State::Gone => self.cancel(id, run),
-            _ => *state = State::Running(id, run),
+            ClientState::Gone => self.cancel(id, run),
+            _ => *state = ClientState::Running(id, run),
         }
     }
 

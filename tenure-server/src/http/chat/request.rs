@@ -1,13 +1,13 @@
 //! What a chat request asks for.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::auth::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::headers::{header_hint, header_text};
 use crate::http::errors::unknown_model;
 use crate::http::extract::{idempotency_key, parse};
 use crate::jobs::runs;
-use crate::observability::telemetry::Talk;
+use crate::observability::telemetry::ChatSpan;
 use crate::sessions;
 use axum::body::Bytes;
 use axum::http::HeaderMap;
@@ -19,7 +19,7 @@ use tenure::{
 };
 
 /// A request that was understood.
-pub(super) struct Request {
+pub(super) struct TurnInput {
     pub ask: TurnRequest,
     pub who: Principal,
     pub model: Arc<dyn Model>,
@@ -28,15 +28,15 @@ pub(super) struct Request {
     pub keep: bool,
     /// What becomes of the run if the client goes away, if the request says.
     pub on_disconnect: Option<OnDisconnect>,
-    pub talk: Talk,
+    pub talk: ChatSpan,
 }
 
 pub(super) async fn understand(
-    app: &Shared,
+    app: &AppState,
     caller: &Caller,
     headers: &HeaderMap,
     bytes: &Bytes,
-) -> ApiResult<Request> {
+) -> ApiResult<TurnInput> {
     let mut body: RawObject = parse(bytes)?;
     let mut request = ChatRequest { messages: parse_messages(&body)?, ..ChatRequest::default() };
     request.user = peek::<String>(&body, "user")?.map(User::new).transpose()?;
@@ -47,10 +47,10 @@ pub(super) async fn understand(
         request.session_id = session_header(headers, &app.config.sessions.id_headers)?;
     }
     let key = idempotency_key(headers)?;
-    let Target { assistant, model_name } = resolve_target(app, &who, &request).await?;
+    let SessionTarget { assistant, model_name } = resolve_target(app, &who, &request).await?;
     let Some(model) = app.models.get(&model_name) else { return Err(unknown_model(&app.models, &model_name)) };
     let model = caller.metered(&app.rate_limits, model);
-    let talk = Talk::begin(&model_name);
+    let talk = ChatSpan::begin(&model_name);
     body.set("model", &model_name);
     let detail = assistant.as_ref().map(|_| runs::detail(&model_name, &body)).unwrap_or_default();
     let sessions = &app.config.sessions;
@@ -70,7 +70,7 @@ pub(super) async fn understand(
         queued: None,
     };
     let (stream, keep) = (request.stream.unwrap_or(false), request.store.unwrap_or(true));
-    Ok(Request { ask, who, model, options: body, stream, keep, on_disconnect: request.on_disconnect, talk })
+    Ok(TurnInput { ask, who, model, options: body, stream, keep, on_disconnect: request.on_disconnect, talk })
 }
 
 fn parse_messages(body: &RawObject) -> ApiResult<Vec<Message>> {
@@ -90,14 +90,14 @@ fn parse_messages(body: &RawObject) -> ApiResult<Vec<Message>> {
 }
 
 /// Whom a request is for.
-struct Target {
+struct SessionTarget {
     /// The assistant's name, if it is for one.
     assistant: Option<String>,
     model_name: String,
 }
 
 /// Finds the assistant and the model. Where neither is named, the session goes on with the model that it had.
-async fn resolve_target(app: &Shared, who: &Principal, request: &ChatRequest) -> ApiResult<Target> {
+async fn resolve_target(app: &AppState, who: &Principal, request: &ChatRequest) -> ApiResult<SessionTarget> {
     let named = request.model.as_ref();
     // An assistant can be asked for like a model.
     let assistant = match request.assistant_id.as_ref().or(named) {
@@ -117,7 +117,7 @@ async fn resolve_target(app: &Shared, who: &Principal, request: &ChatRequest) ->
         (None, _) => named.cloned(),
     };
     let model_name = model.unwrap_or_else(|| app.models.default_name().to_owned());
-    Ok(Target { assistant: assistant.map(|a| a.name.clone()), model_name })
+    Ok(SessionTarget { assistant: assistant.map(|a| a.name.clone()), model_name })
 }
 
 /// Whether the client's SDK sends a request again that it has sent before.
@@ -127,7 +127,7 @@ fn is_retry(headers: &HeaderMap) -> bool {
 }
 
 /// The model of a session, if it is there and its model still is.
-async fn last_model(app: &Shared, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
+async fn last_model(app: &AppState, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
     match app.tenure.head(who, id).await {
         Ok(head) => Ok(sessions::available_model(app, who, &head).await?),
         Err(tenure::Error::NotFound { .. }) => Ok(None),

@@ -1,7 +1,7 @@
 //! What comes of a chat request: one body, or a stream of chunks.
 
-use super::client::Connection;
-use crate::app::Shared;
+use super::client::ChatConnection;
+use crate::app::AppState;
 use crate::error::{ApiError, ApiResult};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 /// What is known once a turn has begun.
 #[derive(Clone, Debug)]
-pub(super) struct Started {
+pub(super) struct TurnStarted {
     pub session_id: SessionId,
     pub run: RunId,
     /// What was made of the messages.
@@ -24,7 +24,7 @@ pub(super) struct Started {
 }
 
 /// What came of a turn, and what to tell the client instead of an answer while a person has to decide.
-pub(super) type Ended = Result<(TurnOutcome, Option<String>), TurnError>;
+pub(super) type TurnEnded = Result<(TurnOutcome, Option<String>), TurnError>;
 
 /// An error as the last event of a stream. No `[DONE]` follows it.
 pub(super) fn told(error: ApiError) -> String {
@@ -58,7 +58,7 @@ pub(super) fn with_session(mut response: Response, id: &SessionId) -> Response {
 }
 
 /// A response with the headers that name its session and run.
-pub(super) fn with_ids(response: Response, started: &Started) -> Response {
+pub(super) fn with_ids(response: Response, started: &TurnStarted) -> Response {
     let mut response = with_session(response, &started.session_id);
     if let Ok(value) = HeaderValue::from_str(started.run.as_str()) {
         response.headers_mut().insert("x-run-id", value);
@@ -67,7 +67,7 @@ pub(super) fn with_ids(response: Response, started: &Started) -> Response {
 }
 
 /// A part of an answer with the session's id in it; the first one also says which run it is, and what was made of the messages.
-fn marked(text: &str, started: &Started, report: bool) -> String {
+fn marked(text: &str, started: &TurnStarted, report: bool) -> String {
     let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return text.to_owned() };
     fields.set("session_id", &started.session_id);
     if report {
@@ -78,8 +78,8 @@ fn marked(text: &str, started: &Started, report: bool) -> String {
 }
 
 pub(super) fn whole(
-    app: &Shared,
-    started: &Started,
+    app: &AppState,
+    started: &TurnStarted,
     answered: &TurnOutcome,
     notice: Option<&str>,
     stream: bool,
@@ -104,7 +104,7 @@ pub(super) fn whole(
 }
 
 /// A notice in the shape of an answer.
-fn notice_body(started: &Started, notice: &str, now: i64) -> String {
+fn notice_body(started: &TurnStarted, notice: &str, now: i64) -> String {
     let message = json!({"role": "assistant", "content": notice});
     let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
     json!({"id": started.session_id, "object": "chat.completion", "created": now, "model": null, "choices": [choice]})
@@ -117,7 +117,7 @@ fn record(call: &ToolProgress) -> Value {
 }
 
 /// The progress of a tool call: an event of mistral.rs's, and for clients that do not know it a chunk in which nothing is said.
-fn progress(call: &ToolProgress, started: &Started) -> Bytes {
+fn progress(call: &ToolProgress, started: &TurnStarted) -> Bytes {
     let phase = if call.content.is_some() { "complete" } else { "calling" };
     let data =
         json!({"tool_type": "custom", "arguments": call.arguments, "content": call.content, "cached": call.cached});
@@ -148,46 +148,46 @@ pub(super) fn as_chunk(body: &str) -> String {
 
 /// Chunks as they arrive. The end is told only when the answer is kept.
 pub(super) fn stream_out(
-    connection: Connection,
-    started: Started,
+    connection: ChatConnection,
+    started: TurnStarted,
     first: RunEvent,
     heard: mpsc::Receiver<RunEvent>,
-    ended: oneshot::Receiver<Ended>,
+    ended: oneshot::Receiver<TurnEnded>,
 ) -> Response {
-    let output = Output { connection, heard, ended: Some(ended), report: true };
-    streamed(output, Phase::Piece(started, first))
+    let output = OutputStream { connection, heard, ended: Some(ended), report: true };
+    streamed(output, StreamPhase::Piece(started, first))
 }
 
 /// The same for a request that has to wait for its session: a comment comes first, which clients ignore.
 pub(super) fn stream_queued(
-    connection: Connection,
-    started: oneshot::Receiver<ApiResult<Started>>,
+    connection: ChatConnection,
+    started: oneshot::Receiver<ApiResult<TurnStarted>>,
     heard: mpsc::Receiver<RunEvent>,
-    ended: oneshot::Receiver<Ended>,
+    ended: oneshot::Receiver<TurnEnded>,
 ) -> Response {
-    let output = Output { connection, heard, ended: Some(ended), report: true };
-    streamed(output, Phase::Queued(started))
+    let output = OutputStream { connection, heard, ended: Some(ended), report: true };
+    streamed(output, StreamPhase::Queued(started))
 }
 
 /// Where a stream stands.
-enum Phase {
-    Queued(oneshot::Receiver<ApiResult<Started>>),
-    Waiting(oneshot::Receiver<ApiResult<Started>>),
-    Piece(Started, RunEvent),
-    More(Started),
+enum StreamPhase {
+    Queued(oneshot::Receiver<ApiResult<TurnStarted>>),
+    Waiting(oneshot::Receiver<ApiResult<TurnStarted>>),
+    Piece(TurnStarted, RunEvent),
+    More(TurnStarted),
     Done,
 }
 
 /// What a stream is made of.
-struct Output {
-    connection: Connection,
+struct OutputStream {
+    connection: ChatConnection,
     heard: mpsc::Receiver<RunEvent>,
-    ended: Option<oneshot::Receiver<Ended>>,
+    ended: Option<oneshot::Receiver<TurnEnded>>,
     /// What was made of the messages is still to be told, with the first chunk.
     report: bool,
 }
 
-fn streamed(output: Output, phase: Phase) -> Response {
+fn streamed(output: OutputStream, phase: StreamPhase) -> Response {
     let chunks = stream::unfold((output, phase), |(mut output, phase)| async move {
         let (bytes, phase) = output.next(phase).await?;
         Some((bytes, (output, phase)))
@@ -195,32 +195,34 @@ fn streamed(output: Output, phase: Phase) -> Response {
     event_stream(Body::from_stream(chunks.map(Ok::<_, std::convert::Infallible>)))
 }
 
-impl Output {
-    async fn next(&mut self, mut phase: Phase) -> Option<(Bytes, Phase)> {
+impl OutputStream {
+    async fn next(&mut self, mut phase: StreamPhase) -> Option<(Bytes, StreamPhase)> {
         loop {
             phase = match phase {
-                Phase::Done => return None,
-                Phase::Queued(started) => return Some((Bytes::from(": queued\n\n"), Phase::Waiting(started))),
-                Phase::Waiting(started) => match started.await.ok()? {
-                    Ok(started) => Phase::More(started),
-                    Err(e) => return Some((self.last(event(&told(e))), Phase::Done)),
-                },
-                Phase::Piece(started, piece) => {
-                    let bytes = self.piece(&started, &piece);
-                    return Some((bytes, Phase::More(started)));
+                StreamPhase::Done => return None,
+                StreamPhase::Queued(started) => {
+                    return Some((Bytes::from(": queued\n\n"), StreamPhase::Waiting(started)));
                 }
-                Phase::More(started) => match self.heard.recv().await {
-                    Some(piece) => Phase::Piece(started, piece),
+                StreamPhase::Waiting(started) => match started.await.ok()? {
+                    Ok(started) => StreamPhase::More(started),
+                    Err(e) => return Some((self.last(event(&told(e))), StreamPhase::Done)),
+                },
+                StreamPhase::Piece(started, piece) => {
+                    let bytes = self.piece(&started, &piece);
+                    return Some((bytes, StreamPhase::More(started)));
+                }
+                StreamPhase::More(started) => match self.heard.recv().await {
+                    Some(piece) => StreamPhase::Piece(started, piece),
                     None => {
                         let bytes = self.end(&started).await?;
-                        return Some((self.last(bytes), Phase::Done));
+                        return Some((self.last(bytes), StreamPhase::Done));
                     }
                 },
             }
         }
     }
 
-    fn piece(&mut self, started: &Started, piece: &RunEvent) -> Bytes {
+    fn piece(&mut self, started: &TurnStarted, piece: &RunEvent) -> Bytes {
         let bytes = match piece {
             RunEvent::Piece(ModelChunk::Chunk(chunk)) => event(&marked(chunk, started, self.report)),
             RunEvent::Piece(ModelChunk::Whole(body)) => event(&marked(&as_chunk(body), started, self.report)),
@@ -230,7 +232,7 @@ impl Output {
         bytes
     }
 
-    async fn end(&mut self, started: &Started) -> Option<Bytes> {
+    async fn end(&mut self, started: &TurnStarted) -> Option<Bytes> {
         Some(match self.ended.take()?.await {
             Ok(Ok((answered, Some(notice)))) if answered.heard => {
                 self.only_chunk(started, &notice_body(started, &notice, 0))
@@ -244,7 +246,7 @@ impl Output {
         })
     }
 
-    fn only_chunk(&self, started: &Started, body: &str) -> Bytes {
+    fn only_chunk(&self, started: &TurnStarted, body: &str) -> Bytes {
         let chunk = marked(&as_chunk(body), started, self.report);
         Bytes::from([event(&chunk), event("[DONE]")].concat())
     }

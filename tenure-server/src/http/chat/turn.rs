@@ -14,10 +14,10 @@
 //! Until the response begins, the turn runs on the task of its request: nothing has to be woken up. From then on, or when the
 //! client goes away, it is a background task, so that neither a slow client nor one that disconnects holds it up.
 
-use super::client::Client;
-use super::request::Request;
-use super::response::{Ended, Started};
-use crate::app::Shared;
+use super::client::ChatClient;
+use super::request::TurnInput;
+use super::response::{TurnEnded, TurnStarted};
+use crate::app::AppState;
 use crate::clock::Stopwatch;
 use crate::error::ApiResult;
 use crate::jobs::runs::{self, Drive};
@@ -32,18 +32,18 @@ pub(in crate::http) const MAX_PIECES: usize = 16;
 /// What a handler hears of a turn.
 pub(super) struct TurnEvents {
     /// That it has begun, and in which session; or why it has not.
-    pub started: oneshot::Receiver<ApiResult<Started>>,
+    pub started: oneshot::Receiver<ApiResult<TurnStarted>>,
     /// The pieces of the answer, if they are streamed.
     pub heard: mpsc::Receiver<RunEvent>,
     /// How it ended, after what was said is stored.
-    pub ended: oneshot::Receiver<Ended>,
+    pub ended: oneshot::Receiver<TurnEnded>,
 }
 
 /// Where a turn reports to.
 pub(super) struct TurnReporter {
-    started: oneshot::Sender<ApiResult<Started>>,
+    started: oneshot::Sender<ApiResult<TurnStarted>>,
     pieces: mpsc::Sender<RunEvent>,
-    end: oneshot::Sender<Ended>,
+    end: oneshot::Sender<TurnEnded>,
 }
 
 /// The two ends of a turn's report.
@@ -55,10 +55,10 @@ pub(super) fn report() -> (TurnReporter, TurnEvents) {
 }
 
 /// Takes a whole turn: opens it, drives it, and reports.
-pub(super) async fn take_turn(app: Shared, request: Request, client: Client, reporter: TurnReporter) {
+pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatClient, reporter: TurnReporter) {
     let TurnReporter { started: begun, pieces, end } = reporter;
     let watch = Stopwatch::start();
-    let Request { ask, who, model, options, stream, talk, on_disconnect, .. } = request;
+    let TurnInput { ask, who, model, options, stream, talk, on_disconnect, .. } = request;
     let name = ask.model.clone().unwrap_or_default();
     let timed = Arc::new(TimedModel::new(model));
     let first = EagerModelCall { model: timed.clone(), options: options.clone(), stream };
@@ -66,7 +66,7 @@ pub(super) async fn take_turn(app: Shared, request: Request, client: Client, rep
         Err(e) => return drop(begun.send(Err(e.into()))),
         Ok(TurnStart::Before { session_id, run, replay }) => {
             let spliced = replay.spliced.clone();
-            let _ = begun.send(Ok(Started { session_id: session_id.clone(), run: run.clone(), spliced }));
+            let _ = begun.send(Ok(TurnStarted { session_id: session_id.clone(), run: run.clone(), spliced }));
             let outcome = replayed(*replay, stream.then_some(pieces)).await;
             let broken = |why| tenure::Error::corrupt(format!("the stored response of {run}"), why);
             (session_id, outcome.map_err(|why| broken(why).into()))
@@ -76,7 +76,7 @@ pub(super) async fn take_turn(app: Shared, request: Request, client: Client, rep
             let (session_id, run) = (turn.session_id.clone(), turn.run.clone());
             client.began(&turn, on_disconnect);
             let spliced = turn.spliced.clone();
-            let _ = begun.send(Ok(Started { session_id: session_id.clone(), run, spliced }));
+            let _ = begun.send(Ok(TurnStarted { session_id: session_id.clone(), run, spliced }));
             let listener = stream.then_some(pieces);
             let drive = Drive { model: timed, model_name: name, options, listener, opened };
             (session_id, runs::drive(&app, *turn, drive).await)

@@ -1,6 +1,6 @@
 //! The events of a run, as a list or as a stream.
 
-use crate::app::Shared;
+use crate::app::AppState;
 use crate::error::ApiError;
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -34,8 +34,8 @@ pub fn event(record: &Record) -> Value {
 }
 
 /// Where a stream of events stands.
-struct Following {
-    app: Shared,
+struct RunFollower {
+    app: AppState,
     who: Principal,
     id: SessionId,
     run: RunId,
@@ -47,14 +47,14 @@ struct Following {
 
 /// The events of a run until it is over, also while it waits for a person.
 pub fn events(
-    app: Shared,
+    app: AppState,
     who: Principal,
     id: SessionId,
     run: RunId,
     after: Seq,
     heard: Option<mpsc::Receiver<RunEvent>>,
 ) -> Response {
-    let following = Following { app, who, id, run, after, heard, over: false };
+    let following = RunFollower { app, who, id, run, after, heard, over: false };
     let all = stream::unfold(following, |mut f| async move {
         if f.over {
             return None;
@@ -66,7 +66,7 @@ pub fn events(
     (headers, Body::from_stream(all)).into_response()
 }
 
-impl Following {
+impl RunFollower {
     async fn more(&mut self) -> Bytes {
         let quiet = tokio::time::sleep(KEEP_ALIVE);
         tokio::pin!(quiet);

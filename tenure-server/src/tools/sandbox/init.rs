@@ -1,7 +1,7 @@
 //! The first process inside the sandbox: puts every restriction in force, then starts the interpreter and relays its output.
 
-use super::plan::{FROM_INTERPRETER, Features, Interpreter, Plan, ProcessLimits, Report, report};
-use super::usage::{self, Enforced};
+use super::plan::{FROM_INTERPRETER, Features, Interpreter, ProcessLimits, SandboxPlan, SandboxReport, report};
+use super::usage::{self, UsageLimit};
 use super::{landlock, mounts, namespaces, seccomp};
 use crate::config::tools::{Require, SESSION_DIRECTORY};
 use anyhow::Context;
@@ -24,19 +24,19 @@ const TIME_TO_DRAIN: Duration = Duration::from_millis(20);
 const MAX_DRAINED: usize = 64;
 
 /// The session's files.
-struct Files {
+struct SandboxFiles {
     directory: PathBuf,
-    enforced: Enforced,
+    enforced: UsageLimit,
 }
 
 /// Sets the sandbox up and runs the interpreter in it until it ends. Standard input and output are the pipes to the server.
-pub fn run(plan: &Plan) -> anyhow::Result<()> {
+pub fn run(plan: &SandboxPlan) -> anyhow::Result<()> {
     signal_hook::flag::register(signal_hook::consts::SIGINT, Default::default())?;
     namespaces::guard();
     let printed = memory_file().context("no file for the output")?;
     let (features, files) = confine(plan)?;
     let mut output = std::io::stdout();
-    report(&mut output, &Report::Confined(features))?;
+    report(&mut output, &SandboxReport::Confined(features))?;
     let Some(interpreter) = &plan.interpreter else { return Ok(()) };
     let processes = features.namespaces.then_some(plan.processes);
     let child = start(interpreter, processes, &files, printed)
@@ -45,7 +45,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
 }
 
 /// Puts every restriction in force that the system has, and fails if one is missing that is required.
-fn confine(plan: &Plan) -> anyhow::Result<(Features, Files)> {
+fn confine(plan: &SandboxPlan) -> anyhow::Result<(Features, SandboxFiles)> {
     let mut features = Features { namespaces: plan.namespaces, ..Features::default() };
     if plan.namespaces {
         namespaces::settle(plan.processes);
@@ -55,17 +55,17 @@ fn confine(plan: &Plan) -> anyhow::Result<(Features, Files)> {
         }
     }
     let files = if features.mounts {
-        Files { directory: SESSION_DIRECTORY.into(), enforced: Enforced::ByKernel }
+        SandboxFiles { directory: SESSION_DIRECTORY.into(), enforced: UsageLimit::ByKernel }
     } else {
         let directory = plan.directory.clone().context("there is no directory for the session's files")?;
-        Files { directory, enforced: Enforced::Here }
+        SandboxFiles { directory, enforced: UsageLimit::Here }
     };
     namespaces::drop_capabilities().context("capabilities could not be dropped")?;
     match landlock::restrict(&files.directory, &plan.read) {
         Ok(tcp) => (features.landlock, features.landlock_tcp) = (true, tcp),
         Err(missing) => plan.accept(missing, &[Require::Full, Require::Landlock])?,
     }
-    let visible = if features.mounts { seccomp::Visible::Private } else { seccomp::Visible::Host };
+    let visible = if features.mounts { seccomp::VisibleFiles::Private } else { seccomp::VisibleFiles::Host };
     match seccomp::apply(visible) {
         Ok(()) => features.seccomp = true,
         Err(missing) => plan.accept(missing, &[Require::Full])?,
@@ -81,7 +81,12 @@ fn memory_file() -> std::io::Result<File> {
     tempfile::tempfile()
 }
 
-fn start(interpreter: &Interpreter, processes: Option<usize>, files: &Files, printed: File) -> std::io::Result<Child> {
+fn start(
+    interpreter: &Interpreter,
+    processes: Option<usize>,
+    files: &SandboxFiles,
+    printed: File,
+) -> std::io::Result<Child> {
     let limits = ProcessLimits { processes, ..interpreter.limits.clone() };
     let limits = serde_json::to_string(&limits)?;
     let mut command = Command::new(&interpreter.program);
@@ -90,7 +95,7 @@ fn start(interpreter: &Interpreter, processes: Option<usize>, files: &Files, pri
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(printed).spawn()
 }
 
-enum Event {
+enum InitEvent {
     Output(Vec<u8>),
     /// The interpreter has ended, not only a process that it started.
     Exited(WaitStatus),
@@ -123,20 +128,20 @@ fn relay(mut child: Child, output: &mut impl Write, check: impl Fn() -> Option<S
     Ok(())
 }
 
-fn forward(mut calls: impl Write, events: &SyncSender<Event>) {
+fn forward(mut calls: impl Write, events: &SyncSender<InitEvent>) {
     // If it fails, the interpreter is gone, which `reap` reports.
     if std::io::copy(&mut std::io::stdin(), &mut calls).is_ok() {
-        let _ = events.send(Event::InputClosed);
+        let _ = events.send(InitEvent::InputClosed);
     }
 }
 
-fn read(mut answers: impl Read, events: &SyncSender<Event>) {
+fn read(mut answers: impl Read, events: &SyncSender<InitEvent>) {
     let mut chunk = vec![0; CHUNK];
     loop {
         match answers.read(&mut chunk) {
             Ok(0) => return,
             Ok(length) => {
-                if events.send(Event::Output(chunk[..length].to_vec())).is_err() {
+                if events.send(InitEvent::Output(chunk[..length].to_vec())).is_err() {
                     return;
                 }
             }
@@ -146,11 +151,11 @@ fn read(mut answers: impl Read, events: &SyncSender<Event>) {
     }
 }
 
-fn reap(interpreter: Pid, events: &SyncSender<Event>) {
+fn reap(interpreter: Pid, events: &SyncSender<InitEvent>) {
     loop {
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == interpreter => {
-                let _ = events.send(Event::Exited(status));
+                let _ = events.send(InitEvent::Exited(status));
                 return;
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -160,7 +165,7 @@ fn reap(interpreter: Pid, events: &SyncSender<Event>) {
 }
 
 fn write_lines(
-    events: &Receiver<Event>,
+    events: &Receiver<InitEvent>,
     output: &mut impl Write,
     check: impl Fn() -> Option<String>,
 ) -> std::io::Result<()> {
@@ -173,7 +178,7 @@ fn write_lines(
             output.write_all(part)?;
             in_line = !part.ends_with(b"\n");
             if !in_line {
-                report(&mut &mut *output, &Report::Checked { exceeded: check() })?;
+                report(&mut &mut *output, &SandboxReport::Checked { exceeded: check() })?;
             }
         }
         output.flush()?;
@@ -182,15 +187,15 @@ fn write_lines(
     let mut unfinished = false;
     let ended = loop {
         match events.recv() {
-            Ok(Event::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
-            Ok(Event::Exited(status)) => break how_it_ended(status),
-            Ok(Event::InputClosed) | Err(_) => return Ok(()),
+            Ok(InitEvent::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
+            Ok(InitEvent::Exited(status)) => break how_it_ended(status),
+            Ok(InitEvent::InputClosed) | Err(_) => return Ok(()),
         }
     };
     // What the interpreter wrote before it ended. A process that it left behind may hold the pipe open.
     for _ in 0..MAX_DRAINED {
         match events.recv_timeout(TIME_TO_DRAIN) {
-            Ok(Event::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
+            Ok(InitEvent::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
             Ok(_) => {}
             Err(_) => break,
         }
@@ -198,7 +203,7 @@ fn write_lines(
     if unfinished {
         output.write_all(b"\n")?;
     }
-    report(output, &Report::Ended(ended))
+    report(output, &SandboxReport::Ended(ended))
 }
 
 fn how_it_ended(status: WaitStatus) -> String {
@@ -221,7 +226,7 @@ mod tests {
     fn lines_are_marked() {
         let (events, received) = sync_channel(10);
         for bytes in ["{\"id\":1}\n!{\"ended\"", ":\"x\"}\n\n", "rest"] {
-            events.send(Event::Output(bytes.as_bytes().to_vec())).unwrap();
+            events.send(InitEvent::Output(bytes.as_bytes().to_vec())).unwrap();
         }
         drop(events);
         let mut output = Vec::new();

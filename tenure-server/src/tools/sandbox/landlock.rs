@@ -2,7 +2,7 @@
 //!
 //! They hold in addition to the private root file system, and are all there is for files without one.
 
-use super::plan::Missing;
+use super::plan::MissingFeature;
 use std::path::{Path, PathBuf};
 
 /// What an operator can do about it.
@@ -12,7 +12,7 @@ const REMEDY: &str = "Use Linux 5.13 or later with Landlock enabled (CONFIG_SECU
 /// Restricts this process and all that it starts to `own`, where everything is permitted, and to `system`, `read` and `devices`.
 /// Returns whether TCP is refused.
 #[cfg(target_os = "linux")]
-pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, Missing> {
+pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, MissingFeature> {
     use super::mounts::{DEVICES, SYSTEM};
     use landlock::{
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -39,14 +39,14 @@ pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, Missing> {
         Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessNet::from_all(ABI::V4));
     let tcp = tcp.and_then(Ruleset::create).is_ok();
     match restrict() {
-        Ok(RulesetStatus::NotEnforced) => Err(Missing::new("Landlock", REMEDY, "the kernel does not have it")),
+        Ok(RulesetStatus::NotEnforced) => Err(MissingFeature::new("Landlock", REMEDY, "the kernel does not have it")),
         Ok(RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced) => Ok(tcp),
-        Err(e) => Err(Missing::new("Landlock", REMEDY, e)),
+        Err(e) => Err(MissingFeature::new("Landlock", REMEDY, e)),
     }
 }
 
 /// Fails: Landlock is a feature of Linux.
 #[cfg(not(target_os = "linux"))]
-pub fn restrict(_: &Path, _: &[PathBuf]) -> Result<bool, Missing> {
-    Err(Missing::new("Landlock", REMEDY, "this system is not Linux"))
+pub fn restrict(_: &Path, _: &[PathBuf]) -> Result<bool, MissingFeature> {
+    Err(MissingFeature::new("Landlock", REMEDY, "this system is not Linux"))
 }

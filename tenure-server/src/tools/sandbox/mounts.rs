@@ -1,6 +1,6 @@
 //! The private root file system of the sandbox: the system's programs and libraries, read-only, and one tmpfs of limited size.
 
-use super::plan::{FileLimits, Missing};
+use super::plan::{FileLimits, MissingFeature};
 use std::path::PathBuf;
 
 /// Files and directories of the host that may be read.
@@ -31,14 +31,14 @@ const REMEDY: &str = "Allow file systems to be mounted in user namespaces (kerne
 /// [`SESSION_DIRECTORY`](crate::config::tools::SESSION_DIRECTORY), which becomes the working directory. The kernel enforces the limits on bytes and
 /// files, and removes everything with the last process of the namespace.
 #[cfg(target_os = "linux")]
-pub fn enter(read: &[PathBuf], base: &std::path::Path, limits: &FileLimits) -> Result<(), Missing> {
-    linux::enter(read, base, limits).map_err(|detail| Missing::new("a private mount namespace", REMEDY, detail))
+pub fn enter(read: &[PathBuf], base: &std::path::Path, limits: &FileLimits) -> Result<(), MissingFeature> {
+    linux::enter(read, base, limits).map_err(|detail| MissingFeature::new("a private mount namespace", REMEDY, detail))
 }
 
 /// Fails: mount namespaces are a feature of Linux.
 #[cfg(not(target_os = "linux"))]
-pub fn enter(_: &[PathBuf], _: &std::path::Path, _: &FileLimits) -> Result<(), Missing> {
-    Err(Missing::new("a private mount namespace", REMEDY, "this system is not Linux"))
+pub fn enter(_: &[PathBuf], _: &std::path::Path, _: &FileLimits) -> Result<(), MissingFeature> {
+    Err(MissingFeature::new("a private mount namespace", REMEDY, "this system is not Linux"))
 }
 
 #[cfg(target_os = "linux")]

@@ -1,6 +1,6 @@
 //! Namespaces and capabilities of the sandbox.
 
-use super::plan::Missing;
+use super::plan::MissingFeature;
 
 /// What an operator can do about it.
 const REMEDY: &str = "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
@@ -11,13 +11,13 @@ const REMEDY: &str = "Allow unprivileged user namespaces (sysctl user.max_user_n
 /// the capability to mount file systems.
 #[cfg(target_os = "linux")]
 #[expect(deprecated, reason = "only `UnshareFlags::FILES` makes `unshare` unsafe")]
-pub fn enter() -> Result<(), Missing> {
+pub fn enter() -> Result<(), MissingFeature> {
     use rustix::process::{getegid, geteuid};
     use rustix::thread::{
         CapabilitySet, UnshareFlags, capabilities, configure_capability_in_ambient_set, set_capabilities, unshare,
     };
     let missing = |what: &str, error: &dyn std::fmt::Display| {
-        Missing::new("user namespaces", REMEDY, format_args!("{what}: {error}"))
+        MissingFeature::new("user namespaces", REMEDY, format_args!("{what}: {error}"))
     };
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     let flags = UnshareFlags::NEWUSER
@@ -79,8 +79,8 @@ pub fn drop_capabilities() -> rustix::io::Result<()> {
 
 /// Fails: namespaces are a feature of Linux.
 #[cfg(not(target_os = "linux"))]
-pub fn enter() -> Result<(), Missing> {
-    Err(Missing::new("user namespaces", REMEDY, "this system is not Linux"))
+pub fn enter() -> Result<(), MissingFeature> {
+    Err(MissingFeature::new("user namespaces", REMEDY, "this system is not Linux"))
 }
 
 /// Does nothing: there is no namespace.

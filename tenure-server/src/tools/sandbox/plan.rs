@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// First argument of a process that the server starts for the sandbox. The second one is a [`Job`] as JSON.
+/// First argument of a process that the server starts for the sandbox. The second one is a [`SandboxJob`] as JSON.
 pub const SUBCOMMAND: &str = "sandbox-helper";
 /// Begins a line of the interpreter.
 pub const FROM_INTERPRETER: u8 = b'+';
@@ -15,18 +15,18 @@ pub const FROM_SANDBOX: u8 = b'!';
 /// What a helper process is started for.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Job {
+pub enum SandboxJob {
     /// Run an interpreter.
-    Supervise(Plan),
+    Supervise(SandboxPlan),
     /// Started by the supervisor inside the new namespaces.
-    Init(Plan),
+    Init(SandboxPlan),
     /// Remove what earlier sandboxes left in this directory.
     Clean(PathBuf),
 }
 
 /// What to run, and in which limits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Plan {
+pub struct SandboxPlan {
     /// What must be enforced.
     pub require: Require,
     /// What to run once everything is enforced; without it, the sandbox is only set up, reported and ended.
@@ -88,7 +88,7 @@ pub struct FileLimits {
 /// What the sandbox tells the server, one JSON line each.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Report {
+pub enum SandboxReport {
     /// Nothing was run; the text says which feature is missing and what to do.
     Refused(String),
     /// The sandbox is in force.
@@ -127,21 +127,21 @@ impl Features {
 /// A feature that this system does not have or does not permit.
 #[derive(Debug, thiserror::Error)]
 #[error("{feature} can not be used ({detail}). {remedy}")]
-pub struct Missing {
+pub struct MissingFeature {
     feature: &'static str,
     detail: String,
     remedy: &'static str,
 }
 
-impl Missing {
+impl MissingFeature {
     pub(super) fn new(feature: &'static str, remedy: &'static str, detail: impl std::fmt::Display) -> Self {
         Self { feature, detail: detail.to_string(), remedy }
     }
 }
 
-impl Plan {
+impl SandboxPlan {
     /// Passes over a missing feature, unless this level of isolation needs it.
-    pub(super) fn accept(&self, missing: Missing, needed_by: &[Require]) -> anyhow::Result<()> {
+    pub(super) fn accept(&self, missing: MissingFeature, needed_by: &[Require]) -> anyhow::Result<()> {
         if needed_by.contains(&self.require) {
             anyhow::bail!("python.require is `{}`, but {missing}", self.require);
         }
@@ -150,7 +150,7 @@ impl Plan {
 }
 
 /// Writes one line for the server.
-pub(super) fn report(output: &mut impl Write, report: &Report) -> std::io::Result<()> {
+pub(super) fn report(output: &mut impl Write, report: &SandboxReport) -> std::io::Result<()> {
     let mut line = vec![FROM_SANDBOX];
     line.extend(serde_json::to_vec(report).expect("plain data"));
     line.push(b'\n');

@@ -3,7 +3,7 @@
 //! System calls that were reviewed are permitted, except those listed here. What is newer than the review, and other system call
 //! tables of the same processor, do not exist for the interpreter (`ENOSYS`), so that libraries use what they used before.
 
-use super::plan::Missing;
+use super::plan::MissingFeature;
 
 /// What an operator can do about it.
 const REMEDY: &str = "Use a kernel with CONFIG_SECCOMP_FILTER on x86_64, aarch64 or riscv64, or accept weaker isolation with \
@@ -11,7 +11,7 @@ const REMEDY: &str = "Use a kernel with CONFIG_SECCOMP_FILTER on x86_64, aarch64
 
 /// Which files the interpreter can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visible {
+pub enum VisibleFiles {
     /// Those of its private root file system.
     Private,
     /// Those of the host. Then calls that Landlock does not cover are refused: they could change files of the server.
@@ -20,21 +20,21 @@ pub enum Visible {
 
 /// Applies the filter to this process and all that it starts.
 #[cfg(target_os = "linux")]
-pub fn apply(visible: Visible) -> Result<(), Missing> {
-    let missing = |error: &dyn std::fmt::Display| Missing::new("seccomp", REMEDY, error);
+pub fn apply(visible: VisibleFiles) -> Result<(), MissingFeature> {
+    let missing = |error: &dyn std::fmt::Display| MissingFeature::new("seccomp", REMEDY, error);
     let program = linux::program(visible).map_err(|e| missing(&e))?;
     seccompiler::apply_filter(&program).map_err(|e| missing(&e))
 }
 
 /// Fails: seccomp is a feature of Linux.
 #[cfg(not(target_os = "linux"))]
-pub fn apply(_: Visible) -> Result<(), Missing> {
-    Err(Missing::new("seccomp", REMEDY, "this system is not Linux"))
+pub fn apply(_: VisibleFiles) -> Result<(), MissingFeature> {
+    Err(MissingFeature::new("seccomp", REMEDY, "this system is not Linux"))
 }
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use super::Visible;
+    use super::VisibleFiles;
     use seccompiler::{
         BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
         SeccompRule, TargetArch,
@@ -193,15 +193,15 @@ mod linux {
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET;
 
-    pub fn program(visible: Visible) -> Result<BpfProgram, BackendError> {
+    pub fn program(visible: VisibleFiles) -> Result<BpfProgram, BackendError> {
         let first_argument = |operator: SeccompCmpOp, value: u64| {
             SeccompRule::new(vec![SeccompCondition::new(0, SeccompCmpArgLen::Dword, operator, value)?])
         };
         let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
             REVIEWED.into_iter().flatten().map(|number| (number, Vec::new())).collect();
         let on_host: &[i64] = match visible {
-            Visible::Private => &[],
-            Visible::Host => DENIED_ON_HOST,
+            VisibleFiles::Private => &[],
+            VisibleFiles::Host => DENIED_ON_HOST,
         };
         for number in DENIED.iter().chain(on_host) {
             rules.remove(number);
@@ -221,7 +221,7 @@ mod linux {
 
         #[test]
         fn a_filter_can_be_made() {
-            for visible in [Visible::Private, Visible::Host] {
+            for visible in [VisibleFiles::Private, VisibleFiles::Host] {
                 let length = program(visible).unwrap().len();
                 assert!((1000..4096).contains(&length), "{length}");
             }

@@ -1,6 +1,6 @@
 //! The process between the server and the sandbox. It ends the sandbox when the server closes the pipe, also when the server was killed.
 
-use super::plan::{Job, Plan, SUBCOMMAND};
+use super::plan::{SUBCOMMAND, SandboxJob, SandboxPlan};
 use super::{cleanup, namespaces};
 use crate::config::tools::{Require, own_executable};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 /// Runs one sandbox from set-up to end. Standard input and output are the pipes to the server.
-pub fn run(mut plan: Plan) -> anyhow::Result<()> {
+pub fn run(mut plan: SandboxPlan) -> anyhow::Result<()> {
     // The server interrupts the process group; that is meant for the interpreter.
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
     // Locked until this process ends, so that nobody takes it for one left behind.
@@ -26,7 +26,7 @@ pub fn run(mut plan: Plan) -> anyhow::Result<()> {
         }
     };
     let namespaces = plan.namespaces;
-    let job = serde_json::to_string(&Job::Init(plan))?;
+    let job = serde_json::to_string(&SandboxJob::Init(plan))?;
     // The write end is closed when the init process ends: nobody else has it.
     let (alive, held) = std::io::pipe()?;
     let mut init = Command::new(own_executable()).args([SUBCOMMAND, &job]).stderr(held).spawn()?;

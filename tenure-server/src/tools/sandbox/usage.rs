@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Who enforces the limits on bytes and files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enforced {
+pub enum UsageLimit {
     /// The kernel, all the time: the directory is a tmpfs of its own.
     ByKernel,
     /// This check.
@@ -20,14 +20,14 @@ pub enum Enforced {
 }
 
 /// Which limit is exceeded, in words for the model; `None` if none is. What can not be checked counts as exceeded.
-pub fn exceeded(directory: &Path, limits: &FileLimits, enforced: Enforced) -> Option<String> {
+pub fn exceeded(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Option<String> {
     check(directory, limits, enforced)
         .unwrap_or_else(|e| Some(format!("the session's files could not be checked: {e}")))
 }
 
-fn check(directory: &Path, limits: &FileLimits, enforced: Enforced) -> Result<Option<String>, Errno> {
+fn check(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Result<Option<String>, Errno> {
     let root = open(CWD, directory)?;
-    if enforced == Enforced::ByKernel {
+    if enforced == UsageLimit::ByKernel {
         let stat = fstatvfs(&root)?;
         let used = stat.f_files.saturating_sub(stat.f_ffree);
         // So few directories can not be nested that deep.
@@ -106,7 +106,7 @@ mod tests {
     fn each_limit_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let limits = FileLimits { disk: 1 << 20, max_files: 10, max_depth: 3 };
-        let check = || exceeded(directory.path(), &limits, Enforced::Here);
+        let check = || exceeded(directory.path(), &limits, UsageLimit::Here);
         std::fs::create_dir_all(directory.path().join("1/2/3")).unwrap();
         std::os::unix::fs::symlink("..", directory.path().join("1/2/3/up")).unwrap();
         std::fs::write(directory.path().join("1/file"), vec![1; 100_000]).unwrap();
@@ -121,6 +121,6 @@ mod tests {
             std::fs::write(directory.path().join(format!("file {i}")), "").unwrap();
         }
         assert!(check().unwrap().contains("python.max_files"));
-        assert!(exceeded(&directory.path().join("missing"), &limits, Enforced::Here).is_some());
+        assert!(exceeded(&directory.path().join("missing"), &limits, UsageLimit::Here).is_some());
     }
 }

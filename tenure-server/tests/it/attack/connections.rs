@@ -10,13 +10,13 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 use tenure::Tenant;
-use tenure_server::auth::{Keys, NewKey, Right};
+use tenure_server::auth::{KeyStore, NewKey, Right};
 use tokio::net::TcpStream as AsyncStream;
 
 /// A server whose store has keys; the key of an administrator, and one of another tenant that may read and write.
 pub async fn with_keys(dir: &Path, yaml: &str) -> (Running, String, String) {
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.join("t.db").display())).await.unwrap();
-    let keys = Keys::of(tenure);
+    let keys = KeyStore::of(tenure);
     let (_, admin) = keys.add(NewKey { rights: vec![Right::Admin], ..NewKey::default() }).await.unwrap();
     let other =
         NewKey { tenant: Tenant::new("other").unwrap(), rights: vec![Right::Read, Right::Write], ..NewKey::default() };
