@@ -1,41 +1,41 @@
-//! Sessions that last, for LLM agents.
+//! Durable sessions for LLM agents.
 //!
-//! A model forgets everything between two requests; an agent must not. Tenure keeps what was said, with tool turns and pictures,
-//! finds it again by id or by content, and brings a client's view and the stored one together. There are checkpoints, rewind,
-//! fork and resume; a cache of tool results; expiry, retention and erasure.
+//! Models are stateless; agents are not. Tenure persists message history with tool calls and media, finds a session by id or by
+//! content, and merges a client's request with the stored messages. It provides checkpoints, rewind and fork; runs that resume after a
+//! crash; human review with an audit trail; a tool-result cache; long-term memory; expiry, retention and erasure.
 //!
 //! > **A session is a log of entries. Everything else is computed from it.**
 //!
 //! ```
-//! use tenure::{Message, New, Point, Principal, Tenure, Window, history};
+//! use tenure::{Message, NewSession, Point, Principal, Tenure, Window, history};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> tenure::Result<()> {
 //! let tenure = Tenure::open("memory:").await?; // or jsonl:DIR, sqlite:FILE, postgres://…
 //! let ada = Principal::new("acme", "ada")?;
-//! let session = tenure.create(&ada, New::default()).await?;
+//! let session = tenure.create(&ada, NewSession::default()).await?;
 //! let id = session.info.session_id.clone();
 //!
 //! tenure.append(&ada, &id, vec![Message::user("hello"), Message::assistant("Hello, Ada.")]).await?;
 //! let branch = tenure.fork(&ada, &id, Point::Turn(1), None).await?; // nothing is copied
 //! tenure.append(&ada, &id, vec![Message::user("and again")]).await?;
-//! tenure.rewind(&ada, &id, "turn-1").await?; // what is cut off stays in the log
+//! tenure.rewind(&ada, &id, "turn-1").await?; // discarded messages stay in the log
 //!
 //! let session = tenure.load(&ada, &id).await?;
-//! assert_eq!(history(&session, &Window::default()).len(), 2); // what a model may be shown
+//! assert_eq!(history(&session, &Window::default()).len(), 2); // what a model is sent
 //! # assert_eq!(tenure.load(&ada, &branch.info.session_id).await?.messages.len(), 2);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The map, from the inside out:
+//! Where to look:
 //!
-//! * **words**: [`Message`], [`Entry`] and [`Record`], [`Head`], [`Principal`], [`Policy`], [`Error`];
-//! * **rules**, pure and total: [`Session::fold`] says what a log means, [`reconcile()`] brings a client's view and ours together,
-//!   [`history()`] says what a model may be shown;
-//! * **the contract**: [`store::Store`], kept by four stores and checked by one suite (feature `conformance`);
-//! * **verbs**: the methods of [`Tenure`]. Each loads, asks a rule, and commits;
-//! * **[`import`]**: other people's sessions become an [`Export`].
+//! * **types**: [`Message`], [`Entry`] and [`Record`], [`Head`], [`Principal`], [`Policy`], [`Error`];
+//! * **rules**, pure functions: [`Session::fold`] computes a session from its log, [`reconcile()`] merges a client's request with it,
+//!   [`history()`] is what a model is sent;
+//! * **the store contract**: [`store::Store`], with four implementations and one test suite (feature `conformance`);
+//! * **operations**: the methods of [`Tenure`]. Each loads, asks a rule, and commits;
+//! * **[`import`]**: sessions of other programs, as an [`Export`].
 
 mod clock;
 #[cfg(feature = "conformance")]

@@ -16,7 +16,9 @@ pub(crate) mod plan;
 
 use crate::rules::overlay::Overlay;
 use crate::rules::prompt::lead;
-use crate::rules::reconcile::plan::{IncomingRequest, NewMessage, ReconcilePlan, ReplyTo, last_turn};
+use crate::rules::reconcile::plan::{
+    IncomingRequest, NewMessage, ReconcilePlan, ReplyTo, count, last_question, last_turn,
+};
 use crate::rules::review_notice::notice_answer;
 use crate::rules::session::{Session, StoredMessage};
 use crate::types::entry::RunOutcome;
@@ -27,11 +29,6 @@ use index::{StoredIndex, keys};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-
-/// Counts the messages that are not part of the system prompt.
-fn count(messages: &[StoredMessage]) -> usize {
-    messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
-}
 
 /// Reconciles the messages of a request with a session.
 pub fn reconcile(session: &Session, incoming: &IncomingRequest<'_>) -> ReconcilePlan {
@@ -542,11 +539,4 @@ impl AdmittedMessages {
         plan.orphans = self.orphans;
         plan.overlay = self.overlay;
     }
-}
-
-/// Returns the range of the user messages of the last turn.
-fn last_question(stored: &[StoredMessage]) -> Option<Range<usize>> {
-    let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
-    let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
-    Some(start..end)
 }

@@ -1,7 +1,9 @@
 //! The request that is merged into a session, and what to do about it.
 
 use crate::rules::overlay::Overlay;
-use crate::rules::reconcile::{count, last_question};
+use crate::types::message::Role;
+use std::ops::Range;
+
 use crate::rules::session::StoredMessage;
 use crate::types::entry::MessageEntry;
 use crate::types::id::Seq;
@@ -95,4 +97,16 @@ impl ReconcilePlan {
 /// Returns the start of the last turn.
 pub(crate) fn last_turn(stored: &[StoredMessage]) -> usize {
     last_question(stored).map_or(0, |question| question.start)
+}
+
+/// Counts the messages that are not part of the system prompt.
+pub(crate) fn count(messages: &[StoredMessage]) -> usize {
+    messages.iter().filter(|m| !m.lead && !m.message.role().instructs()).count()
+}
+
+/// Returns the range of the user messages of the last turn.
+pub(crate) fn last_question(stored: &[StoredMessage]) -> Option<Range<usize>> {
+    let end = stored.iter().rposition(|m| m.message.role() == Role::User)? + 1;
+    let start = stored[..end].iter().rposition(|m| m.message.role() != Role::User).map_or(0, |i| i + 1);
+    Some(start..end)
 }
