@@ -138,7 +138,7 @@ pub(super) fn system_namespace(name: &str) -> Namespace {
 }
 
 pub(super) fn system_item(key: impl Into<String>, value: String, now: Timestamp) -> Item {
-    Item { key: key.into(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
+    Item::new(key, value, now)
 }
 
 /// The hash of a secret, and the id of the key it belongs to.

@@ -125,8 +125,7 @@ impl<'a> ScheduleJob<'a> {
     async fn note(&self, note: &ScheduleRecord) -> tenure::Result<()> {
         let (created_at, used_at) = (self.app.tenure.now(), note.at());
         let key = used_at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let item =
-            Item { key, value: json!(note).to_string(), text: None, created_at, used_at, uses: 0, expires_at: None };
+        let item = Item { used_at, ..Item::new(key, json!(note).to_string(), created_at) };
         self.app.tenure.store().put(&self.shelf(note.shelf()), &item, Some(KEEP_NOTES)).await
     }
 

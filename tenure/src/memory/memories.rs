@@ -112,7 +112,7 @@ pub(crate) fn owner_of(text: &str) -> Option<Owner> {
 
 /// Returns true if the item has not expired.
 pub(crate) fn is_fresh(item: &Item, now: Timestamp) -> bool {
-    item.expires_at.is_none_or(|t| now < t)
+    !item.is_expired(now)
 }
 
 /// Deserializes the stored form of a memory.
@@ -274,7 +274,7 @@ impl Tenure {
         let age = place.policy.retention.and_then(|d| SignedDuration::try_from(d).ok());
         let expires_at = age.and_then(|age| now.checked_add(age).ok());
         let uses = before.map_or(0, |i| i.uses);
-        let item = Item { key: id, value, text: Some(words), created_at: now, used_at: now, uses, expires_at };
+        let item = Item { text: Some(words), uses, expires_at, ..Item::new(id, value, now) };
         self.store().put(shelf, &item, bound(place.policy.max_entries, &item.key)).await?;
         self.memory_changed(shelf, &item.key).await?;
         memory(shelf, item)
@@ -341,7 +341,7 @@ impl Tenure {
     /// Creates an item without expiry.
     pub(crate) fn lasting(&self, key: String, value: String) -> Item {
         let now = self.now();
-        Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
+        Item::new(key, value, now)
     }
 
     /// Registers a namespace as containing memories. Session namespaces are not registered; they

@@ -34,7 +34,7 @@ impl Tenure {
     pub(crate) async fn claimed(&self, who: &Principal, ask: &TurnRequest) -> Result<Option<IdempotencyRecord>> {
         let Some((key, body)) = &ask.idempotency else { return Ok(None) };
         let Some(item) = self.store().get(&keys(who), key, None).await? else { return Ok(None) };
-        if item.expires_at.is_some_and(|t| t < self.now()) {
+        if item.is_expired(self.now()) {
             return Ok(None);
         }
         let claim: IdempotencyRecord =
@@ -72,7 +72,7 @@ impl Tenure {
     pub(crate) fn item(&self, key: &str, value: String) -> Item {
         let now = self.now();
         let expires_at = now.checked_add(KEY_TTL).ok();
-        Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
+        Item { expires_at, ..Item::new(key, value, now) }
     }
 }
 

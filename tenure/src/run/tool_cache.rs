@@ -85,7 +85,7 @@ impl Tenure {
         }
         let ttl = SignedDuration::try_from(policy.ttl).unwrap_or(SignedDuration::MAX);
         let (key, expires_at) = (cache_key(tool, parameters), now.checked_add(ttl).ok());
-        let item = Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at };
+        let item = Item { expires_at, ..Item::new(key, value, now) };
         self.store().put(&shelf(who, id), &item, Some(policy.max_entries)).await
     }
 
@@ -110,7 +110,7 @@ fn shelf(who: &Principal, id: &SessionId) -> Namespace {
 }
 
 fn fresh(item: &Item, now: Timestamp) -> bool {
-    item.expires_at.is_none_or(|t| now < t)
+    !item.is_expired(now)
 }
 
 fn cached(item: &Item, id: &SessionId) -> Result<CachedToolResult> {

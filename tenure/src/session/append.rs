@@ -125,7 +125,7 @@ impl Tenure {
         let shelf =
             Namespace { tenant: who.tenant.clone(), owner: Owner::Session(id.clone()), name: IDEMPOTENCY.to_owned() };
         let Some(item) = self.store().get(&shelf, key, None).await? else { return Ok(EarlierAppend::NotAt(seq)) };
-        if item.expires_at.is_some_and(|t| t < self.now()) {
+        if item.is_expired(self.now()) {
             return Ok(EarlierAppend::NotAt(seq));
         }
         let (hash, done): (String, AppendResult) = serde_json::from_str(&item.value)
@@ -145,5 +145,5 @@ fn body_hash(messages: &[Message]) -> String {
 fn remembered(key: &str, body: &str, done: &AppendResult, now: Timestamp) -> Item {
     let value = serde_json::to_string(&(body, done)).expect("plain data");
     let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
-    Item { key: key.to_owned(), value, text: None, created_at: now, used_at: now, uses: 0, expires_at }
+    Item { expires_at, ..Item::new(key, value, now) }
 }

@@ -69,7 +69,7 @@ impl Tenure {
             return Err(Error::TooLarge { what: "an assistant".into(), limit: "max_info_bytes", max: max as u64 });
         }
         let (now, key) = (self.now(), assistant.name.clone());
-        Ok(Item { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None })
+        Ok(Item::new(key, value, now))
     }
 
     /// Removes a tenant's own assistant. Returns true if there was one. Its sessions remain, and

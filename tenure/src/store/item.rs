@@ -65,6 +65,17 @@ pub struct Item {
 }
 
 impl Item {
+    /// Creates an item that was not used yet, has no text and does not expire.
+    pub fn new(key: impl Into<String>, value: impl Into<String>, now: Timestamp) -> Self {
+        let (key, value) = (key.into(), value.into());
+        Self { key, value, text: None, created_at: now, used_at: now, uses: 0, expires_at: None }
+    }
+
+    /// Whether the item has expired. It has at its expiry time, in every store and for every kind of item.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|expires_at| expires_at <= now)
+    }
+
     /// Validates that the item contains no NUL character, which PostgreSQL cannot store in text.
     pub(crate) fn check(&self) -> Result<()> {
         let nul = |s: &str| s.contains('\0');

@@ -238,7 +238,7 @@ impl Store for JsonlStore {
         let mut removed = 0;
         for (place, items) in over {
             // A concurrent `put` may have replaced the item.
-            let is_over = move |item: &Item| item.expires_at.is_some_and(|t| t <= now);
+            let is_over = move |item: &Item| item.is_expired(now);
             removed += self.in_turn(place, move |disk, place| disk.remove(place, items, is_over)).await?;
         }
         Ok(removed)

@@ -406,7 +406,7 @@ impl MemIndex {
     /// Returns expired items with their namespaces, at most `limit`.
     pub fn expired(&self, now: Timestamp, limit: usize) -> Vec<(Namespace, String)> {
         let all = self.shelves.iter().flat_map(|(shelf, rack)| rack.items.values().map(move |i| (shelf, i)));
-        let over = all.filter(|(_, i)| i.expires_at.is_some_and(|t| t <= now));
+        let over = all.filter(|(_, i)| i.is_expired(now));
         over.take(limit).map(|(shelf, i)| (shelf.clone(), i.key.clone())).collect()
     }
 

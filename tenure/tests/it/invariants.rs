@@ -119,6 +119,20 @@ on_every_store! {
         assert_eq!(home.tenure.load(&who, &x).await.unwrap().messages.len(), 12);
     }
 
+    /// A key is forgotten at its expiry time, as every other item is.
+    async fn a_key_expires_at_its_expiry_time(home: &mut Home) {
+        let (who, x) = (ada(), id("x"));
+        home.tenure.create(&who, named("x")).await.unwrap();
+        let keyed = |n: usize| Append { idempotency_key: Some("k".into()), ..turn(n).into() };
+        home.tenure.append(&who, &x, keyed(1)).await.unwrap();
+        let instant = jiff::SignedDuration::from_micros(1);
+        home.pass(jiff::SignedDuration::from_hours(24) - instant);
+        let error = home.tenure.append(&who, &x, keyed(2)).await.unwrap_err();
+        assert_eq!(error.code(), "idempotency_key_reused", "one microsecond before");
+        home.pass(instant);
+        home.tenure.append(&who, &x, keyed(2)).await.unwrap();
+    }
+
     /// `expect` makes an append conditional.
     async fn an_append_can_be_conditional(home: &mut Home) {
         let (who, x) = (ada(), id("x"));

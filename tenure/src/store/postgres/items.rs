@@ -237,7 +237,7 @@ pub(super) async fn clear(link: &PgConnection, tenant: &Tenant, owner: &Owner) -
         let sql = "DELETE FROM tenure_item WHERE tenant = $1 AND owner = $2";
         link.rows(sql, &[(&tenant.as_str(), Type::TEXT), (&owner, Type::TEXT)]).await?;
     }
-    let vacuum = link.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_blob, tenure_blob_use");
+    let vacuum = link.sql("VACUUM tenure_item, tenure_record, tenure_head, tenure_label, tenure_blob, tenure_blob_use");
     let mut tries = link.tries();
     loop {
         let step = async {
