@@ -64,7 +64,8 @@ impl Tenure {
             let done = async {
                 let text = ask(model, &piece, options.clone()).await?;
                 let message = summary::message(&text, piece.room);
-                let message = message.ok_or_else(|| ModelError::Broken { why: "it gave no summary".into() })?;
+                let message =
+                    message.ok_or_else(|| ModelError::Broken { why: "the model returned no summary".into() })?;
                 Ok::<_, TurnError>(self.keep_summary(who, id, began, &piece, message).await?)
             };
             let done = done.await;

@@ -63,7 +63,9 @@ impl Tenure {
             .await?;
         let records = self.engine.log(&head).await?.into_iter().flatten().take_while(|r| r.seq <= seq);
         let then = Session::replay(&head.key(), records);
-        let then = then.ok_or_else(|| Error::corrupt(format!("session {}", head.key()), "its log has no beginning"))?;
+        let then = then.ok_or_else(|| {
+            Error::corrupt(format!("session {}", head.key()), "the log does not begin with `created`")
+        })?;
         self.engine.attach(then).await
     }
 

@@ -323,18 +323,24 @@ async fn a_step_that_is_not_replicated_is_not_acknowledged() {
         admin.query(sql, &[&statement]).await.unwrap().first().map(|row| row.get::<_, i32>(0))
     };
     standbys("nobody").await;
-    let step = {
-        let store = store.clone();
-        tokio::task::JoinSet::from_iter([async move { w.add(&store, [say("one")]).await.map(|()| w.head) }])
-    };
-    let pid = loop {
-        match waiting("WITH head AS").await {
-            Some(pid) => break pid,
-            None => tokio::task::yield_now().await,
+    // The server applies the setting some time after it was reloaded: until then, commits do not wait.
+    let (pid, mut step) = 'write: loop {
+        let mut step = {
+            let store = store.clone();
+            JoinSet::from_iter([async move { w.add(&store, [say("one")]).await.map(|()| w) }])
+        };
+        loop {
+            if let Some(pid) = waiting("WITH head AS").await {
+                break 'write (pid, step);
+            }
+            if let Some(done) = step.try_join_next() {
+                w = done.unwrap().unwrap();
+                continue 'write;
+            }
+            tokio::task::yield_now().await;
         }
     };
     admin.query("SELECT pg_terminate_backend($1)", &[&pid]).await.unwrap();
-    let mut step = step;
     // The commit is visible and is being confirmed by a write that waits as well; until that
     // completes, it is not acknowledged.
     loop {
@@ -345,7 +351,7 @@ async fn a_step_that_is_not_replicated_is_not_acknowledged() {
         tokio::task::yield_now().await;
     }
     standbys("").await;
-    let head = step.join_next().await.unwrap().unwrap().unwrap();
+    let head = step.join_next().await.unwrap().unwrap().unwrap().head;
     let records = own(&store, &head.key()).await;
     assert_eq!(Session::replay(&head.key(), records).unwrap().head(), &head, "all of it, once");
     script_for("store-sync", "stop").await;
