@@ -105,7 +105,7 @@ async fn all_principals_together_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let yaml = "limits: {max_body_bytes: 1048576, max_principal_body_bytes: 1048576, max_inflight_body_bytes: 1572864}";
     let (server, key, other) = with_keys(dir.path(), yaml).await;
-    let mut requests = http2(&server, &h2::client::Builder::new()).await;
+    let requests = http2(&server, &h2::client::Builder::new()).await;
     let unfinished = || {
         let request = http2_request(&server, "POST", "/v1/chat/completions", &key);
         let (response, mut stream) = requests.clone().send_request(request, false).unwrap();
