@@ -60,7 +60,7 @@ pub struct Export {
     /// The log, including inherited records and discarded messages. In its messages, markers stand
     /// for media (D-091). With the log, an import preserves times, runs, reviews and branches
     /// (D-089).
-    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "records::records")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "records::as_list")]
     pub log: Vec<Record>,
     /// Media of the log that are not in `messages`, as base64 by their hash.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -35,7 +35,7 @@ fn record(line: ExportLine) -> Result<Record, String> {
 }
 
 /// Serializes and deserializes the records of an export with serde.
-pub(crate) mod records {
+pub(crate) mod as_list {
     use super::*;
     use serde::de::Error as _;
     use serde::ser::{Error as _, SerializeSeq};

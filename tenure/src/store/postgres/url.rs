@@ -215,6 +215,18 @@ pub(super) fn tls(mode: SslMode) -> Result<MakeRustlsConnect> {
     Ok(MakeRustlsConnect::new(config))
 }
 
+/// Returns a host with its port, for people.
+pub(super) fn host_name(host: &Config) -> String {
+    let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
+    match (host.get_hosts().first(), host.get_hostaddrs().first()) {
+        (Some(Host::Tcp(name)), _) => format!("{name}:{port}"),
+        #[cfg(unix)]
+        (Some(Host::Unix(path)), _) => format!("{}:{port}", path.display()),
+        (None, Some(ip)) => format!("{ip}:{port}"),
+        (None, None) => "?".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,17 +292,5 @@ mod tests {
         for mode in [SslMode::Disable, SslMode::Require] {
             tls(mode).unwrap();
         }
-    }
-}
-
-/// Returns a host with its port, for people.
-pub(super) fn host_name(host: &Config) -> String {
-    let port = host.get_ports().first().copied().unwrap_or(super::url::DEFAULT_PORT);
-    match (host.get_hosts().first(), host.get_hostaddrs().first()) {
-        (Some(Host::Tcp(name)), _) => format!("{name}:{port}"),
-        #[cfg(unix)]
-        (Some(Host::Unix(path)), _) => format!("{}:{port}", path.display()),
-        (None, Some(ip)) => format!("{ip}:{port}"),
-        (None, None) => "?".to_owned(),
     }
 }
