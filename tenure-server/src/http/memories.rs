@@ -141,7 +141,7 @@ fn meant(pairs: &mut StrictQuery) -> ApiResult<MemoryTarget> {
     mind(pairs.one("session_id")?, pairs.name("assistant_id")?)
 }
 
-/// tenure::NewMemory something
+/// Remember something
 ///
 /// The same words again are one memory, said now, with one more source.
 #[utoipa::path(
