@@ -45,7 +45,7 @@ async fn open_patiently(config: &Config) -> anyhow::Result<AppState> {
     loop {
         match App::open(config.clone()).await {
             Err(e) if waits && is_unavailable(&e) => {
-                tracing::warn!(error = %e, "the database is unavailable; retrying");
+                tracing::warn!(error = %e, "the database is not available; trying again");
                 tokio::time::sleep(PAUSE).await;
             }
             opened => return opened,

@@ -166,7 +166,7 @@ macro_rules! conformance {
     (@cases $store:ident ($factory:expr) $($topic:ident: $($case:ident)*;)*) => {
         mod $store {
             $(mod $topic {
-                #[allow(unused_imports, reason = "a factory may use no imports")]
+                #[allow(unused_imports, reason = "a factory may need nothing from around it")]
                 use super::super::*;
 
                 $(#[tokio::test(flavor = "multi_thread")]

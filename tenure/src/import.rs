@@ -43,7 +43,7 @@ pub fn read(text: &str, hint: Option<ImportFormat>) -> Result<Vec<Result<Importe
             return Err(Error::invalid("messages", "`messages` must be a list of messages"));
         }
         let known = FORMATS.map(ImportFormat::as_str).join(", ");
-        return Err(Error::invalid("", format!("the input is not a session in a supported format ({known})")));
+        return Err(Error::invalid("", format!("this is no session in a form that is known ({known})")));
     };
     Ok(match format {
         ImportFormat::ClaudeCode => claude_code::read(&docs),

@@ -19,7 +19,7 @@ impl Tenure {
     pub async fn open_with(url: &str, options: Options) -> Result<Self> {
         let (store, repairs) = store::open::open(url).await?;
         for repair in &repairs {
-            tracing::warn!(place = repair.place, what = repair.what, "damage was repaired while the store was opened");
+            tracing::warn!(place = repair.place, what = repair.what, "repaired while opening the store");
         }
         Ok(Self::wire(store, options, repairs))
     }

@@ -123,7 +123,7 @@ async fn pass_on(app: &AppState, request: TurnInput) -> ApiResult<Response> {
     use futures_util::StreamExt;
     let mut answer = tenure::ModelAnswer::limited(app.tenure.limits().max_message_bytes);
     let Some(first) = pieces.next().await.transpose()? else {
-        return Err(ModelError::Broken { why: "the answer ended without any content".to_owned() }.into());
+        return Err(ModelError::Broken { why: "it ended before anything was said".to_owned() }.into());
     };
     answer.take(&first)?;
     let first = match (first, request.stream) {

@@ -147,7 +147,7 @@ pub fn take(app: &AppState, head: Head) {
     });
 }
 
-/// Looks after runs until the server stops: takes over what is left behind, and decides what decided automatically: the review timed out.
+/// Looks after runs until the server stops: takes over what is left behind, and decides what nobody decided in time.
 pub async fn look_after(app: &AppState) {
     let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
     loop {
@@ -156,7 +156,7 @@ pub async fn look_after(app: &AppState) {
             Err(e) => tracing::warn!(error = %e, "can not look for runs that were left behind"),
         }
         if let Err(e) = app.tenure.decide_overdue().await {
-            tracing::warn!(error = %e, "can not decide what decided automatically: the review timed out");
+            tracing::warn!(error = %e, "can not decide what nobody decided in time");
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

@@ -103,12 +103,12 @@ pub async fn a_reader_sees_whole_commits(Fixture { store, .. }: Fixture) {
         Box::pin(async move {
             loop {
                 let head = store.head(&key).await.unwrap().unwrap();
-                assert_eq!(head.seq % 5, 1, "the head is visible in the middle of a commit");
+                assert_eq!(head.seq % 5, 1, "the head is in the middle of a commit");
                 let item = store.get(&counter, "commits", None).await.unwrap();
                 let count = item.map_or(0, |i| i.value.parse::<u64>().unwrap());
-                assert!(count * 5 + 1 >= head.seq, "the head is visible, but the item of its commit is not");
+                assert!(count * 5 + 1 >= head.seq, "the head is in, and its item is not");
                 let upto = super::read(&*store, &key, &RecordRange { upto: head.seq, ..RecordRange::after(0) }).await;
-                assert_eq!(upto.len() as u64, head.seq, "the head is visible, but its records are not");
+                assert_eq!(upto.len() as u64, head.seq, "the head is in, and its records are not");
                 let all = read_all(&*store, &key).await;
                 assert_eq!(all.len() % 5, 1, "the log ends in the middle of a commit");
                 if head.seq == COMMITS * 5 + 1 {

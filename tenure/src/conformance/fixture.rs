@@ -56,7 +56,7 @@ impl Fixture {
         let Self { store, open, keep } = self;
         let open = open?;
         // All handles must be dropped first: a store may lock its files exclusively.
-        assert_eq!(Arc::strong_count(&store), 1, "the case still holds a handle to the store; drop it before `reopen`");
+        assert_eq!(Arc::strong_count(&store), 1, "the case keeps a handle to the store that it reopens");
         drop(store);
         Some(Self { store: open().await, open: Some(open), keep })
     }
@@ -71,6 +71,6 @@ impl fmt::Debug for Fixture {
 /// Runs a case, or skips it if there is no fixture.
 pub async fn check<F: Future<Output = ()>>(fixture: impl Into<Option<Fixture>>, case: impl FnOnce(Fixture) -> F) {
     if let Some(fixture) = fixture.into() {
-        tokio::time::timeout(PATIENCE, case(fixture)).await.expect("the case timed out after five minutes");
+        tokio::time::timeout(PATIENCE, case(fixture)).await.expect("the case must end within five minutes");
     }
 }

@@ -81,7 +81,7 @@ pub async fn a_cursor_leads_through_all_pages(Fixture { store, .. }: Fixture) {
                 let Some(last) = page.last() else { break };
                 cursor = Some(SessionCursor::of(last));
                 pages.extend(page);
-                assert!(pages.len() <= whole.len(), "the pages contain duplicates: {:?}", ids(&pages));
+                assert!(pages.len() <= whole.len(), "the pages have doubles: {:?}", ids(&pages));
             }
             assert_eq!(pages, whole);
         }

@@ -15,7 +15,7 @@ use std::{fmt::Debug, sync::Arc};
 
 /// A timestamp `seconds` after a fixed time, with odd microseconds to reveal stores that round.
 pub fn moment(seconds: i64) -> Timestamp {
-    Timestamp::from_microsecond(1_767_323_045_000_007 + seconds * 1_000_000).expect("test timestamps are in range")
+    Timestamp::from_microsecond(1_767_323_045_000_007 + seconds * 1_000_000).expect("the moments of a test are near")
 }
 
 /// The key of a session.
@@ -25,7 +25,7 @@ pub fn key(tenant: &str, session: &str) -> SessionKey {
 
 /// The head derived from a log: from a session's own records, or from its complete log.
 pub fn head_of(key: &SessionKey, records: &[Record]) -> Head {
-    let session = Session::replay(key, records.iter().cloned()).expect("a log starts with `created`");
+    let session = Session::replay(key, records.iter().cloned()).expect("a log begins with `created`");
     session.head().clone()
 }
 
@@ -140,12 +140,7 @@ pub async fn read(store: &dyn Store, key: &SessionKey, range: &RecordRange) -> V
     let (mut range, mut records) = (range.clone(), Vec::new());
     loop {
         let page = store.records(key, &range).await.unwrap();
-        assert!(
-            page.len() <= range.limit,
-            "the page has {} records, more than its limit of {}",
-            page.len(),
-            range.limit
-        );
+        assert!(page.len() <= range.limit, "{} records are more than {}", page.len(), range.limit);
         // A page that makes no progress would cause an endless loop.
         let (mut seqs, within) = (page.iter().map(|r| r.seq), |seq: Seq| seq > range.after && seq <= range.upto);
         let ordered = match range.order {
@@ -173,9 +168,9 @@ pub async fn read_all(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
 pub async fn whole_log(store: &dyn Store, key: &SessionKey) -> Vec<Record> {
     let (mut key, mut upto, mut parts) = (key.clone(), Seq::MAX, Vec::new());
     loop {
-        assert!(parts.len() < 1000, "{key}: the ancestors form a cycle");
+        assert!(parts.len() < 1000, "{key}: sessions lean on each other in a circle");
         let head =
-            store.head(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is missing, but a fork references it"));
+            store.head(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is missing, and a session leans on it"));
         parts.push(read(store, &key, &RecordRange { upto, ..RecordRange::after(0) }).await);
         let Some(parent) = head.parent else { break };
         (key.session, upto) = (parent.session, upto.min(parent.seq));
@@ -241,7 +236,7 @@ pub async fn state(store: &dyn Store, shelves: &[Namespace], blobs: &[Blob]) -> 
 pub fn assert_fails<T: Debug>(got: Result<T>, want: Error) {
     match got {
         Err(got) => assert_eq!(format!("{got:?}"), format!("{want:?}")),
-        Ok(got) => panic!("expected the error {want:?}, got {got:?}"),
+        Ok(got) => panic!("this should have failed with {want:?}, and gave {got:?}"),
     }
 }
 

@@ -415,14 +415,14 @@ pub async fn long_logs_come_in_pages(Fixture { store, .. }: Fixture) {
     let page = store.records(&log.key, &RecordRange::after(0)).await.unwrap();
     let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
     assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
-    assert!(!page.is_empty() && log.records.starts_with(&page), "the first page must start at the first record");
-    assert!(read_all(&*store, &log.key).await == log.records, "reading forward, the pages do not add up to the log");
+    assert!(!page.is_empty() && log.records.starts_with(&page), "a page begins at the beginning");
+    assert!(read_all(&*store, &log.key).await == log.records, "forward, the pages are not the whole");
     let page = store.records(&log.key, &RecordRange::back_from(u64::MAX, usize::MAX)).await.unwrap();
     let bytes: usize = page.iter().map(|r| r.entry.encode().len()).sum();
     assert!(bytes <= MAX_PAGE_BYTES + 2 * LARGE, "a page has {bytes} bytes");
     let mut backward = read(&*store, &log.key, &RecordRange::back_from(u64::MAX, usize::MAX)).await;
     backward.reverse();
-    assert!(backward == log.records, "reading backward, the pages do not add up to the log");
+    assert!(backward == log.records, "backward, the pages are not the whole");
 }
 
 /// The end of a long log can be read without reading the records before it.

@@ -183,7 +183,7 @@ pub async fn no_text_is_a_syntax_error(Fixture { store, .. }: Fixture) {
 
 /// A query without words, or a limit of 0, returns nothing.
 pub async fn nothing_is_found_for_nothing(Fixture { store, .. }: Fixture) {
-    assert_eq!(found(&*store, &memory(), "apple").await, [""; 0], "in an empty namespace");
+    assert_eq!(found(&*store, &memory(), "apple").await, [""; 0], "on an empty shelf");
     put(&*store, &memory(), "a", "an apple").await;
     put(&*store, &memory(), "b", "").await;
     put(&*store, &memory(), "c", "?!").await;
@@ -201,7 +201,7 @@ pub async fn what_is_gone_is_not_found(Fixture { store, .. }: Fixture) {
     assert_eq!(found(&*store, &memory(), "first words").await, [""; 0]);
     assert_eq!(found(&*store, &memory(), "thoughts").await, ["a"]);
     store.put(&memory(), &item("a", 1), None).await.unwrap();
-    assert_eq!(found(&*store, &memory(), "thoughts").await, [""; 0], "the item no longer has a text");
+    assert_eq!(found(&*store, &memory(), "thoughts").await, [""; 0], "it has no text any more");
 
     put(&*store, &memory(), "b", "remove me").await;
     assert!(store.remove(&memory(), "b").await.unwrap());

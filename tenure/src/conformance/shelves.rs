@@ -157,7 +157,7 @@ pub async fn items_come_by_key(Fixture { store, .. }: Fixture) {
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             pages.extend(page);
-            assert!(pages.len() <= sorted.len(), "the pages contain duplicates: {pages:?}");
+            assert!(pages.len() <= sorted.len(), "the pages have doubles: {pages:?}");
         }
         assert_eq!(pages, sorted);
     }

@@ -26,7 +26,7 @@ impl Engine {
         query.limit += 1;
         let HeadPage { mut heads, stopped } = self.store().page(&query, self.limits().max_scan).await?;
         if query.offset > 0 && stopped.is_some() {
-            let why = "`offset` would skip more sessions than one request may scan (`max_scan`); omit it and use `cursor` to get the next page";
+            let why = "too many sessions would have to be looked at to leave out so many; leave it out, and page on with `cursor`";
             return Err(Error::invalid("offset", why));
         }
         let more = heads.len() == query.limit;
@@ -50,10 +50,10 @@ impl Engine {
         }
         if query.offset > self.limits().max_offset {
             let max = self.limits().max_offset;
-            let why = format!("`offset` is over the limit `max_offset` of {max}; use `cursor` to get the next page");
+            let why = format!("`offset` is over the limit `max_offset` of {max}; page on with `cursor`");
             return Err(Error::invalid("offset", why));
         }
-        let (what, max) = (format!("a page size of {}", query.limit), self.limits().max_page);
+        let (what, max) = (format!("a page of {}", query.limit), self.limits().max_page);
         match query.limit > max {
             true => Err(Error::TooLarge { what, limit: "max_page", max: max as u64 }),
             false => Ok(()),

@@ -77,8 +77,7 @@ impl Engine {
             let Some(parent) = &current.parent else { break };
             let key = SessionKey { tenant: head.tenant.clone(), session: parent.session.clone() };
             upto = upto.min(parent.seq);
-            let missing =
-                || Error::corrupt(format!("session {}", head.key()), format!("the parent session {key} is missing"));
+            let missing = || Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"));
             current = self.store().head(&key).await?.ok_or_else(missing)?;
         }
         Ok(parts.into_iter().rev().flatten().collect())
@@ -118,7 +117,7 @@ impl Engine {
             Ok(Some(now)) if now.info.created_at != head.info.created_at || now.seq < head.seq => {
                 Error::Conflict { session_id, expected: head.seq }
             }
-            Ok(Some(_)) => Error::corrupt(format!("session {key}, record {seq}"), "the record is missing"),
+            Ok(Some(_)) => Error::corrupt(format!("session {key}, record {seq}"), "it is missing"),
             Err(e) => e,
         }
     }

@@ -45,7 +45,7 @@ impl Engine {
 
     /// Returns true if the store delivers change notifications of other processes. The first call
     /// starts the task that forwards them to local waiters.
-    #[expect(clippy::disallowed_methods, reason = "the task ends when the engine is dropped, and nothing awaits it")]
+    #[expect(clippy::disallowed_methods, reason = "it ends with the house, and nothing waits for it")]
     pub fn is_told(&self) -> bool {
         *self.watchers().told.get_or_init(|| {
             let Some(mut news) = self.store().hear() else { return false };

@@ -169,7 +169,7 @@ impl Engine {
         let hash = known.log.map(|log| pages.iter().flatten().fold(log, |log, record| log.then(record)));
         if hash != head.log {
             tracing::warn!(session_id = %head.info.session_id, known = known.seq, stored = head.seq,
-                "the log in the store differs from the cached one; the session was reloaded");
+                "the store has another log than this node remembers; it was loaded again");
             return Ok(CacheState::Head(Box::new(head)));
         }
         // These entries refer to records that may not be in the partial session.

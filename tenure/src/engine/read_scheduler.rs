@@ -101,7 +101,7 @@ impl Scheduler {
             let lane = state.tenants.entry(who.tenant.clone()).or_default();
             let queue = lane.users.entry(who.user.clone()).or_default();
             if queue.waiting.len() >= self.bounds.waiting {
-                let what = format!("the number of waiting reads of user {}", who.user);
+                let what = format!("the number of reads that wait for user {}", who.user);
                 return Err(Error::TooLarge { what, limit: "max_waiting_reads", max: self.bounds.waiting as u64 });
             }
             let (grant, granted) = oneshot::channel();
@@ -213,7 +213,7 @@ mod tests {
 
     /// A call that was polled once: it runs or it waits.
     enum Call {
-        Runs(#[expect(dead_code, reason = "the permit is held until the call is dropped")] Permit),
+        Runs(#[expect(dead_code, reason = "it is held until it is dropped")] Permit),
         Waits(std::pin::Pin<Box<dyn Future<Output = Result<Permit>> + Send>>),
     }
 
@@ -271,10 +271,7 @@ mod tests {
             order.push(calls.remove(at).0);
         }
         assert_eq!(order, ["mallory", "mallory", "bob", "eve", "mallory", "mallory"]);
-        assert!(
-            scheduler.state().tenants.is_empty() && scheduler.state().ring.is_empty(),
-            "all queues are empty again"
-        );
+        assert!(scheduler.state().tenants.is_empty() && scheduler.state().ring.is_empty(), "nothing is left behind");
     }
 
     #[test]

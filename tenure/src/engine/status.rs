@@ -105,7 +105,7 @@ impl Engine {
 /// Rejects metadata that contains the audit trail of decisions, even to remove it (D-065).
 pub(crate) fn check_derived(metadata: &Map<String, Value>) -> Result<()> {
     if metadata.contains_key(DECISIONS) {
-        let why = "this field is derived from the decisions in the session's log and cannot be written; omit it";
+        let why = "it is derived from the decisions in the session's log and cannot be written; leave it out";
         return Err(Error::invalid(format!("metadata.{DECISIONS}"), why));
     }
     Ok(())

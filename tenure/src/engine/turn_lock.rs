@@ -141,7 +141,7 @@ impl TurnLocks {
                     _ => {}
                 }
                 if gate.interested > max {
-                    let what = format!("the queue of requests waiting for session {}", key.session);
+                    let what = format!("the queue of session {}", key.session);
                     return Err(Error::TooLarge { what, limit: "max_queue", max: max as u64 });
                 }
             }
@@ -152,7 +152,7 @@ impl TurnLocks {
             (gate.turn.clone(), gate.stop.subscribe(), has_waited)
         };
         let mut waiting = Waiter(Some((self, key)));
-        let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the turn lock was closed"))?;
+        let permit = turn.acquire_owned().await.map_err(|_| Error::unavailable("the gate was closed"))?;
         waiting.0 = None;
         if let Some(gate) = self.lock().get_mut(key) {
             (gate.before, gate.run) = (None, None);

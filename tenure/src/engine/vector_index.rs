@@ -162,7 +162,7 @@ impl MemoryState {
     pub fn new(bytes: usize) -> Self {
         let options =
             OptionsBuilder::new().shards(1).estimated_items_capacity(256).weight_capacity(bytes as u64).build();
-        let options = options.expect("every required cache option is set");
+        let options = options.expect("all options are given");
         let vectors = Cache::with_options(options, IndexWeighter, Default::default(), Default::default());
         Self { vectors, changing: (0..64).map(|_| Mutex::default()).collect(), known: Default::default() }
     }

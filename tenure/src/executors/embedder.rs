@@ -39,9 +39,7 @@ impl Embedder {
         let length = vectors.first().map_or(0, Vec::len);
         match vectors.len() == count && vectors.iter().all(|v| v.len() == length && v.iter().all(|x| x.is_finite())) {
             true => Ok(vectors),
-            false => {
-                Err(format!("embedder {} must return {count} finite vectors of equal length, one per text", self.name))
-            }
+            false => Err(format!("{} gave vectors that do not fit the {count} texts", self.name)),
         }
     }
 }

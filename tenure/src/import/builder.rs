@@ -133,7 +133,7 @@ impl Bookkeeping {
     /// The list of fields as one entry. `None` means that there are none.
     pub fn left_out(self, place: &str) -> Option<crate::import::imported::SkippedPart> {
         let names: Vec<String> = self.0.into_iter().collect();
-        let why = || format!("these fields cannot be represented in a session: {}", names.join(", "));
+        let why = || format!("fields that a session has no place for: {}", names.join(", "));
         (!names.is_empty()).then(|| crate::import::imported::SkippedPart::new(place, why()))
     }
 }

@@ -95,7 +95,7 @@ fn session(id: &str, lines: &[ClaudeLine<'_>]) -> Result<ImportedSession> {
     match SessionId::new(id) {
         Ok(id) => export.session_id = Some(id),
         Err(_) if id.is_empty() => {}
-        Err(e) => left_out.push(SkippedPart::new("sessionId", format!("{e}; a new session id is generated"))),
+        Err(e) => left_out.push(SkippedPart::new("sessionId", format!("{e}; the session gets an id of its own"))),
     }
     export.messages = messages(reader.drafts)?;
     left_out.extend(reader.fields.left_out("every line"));
@@ -139,13 +139,13 @@ impl ClaudeReader {
     fn line(&mut self, line: &ClaudeLine<'_>) -> Result<()> {
         let (place, fields) = (&*line.number, &line.fields);
         if line.uuid.as_ref().is_some_and(|u| self.abandoned.contains(u)) {
-            self.leave(place, "an abandoned branch: the question was asked again from the same parent, and only the last one is imported");
+            self.leave(place, "the question was asked again from the same place; the last one counts");
         } else if line.uuid.as_ref().is_some_and(|u| !self.seen.insert(u.clone())) {
-            self.leave(place, "duplicate line: this uuid occurred before");
+            self.leave(place, "the line was there before");
         } else if fields.is_true("isSidechain") {
-            self.leave(place, "a sidechain: the conversation of a subagent, not part of this conversation");
+            self.leave(place, "a sidechain: what a helper was asked and answered, not part of this conversation");
         } else if fields.is_true("isApiErrorMessage") {
-            self.leave(place, "an error message of the program, not an answer of the model");
+            self.leave(place, "an error of the program, not an answer of the model");
         } else {
             match (&*line.kind, fields.object("message")) {
                 ("user" | "assistant", Some(message)) => return self.message(line, &message),
@@ -155,12 +155,10 @@ impl ClaudeReader {
                 }
                 ("summary", _) => {
                     if let Some(before) = self.export.title.replace(fields.text("summary").unwrap_or_default()) {
-                        self.leave(place, format!("this summary replaces an earlier title: {before}"));
+                        self.leave(place, format!("it replaces an earlier title: {before}"));
                     }
                 }
-                (kind, _) => {
-                    self.leave(place, format!("an internal line of the program, type {kind}", kind = excerpt(kind)))
-                }
+                (kind, _) => self.leave(place, format!("a note of the program, type {kind}", kind = excerpt(kind))),
             }
         }
         Ok(())
@@ -254,10 +252,7 @@ impl ClaudeReader {
                     _ => return Err(wrong("content", "content must be a string or a list of blocks")),
                 }
                 if block.is_true("is_error") {
-                    self.leave(
-                        &format!("{place}.is_error"),
-                        "the error flag of the call; a tool result has only content",
-                    );
+                    self.leave(&format!("{place}.is_error"), "a mark that the call failed; a result is only text");
                 }
                 results.push(result);
             }
@@ -284,11 +279,8 @@ impl ClaudeReader {
         };
         if part.is_none() {
             let why = match THOUGHTS.contains(&&*kind) {
-                true => "reasoning of the model, which only the model that produced it can read".to_owned(),
-                false => format!(
-                    "a content block that cannot be represented in a message, type {kind}",
-                    kind = excerpt(kind)
-                ),
+                true => "the model's thoughts; only the model that had them can read them again".to_owned(),
+                false => format!("a block that a message has no place for, type {kind}", kind = excerpt(kind)),
             };
             self.leave(place, why);
         }

@@ -51,7 +51,7 @@ impl<'a> Document<'a> {
 pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
     let text = text.trim_start_matches('\u{feff}').trim();
     if text.is_empty() {
-        return Err(Error::invalid("", "the input is empty; send a session as JSON or JSONL"));
+        return Err(Error::invalid("", "there is nothing in it; give a session as JSON or JSONL"));
     }
     let wrong = match serde_json::from_str::<&RawValue>(text) {
         Ok(_) => match items(text) {
@@ -70,7 +70,7 @@ pub(super) fn split(text: &str) -> Result<Vec<Document<'_>>> {
     let lines: Vec<_> = lines.filter(|d| !d.raw.is_empty()).collect();
     match lines.iter().any(|d| d.fields().is_some_and(|f| !f.0.is_empty())) {
         true => Ok(lines),
-        false => Err(Error::invalid("", format!("the input is neither JSON nor JSONL: {wrong}"))),
+        false => Err(Error::invalid("", format!("this is neither JSON nor JSONL: {wrong}"))),
     }
 }
 

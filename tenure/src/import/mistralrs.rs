@@ -68,14 +68,11 @@ impl ListedMessages {
             return Ok(Medium { place, data: payload(&data).to_owned(), parts: vec![part] });
         }
         let frames = ForeignObject::of(raw).and_then(|f| f.get("frames").and_then(items));
-        let frames = frames
-            .ok_or_else(|| Error::invalid(&*place, "a video must be a base64 string or an object with `frames`"))?;
+        let frames =
+            frames.ok_or_else(|| Error::invalid(&*place, "a video is base64 text, or an object with `frames`"))?;
         let frame = |(i, f): (usize, &str)| Ok(picture(f, &format!("{place}.frames[{i}]"))?.1);
         let parts = frames.into_iter().enumerate().map(frame).collect::<Result<Vec<_>>>()?;
-        let why = format!(
-            "the frame rate and frame positions of the video; its {} frames are imported as images",
-            parts.len()
-        );
+        let why = format!("its rate and the places of its frames; the {} frames are kept as pictures", parts.len());
         self.left_out.push(SkippedPart::new(&*place, why));
         Ok(Medium { place, data: String::new(), parts })
     }
@@ -90,13 +87,11 @@ impl ListedMessages {
         }
         for medium in self.images.into_iter().chain(self.videos) {
             // A fork in mistral.rs keeps the media of turns that it does not have.
-            self.left_out.push(SkippedPart::new(medium.place, "no message has a placeholder for this medium"));
+            self.left_out.push(SkippedPart::new(medium.place, "no message has a place for it"));
         }
         for file in self.files {
-            self.left_out.push(SkippedPart::new(
-                file.place,
-                "no message contains this file; a session stores files only in messages",
-            ));
+            self.left_out
+                .push(SkippedPart::new(file.place, "no message has it; a session keeps files only in messages"));
         }
         left_out.append(&mut self.left_out);
         Ok(messages)
@@ -156,7 +151,7 @@ impl ListedMessages {
                 match queue.and_then(VecDeque::pop_front) {
                     Some(medium) => parts.extend(medium.parts),
                     None => {
-                        let why = format!("the {kind} of this placeholder is not in the export");
+                        let why = format!("the {kind} is not in the export");
                         self.left_out.push(SkippedPart::new(format!("{place}[{i}]"), why));
                     }
                 }
@@ -183,7 +178,7 @@ fn list<'a>(fields: &ForeignObject<'a>, name: &str) -> Result<Vec<&'a str>> {
 
 /// Converts an image. Returns its base64 data and its message part.
 fn picture(raw: &str, place: &str) -> Result<(String, String)> {
-    let data = string(raw).ok_or_else(|| Error::invalid(place, "an image must be a base64 string"))?;
+    let data = string(raw).ok_or_else(|| Error::invalid(place, "a picture must be base64 text"))?;
     let bytes = STANDARD.decode(payload(&data)).map_err(|e| Error::invalid(place, format!("not base64: {e}")))?;
     let kind = match &bytes[..] {
         [0xff, 0xd8, ..] => "jpeg",
@@ -197,7 +192,7 @@ fn picture(raw: &str, place: &str) -> Result<(String, String)> {
     };
     match ImportedPart::image(&url) {
         ImportedPart::Json(part) => Ok((payload(&data).to_owned(), part)),
-        ImportedPart::Text(_) => Err(Error::invalid(place, "not an image")),
+        ImportedPart::Text(_) => Err(Error::invalid(place, "not a picture")),
     }
 }
 
@@ -291,5 +286,5 @@ pub fn to_mistralrs(export: &Export) -> Result<Box<RawValue>> {
         turn += usize::from(message.role() == Role::User);
     }
     serde_json::value::to_raw_value(&SerializedMessage { export, images, videos, files })
-        .map_err(|e| Error::invalid("messages", format!("the session cannot be serialized as JSON: {e}")))
+        .map_err(|e| Error::invalid("messages", format!("the session can not be written as JSON: {e}")))
 }

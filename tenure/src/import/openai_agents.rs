@@ -92,7 +92,9 @@ fn session(row: &AgentsRow, items: Vec<AgentsItem>) -> Result<ImportedSession> {
     (foreign.export.created_at, foreign.export.updated_at) = (row.created_at, row.updated_at);
     match SessionId::new(&row.id) {
         Ok(id) => foreign.export.session_id = Some(id),
-        Err(e) => foreign.left_out.push(SkippedPart::new("session_id", format!("{e}; a new session id is generated"))),
+        Err(e) => {
+            foreign.left_out.push(SkippedPart::new("session_id", format!("{e}; the session gets an id of its own")))
+        }
     }
     if others > 0 {
         foreign

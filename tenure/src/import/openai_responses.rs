@@ -70,19 +70,14 @@ impl ResponsesReader {
                 self.drafts.push(result);
             }
             "reasoning" => {
-                self.left_out.push(SkippedPart::new(
-                    place,
-                    "reasoning of the model, which only the model that produced it can read",
-                ));
+                self.left_out
+                    .push(SkippedPart::new(place, "the model's thoughts; only the model that had them can read them"));
                 return Ok(());
             }
             other => {
                 self.left_out.push(SkippedPart::new(
                     place,
-                    format!(
-                        "an item that is neither a message, a tool call nor a tool result, type {other}",
-                        other = excerpt(other)
-                    ),
+                    format!("an item that is no message, type {other}", other = excerpt(other)),
                 ));
                 return Ok(());
             }
@@ -107,7 +102,7 @@ impl ResponsesReader {
             return Ok(());
         }
         let name = place.rsplit('.').next().unwrap_or_default();
-        let parts = items(raw).ok_or_else(|| Error::invalid(name, "the value must be a string or a list of parts"))?;
+        let parts = items(raw).ok_or_else(|| Error::invalid(name, "this must be a string or a list of parts"))?;
         for (i, raw) in parts.into_iter().enumerate() {
             let fields = ForeignObject::of(raw).unwrap_or_default();
             let part = match &*fields.text("type").unwrap_or_default() {
@@ -133,10 +128,7 @@ impl ResponsesReader {
                 Some(part) => said.parts.push(part),
                 None => {
                     let kind = fields.text("type").unwrap_or_default();
-                    let why = format!(
-                        "a content part that cannot be represented in a message, type {kind}",
-                        kind = excerpt(kind)
-                    );
+                    let why = format!("a part that a message has no place for, type {kind}", kind = excerpt(kind));
                     self.left_out.push(SkippedPart::new(format!("{place}[{i}]"), why));
                 }
             }

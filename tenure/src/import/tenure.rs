@@ -51,11 +51,11 @@ fn foreign(doc: &Document<'_>, format: ImportFormat, place: &str) -> Result<Impo
             export.log = crate::session::transfer::records::parse(raw)?;
         }
         if let Some(raw) = fields.get("blobs") {
-            let why = "`blobs` must be an object that maps hashes to base64 strings";
+            let why = "`blobs` must be an object of base64 texts, named by their hashes";
             export.blobs = serde_json::from_str(raw).map_err(|_| Error::invalid("blobs", why))?;
         }
         if export.tenure == 1 && export.metadata.remove(DECISIONS).is_some() {
-            let why = "decisions are imported only from the log, and exports of format version 1 have no log";
+            let why = "decisions are taken from the log of a session, and exports of this form have none";
             left_out.push(SkippedPart::new(format!("metadata.{DECISIONS}"), why));
         }
     }
@@ -83,7 +83,7 @@ fn info(fields: &ForeignObject<'_>, format: ImportFormat) -> Result<(Export, Vec
             continue;
         }
         if !INFO.contains(&&**name) {
-            left_out.push(SkippedPart::new(name, "unknown field: it cannot be represented in a session"));
+            left_out.push(SkippedPart::new(name, "a session has no place for this field"));
             continue;
         }
         let mut with = known.clone();
@@ -93,10 +93,7 @@ fn info(fields: &ForeignObject<'_>, format: ImportFormat) -> Result<(Export, Vec
             Err(e) if format == ImportFormat::Tenure => {
                 return Err(Error::invalid(name, format!("not a valid {name}: {e}")));
             }
-            Err(e) => left_out.push(SkippedPart::new(
-                name,
-                format!("the value does not have the type of this field in a session: {e}"),
-            )),
+            Err(e) => left_out.push(SkippedPart::new(name, format!("it is not what this field is in a session: {e}"))),
         }
     }
     let export: Export = serde_json::from_value(Value::Object(known)).map_err(|e| Error::invalid("", e.to_string()))?;

@@ -108,7 +108,7 @@ impl Tenure {
                 match self.repair(finding).await {
                     Ok(true) => done.mended.push(finding.clone()),
                     Ok(false) => {}
-                    Err(error) => tracing::warn!(place = finding.place, %error, "a finding could not be repaired"),
+                    Err(error) => tracing::warn!(place = finding.place, %error, "could not be mended"),
                 }
             }
             if done.mended.len() == before {
@@ -210,11 +210,10 @@ impl Examination<'_> {
             let above = self.tenure.store().head(&SessionKey { tenant: key.tenant.clone(), session }).await?;
             let at = parent.seq;
             let wrong = match above {
-                None => Some(format!("its parent session {} (forked at record {at}) does not exist", parent.session)),
-                Some(above) if above.seq < at => Some(format!(
-                    "it was forked from {} at record {at}, but the log of that session ends at {}",
-                    parent.session, above.seq
-                )),
+                None => Some(format!("it was forked from {} at record {at}, which does not exist", parent.session)),
+                Some(above) if above.seq < at => {
+                    Some(format!("it was forked from {} at record {at}, which ends at {}", parent.session, above.seq))
+                }
                 Some(_) => None,
             };
             if let Some(what) = wrong {
@@ -225,10 +224,7 @@ impl Examination<'_> {
         let log: Vec<Record> = self.tenure.engine.log(head).await?.into_iter().flatten().collect();
         let mut found = Vec::new();
         if let Some((want, got)) = (1..).zip(&log).map(|(want, r)| (want, r.seq)).find(|(want, got)| want != got) {
-            return Err(Error::corrupt(
-                place,
-                format!("record {want} is missing; record {got} was found in its position"),
-            ));
+            return Err(Error::corrupt(place, format!("record {want} is missing, {got} is in its place")));
         }
         for record in log.iter().filter(|r| r.seq >= head.first) {
             let message = match &record.entry {
@@ -238,7 +234,7 @@ impl Examination<'_> {
             };
             for cut in message.cuts() {
                 if let Some(what) = self.medium(&key.tenant, &cut.id).await? {
-                    let advice = "restore the blob from a backup; until then the message cannot be read";
+                    let advice = "restore the blob from a backup; until then the message can not be shown";
                     found.push(Finding::new(format!("{place}, record {}", record.seq), what, advice));
                 }
             }
@@ -255,7 +251,7 @@ impl Examination<'_> {
         match Session::replay(&key, log) {
             None => found.push(Finding::new(place, "its log does not begin with `created`", RESTORE)),
             Some(session) if card(head, session.head()) != *head => {
-                let what = format!("the head differs from the log in: {}", differences(head, session.head()));
+                let what = format!("its card is not what its log says: {}", differences(head, session.head()));
                 found.push(Finding { place, what, cure: Remedy::Card(key) });
             }
             Some(_) => {}
@@ -271,10 +267,10 @@ impl Examination<'_> {
         }
         let wrong = match self.tenure.store().blob(tenant, id).await {
             Ok(Some(bytes)) if BlobId::of(&bytes) == *id => None,
-            Ok(Some(_)) => Some(format!("it references blob {id}, whose content does not match its hash")),
-            Ok(None) => Some(format!("it references blob {id}, which is missing")),
+            Ok(Some(_)) => Some(format!("it needs blob {id}, whose bytes are not those that its name says")),
+            Ok(None) => Some(format!("it needs blob {id}, which is missing")),
             Err(Error::Corrupt { place, why }) => {
-                Some(format!("it references blob {id}, which is damaged at {place}: {why}"))
+                Some(format!("it needs blob {id}, which is damaged at {place}: {why}"))
             }
             Err(e) => return Err(e),
         };
@@ -287,9 +283,9 @@ impl Examination<'_> {
     fn judge(&self, finding: Finding) -> Finding {
         let Remedy::Remove(Orphan::Blob(tenant, id)) = &finding.cure else { return finding };
         let advice = if self.media.contains_key(&(tenant.clone(), *id)) {
-            "a message references the blob, but its reference is not counted, so a purge may remove it: export the session and import it again to correct the count"
+            "a message needs it, and a purge may take it away: export its session and import it again, which counts it anew"
         } else if self.lost || self.unread.contains(tenant) {
-            "a session of the tenant cannot be read and may reference the blob: repair that session first"
+            "a session of the tenant can not be read and may need it: see to that first"
         } else {
             return finding;
         };

@@ -95,8 +95,8 @@ impl Tenure {
         let mut report = SweepReport::default();
         let drift = self.engine.clock().drift();
         if drift.abs() > MAX_CLOCK_JUMP {
-            let why = format!("the wall clock has jumped by {drift:#}; restart the process when the clock is correct");
-            tracing::warn!(%drift, "the wall clock has jumped: nothing is expired or purged");
+            let why = format!("the clock has jumped by {drift:#}; restart the process once it is right");
+            tracing::warn!(%drift, "the clock has jumped: nothing is expired or purged");
             report.suspended = Some(why);
             return Ok(report);
         }

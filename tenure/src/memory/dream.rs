@@ -268,7 +268,7 @@ impl Tenure {
 fn administers(who: &Principal) -> Result<()> {
     match who.reach {
         AccessScope::Tenant => Ok(()),
-        AccessScope::Own => Err(Error::invalid("dream", "dream reports require an administrator of the tenant")),
+        AccessScope::Own => Err(Error::invalid("dream", "dreams are for an administrator of the tenant")),
     }
 }
 

@@ -187,9 +187,7 @@ impl Tenure {
     pub(crate) async fn mind(&self, who: &Principal, mind: &MemoryTarget) -> Result<MemoryLocation> {
         self.engine.know(&who.tenant).await?;
         let none = |param: &str, whose: String| {
-            let why = format!(
-                "{whose} has no memory: `memory.scope` is `none`; set it to `session`, `user` or `group` on the assistant"
-            );
+            let why = format!("{whose} remembers nothing: its `memory.scope` is none; set one on the assistant");
             Error::invalid(param, why)
         };
         let (owner, policy, assistant, session) = match mind {
@@ -200,14 +198,14 @@ impl Tenure {
                 let Some(assistant) = self.engine.assistant(who, name).await? else {
                     return Err(Error::invalid(
                         "assistant_id",
-                        format!("assistant {name} does not exist", name = excerpt(name)),
+                        format!("there is no assistant {name}", name = excerpt(name)),
                     ));
                 };
                 let policy = self.policy(&who.tenant, Some(name)).memory;
                 let owner = match policy.scope {
                     MemoryScope::None => return Err(none("assistant_id", format!("assistant {name:?}"))),
                     MemoryScope::Session => {
-                        let why = "the assistant's memories have session scope; pass `session_id`";
+                        let why = "the memories of this assistant belong to its sessions; name one with `session_id`";
                         return Err(Error::invalid("session_id", why));
                     }
                     MemoryScope::User => Owner::User(who.user.clone()),
@@ -243,7 +241,7 @@ impl Tenure {
         };
         self.check_messages(who, &place, &what.messages).await?;
         if place.policy.max_entries == 0 {
-            return Err(Error::invalid("text", "memories cannot be stored: `memory.max_entries` is 0"));
+            return Err(Error::invalid("text", "nothing can be remembered here: `memory.max_entries` is 0"));
         }
         let vector = self.vector_of(&text).await;
         let id = memory_id(&text);
@@ -288,8 +286,8 @@ impl Tenure {
         let text = &*text;
         let max = self.limits().max_memory_bytes;
         match text {
-            "" => Err(Error::invalid("text", "the text of a memory must not be empty")),
-            _ if text.contains('\0') => Err(Error::invalid("text", "a memory must not contain NUL characters")),
+            "" => Err(Error::invalid("text", "there is nothing to remember; say something")),
+            _ if text.contains('\0') => Err(Error::invalid("text", "a memory must be free of NUL characters")),
             _ if text.len() > max => {
                 let what = format!("a memory of {} bytes", text.len());
                 Err(Error::TooLarge { what, limit: "max_memory_bytes", max: max as u64 })
@@ -303,9 +301,7 @@ impl Tenure {
         let Some(head) = place.session.as_ref().filter(|_| !messages.is_empty()) else {
             return match messages.is_empty() {
                 true => Ok(()),
-                false => {
-                    Err(Error::invalid("messages", "`messages` refers to messages of a session; pass `session_id`"))
-                }
+                false => Err(Error::invalid("messages", "messages belong to a session; name it with `session_id`")),
             };
         };
         let id = &head.info.session_id;

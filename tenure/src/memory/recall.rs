@@ -160,7 +160,7 @@ impl Tenure {
         let now = self.now();
         let (near, by_meaning, note) = match near? {
             NearestResult::Found(near) => (near, true, None),
-            NearestResult::Not(why) => (Vec::new(), false, Some(format!("similarity search was not used: {why}"))),
+            NearestResult::Not(why) => (Vec::new(), false, Some(format!("by words only: {why}"))),
         };
         let weights = weights(question);
         let counts = |item: &Item| {
@@ -229,7 +229,7 @@ impl Tenure {
                 Some(MemoryInjection { block, told, event: self.event(&question, &recalled.memories)? })
             }
             Err(e) => {
-                tracing::warn!(session_id = %id, error = %e, "recall failed; the turn continues without memories");
+                tracing::warn!(session_id = %id, error = %e, "nothing was recalled");
                 None
             }
         }
@@ -241,7 +241,7 @@ impl Tenure {
 fn block(mut found: Vec<RecallHit>, policy: &MemoryPolicy) -> Option<(Message, Vec<InjectedMemory>)> {
     found.sort_by(|a, b| (b.memory.created_at, &a.memory.id).cmp(&(a.memory.created_at, &b.memory.id)));
     let mut lines = vec![
-        "[memories] Facts stored in earlier conversations that may be relevant, newest first. If two contradict each other, the newer one applies."
+        "[memories] What was remembered before and may matter now, the newest first. Where two differ, the newer one holds."
             .to_owned(),
     ];
     let mut told = Vec::new();
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(fused(&["a", "b", "c"], &[]), ["a", "b", "c"]);
         assert_eq!(fused(&[], &["c", "a"]), ["c", "a"]);
         assert_eq!(fused(&["x", "both"], &["y", "both"]), ["both", "y", "x"]);
-        assert_eq!(fused(&["x"], &["y"]), ["y", "x"], "similarity outweighs words");
+        assert_eq!(fused(&["x"], &["y"]), ["y", "x"], "what is meant counts more than how it is said");
         assert_eq!(fused(&[], &[]), Vec::<String>::new());
     }
 

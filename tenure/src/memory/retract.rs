@@ -27,7 +27,7 @@ impl SessionObserver for RetractMemories {
         }
         let (who, id) = (event.head.owner(), &event.head.info.session_id);
         if let Err(error) = tenure.retract_rewound(&who, id).await {
-            tracing::warn!(session_id = %id, %error, "could not retract memories of discarded messages; the next rewind retries");
+            tracing::warn!(session_id = %id, %error, "memories of messages that were cut off could not be retracted");
         }
     }
 }
@@ -65,7 +65,7 @@ impl Tenure {
             after = Some(last.key.clone());
             for item in page {
                 let trace: BackReference = serde_json::from_str(&item.value)
-                    .map_err(|e| Error::corrupt(format!("memory back reference {} of {}", item.key, at.owner), e))?;
+                    .map_err(|e| Error::corrupt(format!("trace {} of {}", item.key, at.owner), e))?;
                 if self.take_back(&at.tenant, &trace, &stands).await? {
                     self.store().remove(at, &item.key).await?;
                     emptied.insert(trace.owner);

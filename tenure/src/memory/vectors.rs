@@ -47,7 +47,7 @@ impl Tenure {
         match ask(embedder, vec![text.to_owned()]).await {
             Ok(vectors) => vectors.first().map(|v| Vector::new(embedder.name(), v)),
             Err(why) => {
-                tracing::warn!(why, "could not embed a memory; it is found by words only until it is embedded");
+                tracing::warn!(why, "a memory has no vector yet");
                 None
             }
         }
@@ -68,7 +68,7 @@ impl Tenure {
     /// Finds the memories of a namespace whose vectors are nearest to that of a question.
     pub(crate) async fn nearest(&self, shelf: &Namespace, question: &str, limit: usize) -> Result<NearestResult> {
         let Some(embedder) = self.engine.options().embedder.as_ref() else {
-            return Ok(NearestResult::Not("no embedder is configured".to_owned()));
+            return Ok(NearestResult::Not("there is no embedder".to_owned()));
         };
         let vectors = match ask(embedder, vec![question.to_owned()]).await {
             Ok(vectors) => vectors,
@@ -81,9 +81,7 @@ impl Tenure {
         if !codes.bare.is_empty() && matches!(shelf.owner, Owner::Session(_)) {
             match self.embed_shelf(shelf, embedder, &mut |_| ()).await {
                 Ok(_) => self.look(shelf, &mut codes).await?,
-                Err(e) => {
-                    tracing::debug!(error = %e, "could not embed the session's memories; retrying at the next recall")
-                }
+                Err(e) => tracing::debug!(error = %e, "no vectors for now"),
             }
         }
         let found = vectors.first().map(|v| codes.nearest(v, limit)).unwrap_or_default();
@@ -205,7 +203,7 @@ impl Tenure {
 }
 
 async fn ask(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
-    let late = |_| format!("embedder {} timed out after {PATIENCE:?}", embedder.name());
+    let late = |_| format!("{} took longer than {PATIENCE:?}", embedder.name());
     tokio::time::timeout(PATIENCE, embedder.embed(texts)).await.map_err(late)?
 }
 

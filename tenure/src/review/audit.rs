@@ -41,7 +41,7 @@ impl AuditTrail {
         }
         if trail.broken.is_none() && check.chain() != head.decisions {
             let last = trail.decisions.last().map_or(head.seq, |d| d.seq);
-            let why = "the last decision differs from the end of the hash chain in the session's head".to_owned();
+            let why = "the last decision is not the one that the session's head records".to_owned();
             trail.broken = Some((last, why));
         }
         trail

@@ -124,10 +124,7 @@ impl Tenure {
     /// run, which can then be taken over at once.
     pub async fn decide(&self, who: &Principal, id: &ReviewId, verdict: &ReviewInput) -> Result<Review> {
         if verdict.decision == Decision::Corrected && !matches!(verdict.arguments, Some(Value::Object(_))) {
-            return Err(Error::invalid(
-                "arguments",
-                "the decision `corrected` requires `arguments`: a JSON object that replaces the arguments of the call",
-            ));
+            return Err(Error::invalid("arguments", "`corrected` needs `arguments`, an object that is used instead"));
         }
         let max = self.limits().max_info_bytes;
         let arguments = verdict.arguments.as_ref().map_or(0, |a| a.to_string().len());
@@ -172,8 +169,8 @@ impl Tenure {
             let review = find(session, id)?;
             if review.decided.is_some() || review.void {
                 let how = review.decided.as_ref().map_or_else(
-                    || "the run of the review has ended".to_owned(),
-                    |(_, d)| format!("{} decided {}", d.reviewer, d.decision.as_str()),
+                    || "its run has ended".to_owned(),
+                    |(_, d)| format!("{} said {}", d.reviewer, d.decision.as_str()),
                 );
                 return Err(Error::Decided { review: id.clone(), how });
             }
@@ -211,7 +208,7 @@ impl Tenure {
             let verdict = ReviewInput {
                 decision: timeout.decision,
                 reviewer: "timeout".to_owned(),
-                notes: Some("decided automatically: the review timed out".to_owned()),
+                notes: Some("nobody decided in time".to_owned()),
                 arguments: None,
             };
             let done =

@@ -65,9 +65,9 @@ impl ModelAnswer {
     pub fn take(&mut self, piece: &ModelChunk) -> Result<(), ModelError> {
         let (ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = piece;
         let body: CompletionBody<'_> =
-            serde_json::from_str(text).map_err(|e| broken(format!("not a chat completion object: {e}")))?;
+            serde_json::from_str(text).map_err(|e| broken(format!("it is no chat completion: {e}")))?;
         if let Some(error) = body.error.filter(|e| e.get() != "null") {
-            return Err(broken(format!("the model server reported an error: {:.500}", error.get())));
+            return Err(broken(format!("the model's server reported an error: {:.500}", error.get())));
         }
         if let Some(limit) = self.max_bytes {
             let choices = body.choices.iter().flatten().filter(|c| c.index == 0);
@@ -81,7 +81,7 @@ impl ModelAnswer {
         self.model = body.model.or(self.model.take());
         let choices = body.choices.unwrap_or_default();
         if choices.is_empty() && matches!(piece, ModelChunk::Whole(_)) {
-            return Err(broken("the response has no choices"));
+            return Err(broken("it has no choices"));
         }
         if let ModelChunk::Whole(text) = piece {
             self.body = Some(text.clone());
@@ -211,12 +211,12 @@ fn complete(raw: &str) -> Result<Message, String> {
         return Ok(message);
     }
     let mut message: Map<String, Value> =
-        serde_json::from_str(raw).map_err(|e| format!("the message of the response is malformed: {e}"))?;
+        serde_json::from_str(raw).map_err(|e| format!("its message is broken: {e}"))?;
     if message.get("content").is_none_or(Value::is_null) {
         message.insert("content".to_owned(), json!(""));
     }
     message.entry("role").or_insert_with(|| json!("assistant"));
-    Message::from_value(&Value::Object(message)).map_err(|e| format!("the message of the response is malformed: {e}"))
+    Message::from_value(&Value::Object(message)).map_err(|e| format!("its message is broken: {e}"))
 }
 
 /// Fields that are sent once or repeated unchanged: they are replaced, not concatenated.

@@ -43,7 +43,7 @@ impl Matcher {
     pub fn parse(question: &str) -> Result<Self> {
         let wrong = |message: String| Err(Error::invalid("q", message));
         if question.len() > MAX_BYTES {
-            return wrong(format!("the query is longer than {MAX_BYTES} bytes; shorten it"));
+            return wrong(format!("the question is longer than {MAX_BYTES} bytes; ask for less"));
         }
         let mut needle = Self { words: Vec::new(), begins: 0, ends: 0 };
         for (i, part) in question.split('"').enumerate() {
@@ -53,8 +53,8 @@ impl Matcher {
             }
         }
         match needle.words.len() {
-            0 => wrong("the query contains no words".to_owned()),
-            n if n > MAX_WORDS => wrong(format!("the query has more than {MAX_WORDS} words; use fewer")),
+            0 => wrong("there is no word to look for".to_owned()),
+            n if n > MAX_WORDS => wrong(format!("there are more than {MAX_WORDS} words; ask for less")),
             _ => Ok(needle),
         }
     }

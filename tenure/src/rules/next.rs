@@ -192,10 +192,8 @@ fn one(known: &OpenCall<'_>, rules: &RunRules<'_>) -> Option<Result<CallAction, 
         },
         Some((review, d)) => match (review.opened.lost, d.decision) {
             (_, Decision::Corrected) | (false, Decision::Approved) | (true, Decision::Rejected) => known.made(),
-            (true, Decision::Approved) => CallAction::Say(told("A reviewer confirmed that this call was executed.", d)),
-            (false, Decision::Rejected) => {
-                CallAction::Say(told("A reviewer rejected this call; it was not executed.", d))
-            }
+            (true, Decision::Approved) => CallAction::Say(told("This was done, as a person has made sure.", d)),
+            (false, Decision::Rejected) => CallAction::Say(told("A person has refused this call; it was not made.", d)),
         },
     };
     Some(Ok(doing))

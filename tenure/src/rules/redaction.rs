@@ -71,25 +71,23 @@ impl TryFrom<RuleText> for RedactionRule {
         if let Err(why) = check_text(name) {
             return Err(Error::invalid(
                 "name",
-                format!("{name} is not a valid rule name: {why}", name = excerpt(name)),
+                format!("{name} is not a name for a rule: {why}", name = excerpt(name)),
             ));
         }
         let wrong = |why: String| Error::invalid("pattern", format!("the pattern of the rule {name:?} {why}"));
         let regex = RegexBuilder::new(&text.pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(|e| match e {
             regex::Error::CompiledTooBig(max) => {
-                wrong(format!("exceeds the limit `max_pattern_bytes` of {max} bytes when compiled; simplify it"))
+                wrong(format!("is over the limit `max_pattern_bytes` of {max}, compiled; make it shorter"))
             }
             // The last line is the error message; the lines before it draw its position.
             e => {
                 let told = e.to_string();
                 let last = told.lines().last().unwrap_or_default();
-                wrong(format!("is not a valid regular expression: {}", last.trim_start_matches("error: ")))
+                wrong(format!("can not be read: {}", last.trim_start_matches("error: ")))
             }
         })?;
         if regex.is_match("") {
-            return Err(wrong(
-                "matches the empty string; change it so that every match contains at least one character".to_owned(),
-            ));
+            return Err(wrong("matches nothing at all, and so everywhere; make it say what to look for".to_owned()));
         }
         let mark = text.replace.clone().unwrap_or_else(|| format!("[redacted: {name}]"));
         Ok(Self { text, mark: mark.into(), regex })
@@ -123,13 +121,9 @@ impl TryFrom<Vec<RedactionRule>> for Redaction {
         }
         let mut names = BTreeSet::new();
         match rules.iter().find(|r| !names.insert(r.name())) {
-            Some(twice) => Err(Error::invalid(
-                "name",
-                format!(
-                    "two rules are named {:?}; give each rule a unique name, because marks contain it",
-                    twice.name()
-                ),
-            )),
+            Some(twice) => {
+                Err(Error::invalid("name", format!("{:?} is the name of two rules; marks must tell", twice.name())))
+            }
             None => Ok(Self(rules.into())),
         }
     }

@@ -455,8 +455,8 @@ impl Tenure {
             return Ok(None);
         }
         let (outcome, error, code) = match at_work {
-            true => (RunOutcome::Cancelled, "the run was interrupted by another request", "interrupted"),
-            false => (RunOutcome::Failed, "the node that executed the run has stopped", "abandoned"),
+            true => (RunOutcome::Cancelled, "another request interrupted it", "interrupted"),
+            false => (RunOutcome::Failed, "the node that worked on it has stopped", "abandoned"),
         };
         Ok(Some(Entry::RunEnded { run, outcome, error: Some(error.to_owned()), code: Some(code.to_owned()) }))
     }
@@ -474,9 +474,7 @@ impl Tenure {
         created.assistant = opening.ask.assistant.clone();
         self.engine.check_info(&created)?;
         let first = Record { seq: 1, at: now, entry: Entry::created(created) };
-        let Some(head) = Head::begin(&key, &first) else {
-            return Err(Error::invalid("session", "the first record does not create a session"));
-        };
+        let Some(head) = Head::begin(&key, &first) else { return Err(Error::invalid("session", "not a session")) };
         let empty = Session::empty(head);
         let plan = opening.plan(&empty, None, blobs);
         let asked = if plan.append.is_empty() { 0 } else { 1 + plan.append.len() as Seq };
@@ -569,10 +567,7 @@ impl CommittedTurn {
             return Ok(());
         }
         let ids = self.spliced.orphans.iter().take(3).map(excerpt).collect::<Vec<_>>();
-        let message = format!(
-            "nothing to answer: the tool call ids {} are not known in this session; send the tool results to the session that made the calls, or send a user message",
-            ids.join(", ")
-        );
+        let message = format!("there is nothing to answer: no tool call {} is known here", ids.join(", "));
         Err(Error::invalid("messages", message))
     }
 }

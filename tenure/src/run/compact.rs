@@ -64,8 +64,7 @@ impl Tenure {
             let done = async {
                 let text = ask(model, &piece, options.clone()).await?;
                 let message = summary::message(&text, piece.room);
-                let message =
-                    message.ok_or_else(|| ModelError::Broken { why: "the model returned no summary".into() })?;
+                let message = message.ok_or_else(|| ModelError::Broken { why: "it gave no summary".into() })?;
                 Ok::<_, TurnError>(self.keep_summary(who, id, began, &piece, message).await?)
             };
             let done = done.await;

@@ -70,7 +70,7 @@ impl OpenRun {
                 StopReason::Cancelled => TurnError::Cancelled,
             }),
             lost = tenure.keep_lease(&who, &id, &run, &held) => Err(lost.into()),
-            () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run exceeded its `max_time`")),
+            () = tokio::time::sleep(time) => Err(limit("out_of_time", "the run took longer than its `max_time`")),
         };
         match done {
             Ok(()) => Ok(TurnOutcome {
@@ -314,7 +314,10 @@ impl<'a> Execution<'a> {
     async fn ask(&mut self) -> Result<NextStep, TurnError> {
         if self.rounds >= self.policy.max_rounds {
             let max = self.policy.max_rounds;
-            return Err(limit("too_many_rounds", format!("the run reached its `max_rounds` of {max} model calls")));
+            return Err(limit(
+                "too_many_rounds",
+                format!("the model was asked {max} times, the `max_rounds` of this assistant"),
+            ));
         }
         if let Some(max) = self.policy.max_tokens.filter(|max| self.tokens >= *max) {
             return Err(limit("out_of_tokens", format!("the run has used its `max_tokens` of {max}")));
@@ -335,7 +338,7 @@ impl<'a> Execution<'a> {
         let prompt = Prompt { messages, options: self.options.clone(), stream: self.stream };
         self.listen(prompt).await?;
         let Some(message) = self.answer.message() else {
-            return Err(ModelError::Broken { why: "the answer ended without any content".into() }.into());
+            return Err(ModelError::Broken { why: "it ended before anything was said".into() }.into());
         };
         let used = self.answer.usage.as_ref().and_then(|u| u["total_tokens"].as_u64());
         self.tokens = self.tokens.saturating_add(used.unwrap_or(0));
@@ -478,7 +481,7 @@ impl<'a> Execution<'a> {
                         let seq = log.next_seq();
                         log.entries.push(Entry::review_opened(self.question(question, seq, now)));
                     }
-                    let reason = Some("waiting for review".to_owned());
+                    let reason = Some("waiting for a person".to_owned());
                     log.entries.push(Entry::Status { to: Status::Paused, reason });
                 }
                 NextStep::Done if last => {
@@ -528,7 +531,7 @@ impl<'a> Execution<'a> {
     /// another node.
     fn yielded<R>(&self, session: &Session) -> PendingCommit<Option<R>> {
         let open = session.status.is_live() && self.tenure.holds(session.head(), &self.run);
-        let why = "the session was rewound, replaced or ended during the run".to_owned();
+        let why = "the session was rewound, replaced or ended meanwhile".to_owned();
         let entry = ended(&self.run, RunOutcome::Cancelled, Some(why), Some("superseded"));
         PendingCommit::new(if open { vec![entry] } else { Vec::new() }, None)
     }
@@ -549,7 +552,7 @@ impl<'a> Execution<'a> {
             }
             let (spliced, calls) = (self.spliced.clone(), self.calls.clone());
             let replay = StoredAnswer { body: self.body(), spliced, calls, stream };
-            let value = serde_json::to_string(&replay).expect("a replay serializes to JSON");
+            let value = serde_json::to_string(&replay).expect("replays are plain data");
             (ANSWERS.to_owned(), self.tenure.item(self.run.as_str(), value))
         })
     }

@@ -98,10 +98,10 @@ pub enum TurnError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// Another request interrupted the turn.
-    #[error("another request interrupted this turn; the partial answer is stored")]
+    #[error("another request interrupted this turn; what was said until then is kept")]
     Stopped,
     /// The run was cancelled.
-    #[error("the run was cancelled; the partial answer is stored")]
+    #[error("the run was cancelled; what was said until then is kept")]
     Cancelled,
     /// The run exceeded a limit.
     #[error("{message}")]
@@ -112,7 +112,7 @@ pub enum TurnError {
         message: String,
     },
     /// The assistant's tools could not be listed.
-    #[error("could not list the assistant's tools: {0}")]
+    #[error("the tools of this assistant can not be had: {0}")]
     Tools(ToolError),
 }
 

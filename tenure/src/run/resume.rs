@@ -121,7 +121,7 @@ impl Tenure {
             if found.ended.is_some() {
                 return Ok(PendingCommit::new(Vec::new(), found));
             }
-            let why = "the run was cancelled on request".to_owned();
+            let why = "somebody stopped it".to_owned();
             found.ended = Some((now, RunOutcome::Cancelled));
             (found.error, found.code) = (Some(why.clone()), Some(CANCELLED.to_owned()));
             let mut entries = vec![ended(run, RunOutcome::Cancelled, Some(why), Some(CANCELLED))];
@@ -250,7 +250,7 @@ impl Tenure {
     async fn end_abandoned(&self, who: &Principal, id: &SessionId, run: &RunId) -> Result<()> {
         self.write(who, id, Depth::Head, |state, _| {
             let ours = state.head().is_some_and(|h| self.holds(h, run));
-            let why = "the node that executed the run has stopped, and the run cannot be resumed".to_owned();
+            let why = "the node that worked on it has stopped".to_owned();
             let entry = ended(run, RunOutcome::Failed, Some(why), Some("abandoned"));
             Ok(PendingCommit::new(if ours { vec![entry] } else { Vec::new() }, ()))
         })

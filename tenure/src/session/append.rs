@@ -143,7 +143,7 @@ fn body_hash(messages: &[Message]) -> String {
 }
 
 fn remembered(key: &str, body: &str, done: &AppendResult, now: Timestamp) -> Item {
-    let value = serde_json::to_string(&(body, done)).expect("an append result always serializes to JSON");
+    let value = serde_json::to_string(&(body, done)).expect("plain data");
     let expires_at = now.checked_add(IDEMPOTENCY_TTL).ok();
     Item { expires_at, ..Item::new(key, value, now) }
 }

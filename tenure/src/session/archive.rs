@@ -141,12 +141,12 @@ impl Tenure {
 /// the new id.
 fn moved_trace(item: Item, from: &SessionKey, to: &SessionKey) -> Result<Item> {
     let owner = |key: &SessionKey| Owner::Session(key.session.clone()).to_string();
-    let corrupt = |e| Error::corrupt(format!("memory back reference {} of session {from}", item.key), e);
+    let corrupt = |e| Error::corrupt(format!("trace {} of session {from}", item.key), e);
     let mut trace: BackReference = serde_json::from_str(&item.value).map_err(corrupt)?;
     if trace.owner == owner(from) {
         trace.owner = owner(to);
     }
-    Ok(Item { value: serde_json::to_string(&trace).expect("a back reference always serializes to JSON"), ..item })
+    Ok(Item { value: serde_json::to_string(&trace).expect("plain data"), ..item })
 }
 
 fn namespace(key: &SessionKey, name: &str) -> Namespace {

@@ -63,7 +63,7 @@ impl Tenure {
         if !assistant.tools.is_empty() {
             return Err(Error::invalid("tools", "tools can only be declared in the server's configuration"));
         }
-        let value = serde_json::to_string(assistant).expect("an assistant always serializes to JSON");
+        let value = serde_json::to_string(assistant).expect("plain data");
         let max = self.limits().max_info_bytes;
         if value.len() > max {
             return Err(Error::TooLarge { what: "an assistant".into(), limit: "max_info_bytes", max: max as u64 });

@@ -98,10 +98,7 @@ impl Tenure {
                     moved if (moved.first, &moved.parent) != (head.first, &head.parent) => {
                         Box::pin(self.last_messages(who, id, limit)).await
                     }
-                    _ => Err(Error::corrupt(
-                        format!("session {}, record {upto}", current.key()),
-                        "the record is missing",
-                    )),
+                    _ => Err(Error::corrupt(format!("session {}, record {upto}", current.key()), "it is missing")),
                 };
             }
             for record in page {
@@ -129,7 +126,7 @@ impl Tenure {
             let key = SessionKey { tenant: head.tenant.clone(), session: parent.session };
             let next = self.store().head(&key).await?;
             current = next.ok_or_else(|| {
-                Error::corrupt(format!("session {}", head.key()), format!("the parent session {key} is missing"))
+                Error::corrupt(format!("session {}", head.key()), format!("its parent {key} is missing"))
             })?;
         }
         tail.reverse();
@@ -151,10 +148,7 @@ impl Tenure {
         status: Option<Status>,
     ) -> Result<Head> {
         if status.is_some_and(|s| !s.is_live()) {
-            return Err(Error::invalid(
-                "status",
-                "`status` can be set to `active` or `paused`; delete the session to end it",
-            ));
+            return Err(Error::invalid("status", "it can be set to active or paused; delete a session to end it"));
         }
         check_derived(&change.metadata)?;
         self.write(who, id, Depth::Head, |state, now| {
@@ -264,10 +258,9 @@ impl Tenure {
 /// when its run is cancelled.
 fn check_waiting(head: &Head, to: Option<Status>) -> Result<()> {
     match to {
-        Some(Status::Active) if !head.reviews.is_empty() => Err(Error::invalid(
-            "status",
-            "the session has open reviews; decide them, or cancel its run, before activating it",
-        )),
+        Some(Status::Active) if !head.reviews.is_empty() => {
+            Err(Error::invalid("status", "a person has to decide first; decide its open reviews, or cancel its run"))
+        }
         _ => Ok(()),
     }
 }

@@ -143,7 +143,7 @@ impl FromStr for SearchCursor {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        let wrong = || Error::invalid("cursor", "not a valid cursor; use the one that the previous page returned");
+        let wrong = || Error::invalid("cursor", "not a cursor; use the one that came with the page before");
         let mut parts = s.splitn(3, '~');
         let (at, session) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let session = format!("{at}~{session}").parse()?;
@@ -366,7 +366,7 @@ impl Tenure {
             // A damaged session does not prevent the search of the others.
             Err(Error::Corrupt { place, why }) => {
                 let id = walk.head.info.session_id;
-                tracing::warn!(session_id = %id, place, why, "a session was skipped in a search because its log is damaged");
+                tracing::warn!(session_id = %id, place, why, "a search could not read a session");
                 hunt.page.damaged.push(id);
                 Ok(true)
             }
@@ -453,7 +453,7 @@ impl Tenure {
                 }
                 Some(_) => {
                     let place = format!("session {}, record {}", walk.current.key(), walk.upto);
-                    return Err(Error::corrupt(place, "the record is missing"));
+                    return Err(Error::corrupt(place, "it is missing"));
                 }
             }
         }

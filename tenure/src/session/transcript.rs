@@ -92,7 +92,7 @@ pub fn read_transcript(path: impl AsRef<Path>) -> Result<JsonlTranscript> {
         match std::str::from_utf8(&bytes) {
             Ok(text) if text.trim().is_empty() => {}
             Ok(text) => read.line(number, text.trim(), whole),
-            Err(_) => read.problem(number, "the line is not valid UTF-8"),
+            Err(_) => read.problem(number, "it is not UTF-8 text"),
         }
     }
     let mut messages = std::mem::take(&mut read.messages);
@@ -191,7 +191,7 @@ impl<'a> TranscriptReader<'a> {
             Ok(message) => self.messages.push(message),
             // Other lines of the JSONL store.
             Err(_) if ["{\"item\":", "{\"gone\":", "{\"head\":"].iter().any(|p| text.starts_with(p)) => {}
-            Err(_) if !whole => self.problem(number, "the line is incomplete: the file ends within a message"),
+            Err(_) if !whole => self.problem(number, "the line is torn: it ends before its message does"),
             Err(e) => self.problem(number, e.to_string()),
         }
     }
@@ -215,17 +215,15 @@ fn fold(path: &Path, read: &mut TranscriptReader<'_>) -> Result<Vec<Message>> {
         let reaches = other.records.last().is_some_and(|r| r.seq == parent.seq);
         // Each parent begins before its fork. Anything else could be a cycle.
         if !reaches || other.records.first().map(|r| r.seq) >= all.first().map(|r| r.seq) {
-            let why = format!(
-                "the session is a fork of {}, whose file is not in the same directory; only the messages of the fork are included",
-                parent.session
-            );
+            let why =
+                format!("it leans on {}, whose file is not beside it; only its own messages are here", parent.session);
             read.problem(1, why);
             break;
         }
         all.splice(0..0, other.records);
     }
-    let session = Session::replay(&key, all)
-        .ok_or_else(|| Error::corrupt(path.display(), "the log does not begin with `created`"))?;
+    let session =
+        Session::replay(&key, all).ok_or_else(|| Error::corrupt(path.display(), "it does not begin with `created`"))?;
     let blob = |id: &BlobId| fs::read(path.with_file_name("blobs").join(id.to_string())).ok().map(Into::into);
     session.messages.iter().map(|m| m.message.attach(blob)).collect()
 }

@@ -36,7 +36,7 @@ impl Tenure {
         })?;
         let mut blobs = BTreeMap::new();
         for id in log::media_beside(&log, &session) {
-            let missing = || Error::corrupt(format!("blob {id}"), "the blob is missing");
+            let missing = || Error::corrupt(format!("blob {id}"), "it is missing");
             let bytes = self.store().blob(&head.tenant, &id).await?.ok_or_else(missing)?;
             blobs.insert(id, STANDARD.encode(bytes));
         }
@@ -203,10 +203,7 @@ fn created(who: &Principal, export: &Export) -> SessionCreated {
 fn imported(export: &Export, stored: &[Message]) -> Result<Vec<Entry>> {
     let mut entries = Vec::with_capacity(stored.len() + export.checkpoints.len());
     if let Some(i) = export.checkpoints.iter().position(|c| c.position > stored.len()) {
-        return Err(Error::invalid(
-            format!("checkpoints[{i}].position"),
-            "the position is greater than the number of messages",
-        ));
+        return Err(Error::invalid(format!("checkpoints[{i}].position"), "there are fewer messages than that"));
     }
     // The sort is stable, so that checkpoints at one position keep their order.
     let mut checkpoints: Vec<&ExportedCheckpoint> = export.checkpoints.iter().collect();

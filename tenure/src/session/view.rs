@@ -63,9 +63,7 @@ impl Tenure {
             .await?;
         let records = self.engine.log(&head).await?.into_iter().flatten().take_while(|r| r.seq <= seq);
         let then = Session::replay(&head.key(), records);
-        let then = then.ok_or_else(|| {
-            Error::corrupt(format!("session {}", head.key()), "the log does not begin with `created`")
-        })?;
+        let then = then.ok_or_else(|| Error::corrupt(format!("session {}", head.key()), "its log has no beginning"))?;
         self.engine.attach(then).await
     }
 

@@ -327,12 +327,12 @@ impl Commit {
         if !contiguous || last != self.head.seq || (self.base.is_none() && self.records.is_empty()) {
             return Err(Error::invalid(
                 "commit",
-                "records must follow the base without a gap and end at the head's seq",
+                "records must follow the base without a hole and end at the head's seq",
             ));
         }
         let parent = self.head.parent.as_ref().filter(|_| self.base.is_none());
         if parent.is_some_and(|p| p.seq + 1 != self.head.first) {
-            return Err(Error::invalid("commit", "a fork's first record must follow its fork point in the parent"));
+            return Err(Error::invalid("commit", "a fork's first record must follow the one where it left its parent"));
         }
         self.items.iter().try_for_each(|(_, item)| item.check())
     }

@@ -76,8 +76,8 @@ impl fmt::Display for Finding {
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Remedy::Remove(_) => f.write_str("repair removes it; no session references it"),
-            Remedy::Card(_) => f.write_str("repair rebuilds the head from the log"),
+            Remedy::Remove(_) => f.write_str("repairing removes it; nothing else needs it"),
+            Remedy::Card(_) => f.write_str("repairing writes the card anew from the log"),
             Remedy::Advice(advice) => f.write_str(advice),
         }
     }

@@ -80,7 +80,7 @@ impl Item {
     pub(crate) fn check(&self) -> Result<()> {
         let nul = |s: &str| s.contains('\0');
         match nul(&self.key) || nul(&self.value) || self.text.as_deref().is_some_and(nul) {
-            true => Err(Error::invalid("item", "an item's key, value and text must not contain NUL characters")),
+            true => Err(Error::invalid("item", "an item's key, value and text must be free of NUL characters")),
             false => Ok(()),
         }
     }

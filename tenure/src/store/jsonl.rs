@@ -110,7 +110,7 @@ impl JsonlStore {
 /// Runs work that blocks on the disk, on a blocking thread. It completes even if the caller is
 /// cancelled.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Error::unavailable("the disk operation was aborted; retry"))?
+    tokio::task::spawn_blocking(work).await.map_err(|_| Error::unavailable("the work on the disk was broken off"))?
 }
 
 impl fmt::Debug for JsonlStore {

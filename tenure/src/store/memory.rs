@@ -40,7 +40,7 @@ impl MemoryStore {
     }
 
     fn state(&self) -> MutexGuard<'_, MemoryTables> {
-        self.state.lock().expect("no code panics while holding this lock")
+        self.state.lock().expect("nothing panics while it holds the state")
     }
 }
 
@@ -196,13 +196,12 @@ impl Store for MemoryStore {
             }
         }
         let logs = state.logs.keys().filter(|key| state.index.head(key).is_none());
-        let logs = logs.map(|key| {
-            Finding::new(format!("memory, session {key}"), "the session has records but no head", "purge it")
-        });
+        let logs =
+            logs.map(|key| Finding::new(format!("memory, session {key}"), "it has records and no card", "purge it"));
         let unused = state.blobs.keys().filter(|(tenant, id)| !state.index.uses_blob(tenant, *id));
         let unused = unused.map(|(tenant, id)| {
             let place = format!("memory, tenant {tenant}, blob {id}");
-            Finding::orphan(place, "no session references it", Orphan::Blob(tenant.clone(), *id))
+            Finding::orphan(place, "no session uses it", Orphan::Blob(tenant.clone(), *id))
         });
         Ok(logs.take(MAX_FINDINGS).chain(unused.take(MAX_FINDINGS)).collect())
     }

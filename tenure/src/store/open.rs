@@ -27,11 +27,11 @@ pub async fn open(url: &str) -> Result<(Arc<dyn Store>, Vec<OpenRepair>)> {
         #[cfg(not(all(feature = "sqlite", feature = "postgres")))]
         Some((scheme @ ("sqlite" | "postgres"), rest)) if !rest.is_empty() => Err(Error::invalid(
             "store",
-            format!("this build does not include the {scheme} store; rebuild with the feature `{scheme}`"),
+            format!("this build has no {scheme} store; build it with the feature `{scheme}`"),
         )),
         _ => {
             let known = "memory: | jsonl:DIR | sqlite:FILE | postgres://USER@HOST/DATABASE";
-            Err(Error::invalid("store", format!("{:?} is not a store URL; use {known}", redacted(url))))
+            Err(Error::invalid("store", format!("{:?} is not a store; use {known}", redacted(url))))
         }
     }
 }

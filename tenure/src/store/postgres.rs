@@ -180,7 +180,7 @@ impl Store for PostgresStore {
         let place = || format!("postgres, tenant {tenant}, blob {id}");
         let bytes: &[u8] = column(row, 0, place)?;
         if BlobId::of(bytes) != *id {
-            return Err(Error::corrupt(place(), "the bytes do not match the blob's hash"));
+            return Err(Error::corrupt(place(), "its bytes have another hash"));
         }
         Ok(Some(bytes.into()))
     }

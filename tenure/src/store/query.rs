@@ -224,7 +224,7 @@ impl fmt::Display for SessionCursor {
 impl std::str::FromStr for SessionCursor {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
-        let wrong = || Error::invalid("cursor", "invalid cursor; use the cursor that the previous page returned");
+        let wrong = || Error::invalid("cursor", "not a cursor; use the one that came with the page before");
         let (at, session) = s.split_once('~').ok_or_else(wrong)?;
         let at = at.parse().ok().and_then(|at| Timestamp::from_microsecond(at).ok()).ok_or_else(wrong)?;
         Ok(Self { active_at: at, session: SessionId::new(session).map_err(|_| wrong())? })

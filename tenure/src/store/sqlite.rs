@@ -108,7 +108,7 @@ impl SqliteStore {
     async fn on_reader<T: Send + 'static>(&self, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
         let (pool, (reply, answer)) = (self.readers.clone(), oneshot::channel());
         self.threads.run(move || drop(reply.send(work(&pool)))).map_err(Error::unavailable)?;
-        answer.await.unwrap_or_else(|_| Err(Error::unavailable("a read of the SQLite file panicked; see the log")))
+        answer.await.unwrap_or_else(|_| Err(Error::unavailable("reading the SQLite file has failed")))
     }
 }
 

@@ -161,14 +161,11 @@ impl MemoryConfig {
     pub fn check(&self) -> Result<()> {
         match (self.scope, &self.group) {
             (MemoryScope::Group, None) => {
-                Err(Error::invalid("memory.group", "the scope `group` requires `memory.group`, the name of the group"))
+                Err(Error::invalid("memory.group", "the scope `group` needs the name of the group that shares it"))
             }
             (MemoryScope::Group, Some(group)) => check_text(group)
-                .map_err(|why| Error::invalid("memory.group", format!("not a valid group name: {why}"))),
-            (_, Some(_)) => Err(Error::invalid(
-                "memory.group",
-                "`memory.group` is only allowed with the scope `group`; remove it, or set the scope",
-            )),
+                .map_err(|why| Error::invalid("memory.group", format!("not a valid name of a group: {why}"))),
+            (_, Some(_)) => Err(Error::invalid("memory.group", "a group belongs to the scope `group`")),
             (_, None) => Ok(()),
         }
     }

@@ -25,9 +25,9 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, Error> {
         let (number, unit) = UNITS.iter().find_map(|(u, n)| Some((text.strip_suffix(u)?, *n))).unwrap_or((text, 1));
         let bytes = number.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-        bytes.map(ByteSize).ok_or_else(|| {
-            Error::invalid("", format!("{text:?} is not a valid size; write for example 64KB, 512MB or 2GB"))
-        })
+        bytes
+            .map(ByteSize)
+            .ok_or_else(|| Error::invalid("", format!("{text:?} is not a size such as 64KB, 512MB or 2GB")))
     }
 }
 

@@ -466,7 +466,7 @@ impl Entry {
             text.push_str(&format!(r#""replies_to":{seq},"#));
         }
         if !post.message.cuts().is_empty() {
-            let cuts = serde_json::to_string(post.message.cuts()).expect("blob references serialize to JSON");
+            let cuts = serde_json::to_string(post.message.cuts()).expect("cuts are plain data");
             text.push_str(&format!(r#""cuts":{cuts},"#));
         }
         text.push_str(r#""body":"#);
@@ -504,7 +504,7 @@ impl Entry {
 
 /// Formats a parse error with its position but never the content, which may be private.
 fn unreadable(e: serde_json::Error) -> String {
-    format!("unknown or malformed entry (at character {}); a newer version may have written it", e.column())
+    format!("it is not an entry that this version knows (at character {})", e.column())
 }
 
 /// The serialized form of a message entry, borrowing the text of the message.
@@ -560,9 +560,9 @@ impl Record {
 
     /// Verifies the checksum and returns the timestamp.
     fn check(seq: Seq, at: i64, sum: u32, text: &str) -> Result<Timestamp, String> {
-        let at = Timestamp::from_microsecond(at).map_err(|_| "its timestamp is out of range")?;
+        let at = Timestamp::from_microsecond(at).map_err(|_| "its time is out of range")?;
         if Self::checksum(seq, at, text) != sum {
-            return Err("its checksum does not match".to_owned());
+            return Err("its checksum is wrong".to_owned());
         }
         Ok(at)
     }

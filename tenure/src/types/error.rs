@@ -11,14 +11,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The session does not exist for this principal. A session of another user yields the same error, so
     /// that its existence is not disclosed.
-    #[error("session {session_id} was not found; create it, or check its id and owner")]
+    #[error("session {session_id} was not found; create it, or check the id and whose it is")]
     NotFound {
         /// The requested session.
         session_id: SessionId,
     },
 
     /// The session has expired or was deleted, and can still be restored (D-019).
-    #[error("session {session_id} is {status}; restore it, or use another id")]
+    #[error("session {session_id} is {status}; restore it to go on, or use another id")]
     Gone {
         /// The requested session.
         session_id: SessionId,
@@ -57,14 +57,14 @@ pub enum Error {
 
     /// The session was rewound, replaced or ended while the answer was generated, so that the message being
     /// answered is no longer current. The answer was not stored.
-    #[error("session {session_id} was rewound, replaced or ended during this turn; the answer was not stored")]
+    #[error("session {session_id} was rewound, replaced or ended while this turn was on; its answer was not kept")]
     Superseded {
         /// The requested session.
         session_id: SessionId,
     },
 
     /// A session with this id exists already.
-    #[error("session {session_id} already exists; load it, or choose another id")]
+    #[error("session {session_id} exists already; load it, or choose another id")]
     Exists {
         /// The id that was to be created.
         session_id: SessionId,
@@ -72,9 +72,7 @@ pub enum Error {
 
     /// Another writer committed to the session first (optimistic concurrency). Load the session again and
     /// retry.
-    #[error(
-        "session {session_id} was changed by another writer (expected its log to end at {expected}); load it again and retry"
-    )]
+    #[error("session {session_id} has moved on (expected it to end at {expected}); load it again and retry")]
     Conflict {
         /// The session that changed.
         session_id: SessionId,
@@ -83,14 +81,14 @@ pub enum Error {
     },
 
     /// The idempotency key was used before with a different request body.
-    #[error("idempotency key {key:?} was already used with a different request body; use a new key for a new request")]
+    #[error("idempotency key {key:?} was used before with another body; use a new key for a new request")]
     KeyReused {
         /// The idempotency key.
         key: String,
     },
 
     /// The session has no such checkpoint, position or turn.
-    #[error("{what} was not found in session {session_id}; list its checkpoints and messages")]
+    #[error("{what} was not found in session {session_id}; list its checkpoints and messages to see what is there")]
     NoSuchPoint {
         /// The requested session.
         session_id: SessionId,
@@ -99,7 +97,7 @@ pub enum Error {
     },
 
     /// The session has no such run.
-    #[error("run {run} was not found in session {session_id}; list its runs")]
+    #[error("there is no run {run} in session {session_id}; list its runs to see what is there")]
     NoSuchRun {
         /// The requested session.
         session_id: SessionId,
@@ -108,14 +106,14 @@ pub enum Error {
     },
 
     /// The review does not exist, or the principal has no access to it.
-    #[error("review {review} was not found; list the reviews")]
+    #[error("there is no review {review}; list the reviews to see what is there")]
     NoSuchReview {
         /// The requested review.
         review: ReviewId,
     },
 
     /// The review no longer needs a decision: it was decided, or its run has ended.
-    #[error("review {review} is already closed: {how}")]
+    #[error("review {review} is decided already: {how}")]
     Decided {
         /// The requested review.
         review: ReviewId,
@@ -124,7 +122,7 @@ pub enum Error {
     },
 
     /// Another reviewer has claimed the review.
-    #[error("review {review} is claimed by {by}; wait until the claim is released or expires")]
+    #[error("review {review} is claimed by {by}; wait until it is released, or its time is over")]
     Claimed {
         /// The requested review.
         review: ReviewId,
@@ -143,7 +141,7 @@ pub enum Error {
 
     /// A storage quota is exhausted; nothing was changed.
     #[error(
-        "{whose} has stored {used} {what}, and the limit `{limit}` is {max}; delete and purge sessions, or raise the limit"
+        "{whose} has {used} {what} stored, and the limit `{limit}` is {max}; delete and purge some, or raise the limit"
     )]
     QuotaExceeded {
         /// A description of whose sessions count towards the quota.
@@ -159,7 +157,7 @@ pub enum Error {
     },
 
     /// A named limit was exceeded; nothing was changed.
-    #[error("{what} exceeds the limit `{limit}` of {max}; send less, or raise the limit")]
+    #[error("{what} is over the limit `{limit}` of {max}; send less, or raise the limit")]
     TooLarge {
         /// A description of what was too large.
         what: String,
@@ -179,7 +177,7 @@ pub enum Error {
     },
 
     /// The store was written by a newer version of this software.
-    #[error("{place} has format version {found}, and this version supports up to {known}; use a newer version")]
+    #[error("{place} has format {found}, and this version reads up to {known}; use a newer version")]
     NewerFormat {
         /// The location of the store.
         place: String,
@@ -190,14 +188,14 @@ pub enum Error {
     },
 
     /// Another process holds the lock of the store.
-    #[error("{place} is locked by another process; stop that process, or use a store that supports several processes")]
+    #[error("{place} is in use by another process; stop it, or use a store that several may share")]
     Locked {
         /// The location of the store.
         place: String,
     },
 
     /// The disk is full. Everything acknowledged is durable; this operation was not performed.
-    #[error("no space left at {place}; free disk space and retry")]
+    #[error("no space left at {place}; free some and retry")]
     Full {
         /// The location of the store.
         place: String,

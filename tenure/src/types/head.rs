@@ -171,7 +171,7 @@ impl Head {
 
     /// Serializes the head to the JSON text that stores persist.
     pub(crate) fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("heads have string keys and finite numbers only")
+        serde_json::to_string(self).expect("cards have string keys and finite numbers only")
     }
 
     /// Returns the key of the session.

@@ -35,10 +35,7 @@ impl FromStr for HumanDuration {
     type Err = Error;
     fn from_str(s: &str) -> Result<Self> {
         let wrong = || {
-            Error::invalid(
-                "",
-                format!("{s} is not a valid duration; write for example 90s, 30m, 2h, 7d or never", s = excerpt(s)),
-            )
+            Error::invalid("", format!("{s} is not a span of time; write 90s, 30m, 2h, 7d or never", s = excerpt(s)))
         };
         if s == "never" {
             return Ok(Self::NEVER);

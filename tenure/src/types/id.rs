@@ -125,7 +125,7 @@ pub(crate) fn check_text(s: &str) -> Result<(), &'static str> {
 fn check_label(s: &str) -> Result<(), &'static str> {
     check_text(s)?;
     if s.bytes().all(|b| b.is_ascii_digit()) {
-        return Err("digits alone denote a position; add a letter");
+        return Err("digits alone mean a position; add a letter");
     }
     Ok(())
 }

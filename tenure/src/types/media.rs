@@ -53,10 +53,7 @@ impl Message {
         for cut in self.cuts() {
             let bytes = blob(&cut.id).ok_or_else(|| Error::corrupt(format!("blob {}", cut.id), "it is missing"))?;
             let before = self.as_str().get(done..cut.at);
-            text.push_str(
-                before
-                    .ok_or_else(|| Error::corrupt("message", "the offset of a blob reference is outside the text"))?,
-            );
+            text.push_str(before.ok_or_else(|| Error::corrupt("message", "a medium has no place in its text"))?);
             STANDARD.encode_string(&bytes, &mut text);
             done = cut.at;
         }

@@ -47,7 +47,7 @@ pub enum CompactionPolicy {
 
 /// The serialized form of [`CompactionPolicy`].
 #[derive(Serialize, Deserialize)]
-#[serde(untagged, expecting = "true, false or the name of a model")]
+#[serde(untagged, expecting = "it is true, false or the name of a model")]
 enum CompactionText {
     Switch(bool),
     Model(String),
@@ -71,7 +71,7 @@ impl TryFrom<CompactionText> for CompactionPolicy {
             CompactionText::Switch(true) => Ok(CompactionPolicy::On),
             CompactionText::Model(name) => match crate::types::id::check_text(&name) {
                 Ok(()) => Ok(CompactionPolicy::With(name)),
-                Err(why) => Err(Error::invalid("", format!("not a valid model name: {why}"))),
+                Err(why) => Err(Error::invalid("", format!("not the name of a model: {why}"))),
             },
         }
     }
@@ -131,7 +131,7 @@ impl TryFrom<String> for CheckpointPolicy {
                 }
                 _ => Err(Error::invalid(
                     "",
-                    format!("{s} is not valid; use tool, step, manual or a duration such as 60s", s = excerpt(s)),
+                    format!("{s} is not tool, step, manual or a time such as 60s", s = excerpt(s)),
                 )),
             },
         }

@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for ToolSource {
             type Value = ToolSource;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`python`, `memory`, or an object with one of the keys `mcp`, `http` and `python`")
+                f.write_str("`python`, `memory`, or one of `mcp`, `http` and `python` with what belongs to it")
             }
 
             fn visit_str<E: de::Error>(self, word: &str) -> Result<ToolSource, E> {
@@ -142,9 +142,9 @@ impl<'de> Deserialize<'de> for ToolSource {
                 };
                 match map.next_key::<String>()? {
                     None => Ok(source),
-                    Some(more) => Err(de::Error::custom(format!(
-                        "`{more}` next to `{kind}`: write each source as a separate list item"
-                    ))),
+                    Some(more) => {
+                        Err(de::Error::custom(format!("`{more}` beside `{kind}`: each source is an item of its own")))
+                    }
                 }
             }
         }

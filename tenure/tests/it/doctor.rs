@@ -165,7 +165,7 @@ const CASES: [Case; 12] = [
     Case {
         sqlite: "DELETE FROM blob_use WHERE tenant = 'other'",
         postgres: "DELETE FROM tenure_blob_use WHERE tenant = 'other'",
-        words: &["tenant other, blob", "no session references it", "a message needs it", "import it again"],
+        words: &["tenant other, blob", "no session uses it", "a message needs it", "import it again"],
         mendable: false,
     },
     Case {
@@ -174,7 +174,7 @@ const CASES: [Case; 12] = [
             INSERT INTO blob VALUES ('acme', zeroblob(32), x'00')",
         postgres: "INSERT INTO tenure_blob VALUES ('other', decode(repeat('00', 32), 'hex'), '\\x00'), ('acme', decode(repeat('00', 32), 'hex'), '\\x00');
             INSERT INTO tenure_blob_use VALUES (1, 'other', 'nobody', decode(repeat('00', 32), 'hex'))",
-        words: &["tenant acme, blob 00000000", "no session references it", "removes it"],
+        words: &["tenant acme, blob 00000000", "no session uses it", "removes it"],
         mendable: true,
     },
     Case {
@@ -289,7 +289,7 @@ async fn files_changed_by_hand_are_found_on_jsonl() {
         ("acme/blobs/notes.txt", vec!["not a file of the store"]),
         ("acme/new.jsonl", vec!["put there while the store is open", "open it again"]),
         ("acme/nobody.discarded.jsonl", vec!["its session does not exist"]),
-        (&*format!("acme/blobs/{orphan}"), vec!["no session references it", "removes it"]),
+        (&*format!("acme/blobs/{orphan}"), vec!["no session uses it", "removes it"]),
     ] {
         std::fs::write(file(name), "nobody's").unwrap();
         let findings = examined(&home).await;

@@ -192,7 +192,7 @@ on_every_store! {
         t.remember(&ada(), &MemoryTarget::Own, fact("Her cat is an animal too")).await.unwrap();
         switch.store(true, SeqCst);
         let t = home.beside();
-        assert_eq!(t.recall(&ada(), &MemoryTarget::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: no embedder is configured");
+        assert_eq!(t.recall(&ada(), &MemoryTarget::Own, "cat", 5).await.unwrap().note.unwrap(), "by words only: there is no embedder");
     }
 
     /// Redacted text is neither stored in a memory or a recall event nor sent to the embedder.

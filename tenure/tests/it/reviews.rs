@@ -81,7 +81,7 @@ on_every_store! {
         declare(home);
         take_over(&home.tenure, &model, &tools).await.pop().unwrap().unwrap();
         let s = x(&home.tenure).await;
-        let refused = "tool: A reviewer rejected this call; it was not executed.";
+        let refused = "tool: A person has refused this call; it was not made.";
         assert_eq!(talk(&s)[3..], [refused, "tool: sent", "assistant: Done."]);
         assert!(model.shown().iter().any(|t| t.contains("refused this call")), "the model was told");
         assert_eq!((tools.done("pay").len(), tools.done("mail").len()), (0, 1));
@@ -186,7 +186,7 @@ on_every_store! {
         assert_eq!(done.into_iter().map(|d| d.unwrap().waiting).collect::<Vec<_>>(), [false, false]);
         for session in ["x", "swept"] {
             let s = t.load(&ada(), &id(session)).await.unwrap();
-            assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A reviewer rejected this call; it was not executed. Note: decided automatically: the review timed out", "assistant: Done."]);
+            assert_eq!(talk(&s)[3..], ["tool: paid", "tool: A person has refused this call; it was not made. Note: nobody decided in time", "assistant: Done."]);
             assert_eq!(s.info.metadata["hitl_decisions"][0]["reviewer"], "timeout");
         }
     }

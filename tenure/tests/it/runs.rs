@@ -384,7 +384,7 @@ async fn the_clients_own_tools() {
 #[tokio::test]
 async fn a_lost_answer_is_a_question_to_a_person() {
     for (decision, want, times) in [
-        (Decision::Approved, "tool: A reviewer confirmed that this call was executed.", 1),
+        (Decision::Approved, "tool: This was done, as a person has made sure.", 1),
         (Decision::Rejected, "tool: paid", 2),
     ] {
         let h = home(|_| ()).await;

@@ -33,7 +33,7 @@ async fn a_look_serves_all_who_came_before_it() {
     tenure.engine.catch_up(&who().key(&id), &mut held).await.unwrap();
     say_elsewhere(&tenure, &id).await;
     drop(held);
-    assert_eq!(waits.await.unwrap(), 0, "a head check that started after the reader arrived is shared");
+    assert_eq!(waits.await.unwrap(), 0, "what was found when it had come already");
     assert_eq!(tenure.engine.read(&who(), &id, Depth::Head, length).await.unwrap(), 1);
 
     // A head check that began before the reader arrived does not count.

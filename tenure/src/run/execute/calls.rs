@@ -175,8 +175,7 @@ impl<'a> Execution<'a> {
             let made = match tokio::time::timeout(timeout, make).await {
                 Ok(made) => made?,
                 Err(_) => {
-                    let message =
-                        format!("tool {:?} exceeded its `tool_timeout`; raise it or make the tool faster", call.tool);
+                    let message = format!("tool {:?} took longer than its `tool_timeout`", call.tool);
                     return Err(limit("tool_timeout", message));
                 }
             };
@@ -190,7 +189,7 @@ impl<'a> Execution<'a> {
             match made {
                 Ok(ToolOutput { content, .. }) if content.len() > max => {
                     let message = format!(
-                        "tool {:?} returned {} bytes, more than `max_result_bytes` ({max})",
+                        "tool {:?} answered {} bytes, over the `max_result_bytes` of {max}",
                         call.tool,
                         content.len()
                     );
@@ -201,7 +200,7 @@ impl<'a> Execution<'a> {
                         let arguments = Value::Object(call.arguments);
                         match tenure.cache_put(&who, &id, &call.tool, &arguments, &json!(content)).await {
                             Err(e @ Error::Unavailable { .. }) => {
-                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "could not cache a tool result: store unavailable");
+                                tracing::warn!(session_id = %id, tool = call.tool, error = %e, "a result was not cached");
                             }
                             put => put?,
                         }

@@ -75,7 +75,7 @@ impl Tenure {
             });
             match written.await {
                 Err(Error::Unavailable { why }) => {
-                    tracing::warn!(session_id = %id, error = why, "store unavailable; retrying the commit of a run's results");
+                    tracing::warn!(session_id = %id, error = why, "the store is away; a run waits for it with what it holds");
                 }
                 written => return written,
             }

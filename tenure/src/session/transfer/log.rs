@@ -107,7 +107,7 @@ impl Tenure {
             let wrong = |why: &str| Error::invalid(format!("blobs.{id}"), why);
             let bytes = STANDARD.decode(data).map_err(|_| wrong("a blob must be base64 text"))?;
             if BlobId::of(&bytes) != *id {
-                return Err(wrong("the content of the blob does not match its hash"));
+                return Err(wrong("the hash of the blob is another one than its id"));
             }
             media.insert(*id, bytes.into());
         }
@@ -184,16 +184,11 @@ impl LogRebuild<'_> {
                         }
                     }
                     (Some(_), None) => return Err(wrong("entry.created.parent", "the first record has no parent")),
-                    (None, Some(_)) => {
-                        return Err(wrong(
-                            "entry",
-                            "only the first record, or the first record of a fork (with `parent`), may be `created`",
-                        ));
-                    }
+                    (None, Some(_)) => return Err(wrong("entry", "a log is `created` once")),
                     _ => {
                         return Err(wrong(
                             "entry.created.parent.seq",
-                            "`parent.seq` must be the number of the record before this one",
+                            "a fork follows the record where it left its parent",
                         ));
                     }
                 }
@@ -201,19 +196,19 @@ impl LogRebuild<'_> {
             _ if self.session.is_none() => return Err(wrong("entry", "the first record must be `created`")),
             Entry::Message(post) => {
                 if post.replies_to.is_some_and(|to| !before(to)) {
-                    return Err(wrong("entry.message.replies_to", "the value must be the number of an earlier record"));
+                    return Err(wrong("entry.message.replies_to", "it must name an earlier record"));
                 }
                 *post = MessageEntry { message: self.message(i, &post.message)?, ..post.clone() };
             }
             Entry::Rewound(rewound) => {
                 if !before(rewound.to) {
-                    return Err(wrong("entry.rewound.to", "the value must be the number of an earlier record"));
+                    return Err(wrong("entry.rewound.to", "it must name an earlier record"));
                 }
                 rewound.mark = self.mark_at(rewound.to);
             }
             Entry::Compacted { upto, summary } => {
                 if !before(*upto) {
-                    return Err(wrong("entry.compacted.upto", "the value must be the number of an earlier record"));
+                    return Err(wrong("entry.compacted.upto", "it must name an earlier record"));
                 }
                 if let Some(message) = summary {
                     let parsed = Message::parse(message.as_str());
@@ -234,7 +229,7 @@ impl LogRebuild<'_> {
                 if opened.review.seq().is_some_and(|s| s != seq) {
                     return Err(wrong(
                         "entry.review_opened.review",
-                        "the review id must contain the number of the record that opens it",
+                        "a review is named after the record that opens it",
                     ));
                 }
                 self.rename(&mut opened.review);
@@ -303,8 +298,8 @@ impl LogRebuild<'_> {
         for cut in message.cuts() {
             let wrong = |why: &str| Error::invalid(format!("{place}.cuts"), format!("{why} {}", cut.id));
             let (before, after) =
-                rest.split_once(&marker(&cut.id)).ok_or_else(|| wrong("the body has no marker for blob"))?;
-            let bytes = self.media.get(&cut.id).ok_or_else(|| wrong("the export does not contain blob"))?;
+                rest.split_once(&marker(&cut.id)).ok_or_else(|| wrong("the body has no place for"))?;
+            let bytes = self.media.get(&cut.id).ok_or_else(|| wrong("the export does not contain the blob"))?;
             whole.push_str(before);
             STANDARD.encode_string(bytes, &mut whole);
             rest = after;
@@ -329,7 +324,7 @@ impl LogRebuild<'_> {
 
     /// Checks that the readable part of an export agrees with its log.
     fn compare(&self, export: &Export, readable: &[Message]) -> Result<()> {
-        let Some(session) = &self.session else { return Err(Error::invalid("log", "the log contains no record")) };
+        let Some(session) = &self.session else { return Err(Error::invalid("log", "there is no record in it")) };
         // Another program may have reformatted the JSON.
         let same = |a: &Message, b: &Message| {
             let media = |m: &Message| m.cuts().iter().map(|c| c.id).collect::<Vec<_>>();
@@ -337,18 +332,15 @@ impl LogRebuild<'_> {
         };
         let differs = session.messages.iter().zip(readable).position(|(a, b)| !same(&a.message, b));
         if let Some(i) = differs {
-            return Err(Error::invalid(
-                format!("messages[{i}]"),
-                "the message differs from the one at this position in `log`",
-            ));
+            return Err(Error::invalid(format!("messages[{i}]"), "it is not the message that `log` has in its place"));
         }
         if session.messages.len() != readable.len() {
-            let why = format!("`messages` has {} messages, but `log` has {}", readable.len(), session.messages.len());
+            let why = format!("there are {}, and `log` has {}", readable.len(), session.messages.len());
             return Err(Error::invalid("messages", why));
         }
         match export.metadata.get(DECISIONS) {
             Some(given) if Some(given) != session.info.metadata.get(DECISIONS) => {
-                let why = "the decisions differ from those in `log`";
+                let why = "they are not the decisions that `log` has";
                 Err(Error::invalid(format!("metadata.{DECISIONS}"), why))
             }
             _ => Ok(()),
@@ -362,10 +354,7 @@ impl LogRebuild<'_> {
         let reason = || Some("imported".to_owned());
         let waits = !head.reviews.is_empty();
         if let Some(run) = head.run {
-            let (error, code) = (
-                Some("the run was cancelled because the session was imported".to_owned()),
-                Some("cancelled".to_owned()),
-            );
+            let (error, code) = (Some("the session was imported elsewhere".to_owned()), Some("cancelled".to_owned()));
             self.append(Entry::RunEnded { run, outcome: RunOutcome::Cancelled, error, code })?;
         }
         let idle = |rebuild: &Self| rebuild.head().is_some_and(|h| h.reviews.is_empty());

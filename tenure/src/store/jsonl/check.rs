@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 const RESTORE: &str = "restore the file from a backup, or purge the session";
 const REOPEN: &str = "close the store and open it again";
-const STRAY: &str = "move it to another directory: the store does not read it, and never removes foreign files";
+const STRAY: &str = "move it to another directory: the store does not read it, and never removes what is not its own";
 
 impl JsonlEngine {
     /// Checks the files of the store, except for the contents of session and item files.
@@ -23,7 +23,7 @@ impl JsonlEngine {
         let mut found: Vec<Finding> = {
             let state = self.state();
             let damaged = state.damaged.values().map(|d| Finding::new(&d.at, &d.why, RESTORE));
-            let what = "it may end in an incomplete commit that could not be truncated";
+            let what = "half a commit may be at its end, which could not be taken back";
             let broken = state.broken.iter().map(|p| Finding::new(p.file(&self.root).display(), what, REOPEN));
             damaged.chain(broken).collect()
         };
@@ -37,7 +37,7 @@ impl JsonlEngine {
             }
         }
         let stray = stray.iter().take(MAX_FINDINGS);
-        found.extend(stray.map(|path| Finding::new(path.display(), "not a file of the store", STRAY)));
+        found.extend(stray.map(|path| Finding::new(path.display(), "it is not a file of the store", STRAY)));
         Ok(found)
     }
 
@@ -48,9 +48,7 @@ impl JsonlEngine {
         stray: &mut Vec<PathBuf>,
     ) -> Result<Vec<Finding>> {
         let mut found = Vec::new();
-        let unknown = |path: &Path| {
-            Finding::new(path.display(), "the file was created by another program while the store is open", REOPEN)
-        };
+        let unknown = |path: &Path| Finding::new(path.display(), "it was put there while the store is open", REOPEN);
         for (name, path) in list(&paths::tenant_dir(&self.root, tenant))? {
             match paths::parse_file(&name) {
                 NamedFile::Session(_) if !known.contains(&path) && path.exists() => found.push(unknown(&path)),
@@ -80,7 +78,7 @@ impl JsonlEngine {
                 Ok(id) if damaged || self.state().index.uses_blob(tenant, id) => {}
                 Ok(id) if found.len() < MAX_FINDINGS => {
                     let orphan = Orphan::Blob(tenant.clone(), id);
-                    found.push(Finding::orphan(path.display(), "no session references it", orphan));
+                    found.push(Finding::orphan(path.display(), "no session uses it", orphan));
                 }
                 Ok(_) => {}
                 Err(_) if matches!(paths::parse_file(&name), NamedFile::Temporary) => {}
@@ -103,13 +101,13 @@ impl JsonlEngine {
         Ok(match replay(&path, place) {
             Ok((_, LogTail::Clean)) => None,
             Ok((_, LogTail::Torn { bytes, line })) => {
-                let what = format!("the last {bytes} bytes are not a complete commit");
+                let what = format!("{bytes} bytes at its end are not a whole commit");
                 Some(Finding::new(format!("{}:{line}", path.display()), what, RESTORE))
             }
             Ok((_, LogTail::Damaged { line, why })) => {
                 Some(Finding::new(format!("{}:{line}", path.display()), why, RESTORE))
             }
-            Err(e) => Some(Finding::new(path.display(), format!("the file cannot be read: {e}"), RESTORE)),
+            Err(e) => Some(Finding::new(path.display(), format!("it can not be read: {e}"), RESTORE)),
         })
     }
 

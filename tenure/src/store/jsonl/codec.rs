@@ -73,7 +73,7 @@ impl<'a> LogLine<'a> {
     /// Parses a line. The error does not quote it.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         // The message of serde would quote the line; the column suffices.
-        serde_json::from_slice(bytes).map_err(|e| format!("invalid line (column {})", e.column()))
+        serde_json::from_slice(bytes).map_err(|e| format!("not a line of this format (column {})", e.column()))
     }
 
     /// Returns the record of the line, with its entry deserialized. `None` means that the line is
@@ -81,7 +81,7 @@ impl<'a> LogLine<'a> {
     pub fn decode(&self) -> Result<Option<Record>, String> {
         let Some((seq, at, text)) = self.record() else { return Ok(None) };
         // As above, the error of the entry's parser is not passed on.
-        let entry = Entry::decode(text).map_err(|_| format!("the entry of record {seq} cannot be parsed"))?;
+        let entry = Entry::decode(text).map_err(|_| format!("the entry of record {seq} can not be read"))?;
         Ok(Some(Record { seq, at, entry }))
     }
 
@@ -136,7 +136,7 @@ impl LineBatch {
             self.first = seq;
         }
         self.offsets.push(self.text.len() as u64);
-        writeln!(self.text, r#"{{"seq":{seq},"at":"{at}","entry":{entry}}}"#).expect("writing to a String cannot fail");
+        writeln!(self.text, r#"{{"seq":{seq},"at":"{at}","entry":{entry}}}"#).expect("a string takes everything");
     }
 
     pub fn is_empty(&self) -> bool {
@@ -165,12 +165,12 @@ impl LineBatch {
     }
 
     fn line(&mut self, kind: &str, value: &impl Serialize) {
-        writeln!(self.text, r#"{{"{kind}":{}}}"#, json(value)).expect("writing to a String cannot fail");
+        writeln!(self.text, r#"{{"{kind}":{}}}"#, json(value)).expect("a string takes everything");
     }
 }
 
 fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("heads and items have only string keys and finite numbers")
+    serde_json::to_string(value).expect("cards and items have string keys and finite numbers only")
 }
 
 /// Returns the checksum that a line ends with, or `None` if it is not the last line of a commit.

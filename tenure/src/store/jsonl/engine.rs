@@ -83,7 +83,7 @@ impl JsonlEngine {
     }
 
     pub fn state(&self) -> MutexGuard<'_, JsonlState> {
-        self.state.lock().expect("no code panics while holding this lock")
+        self.state.lock().expect("nothing panics while it holds the state")
     }
 
     /// Commits: checks the preconditions, writes new blobs, appends to the session's file and
@@ -117,7 +117,7 @@ impl JsonlEngine {
             let whole = |m: &Message| m.attach(blob).unwrap_or_else(|_| m.clone());
             let cut: Vec<Message> = commit.cut.iter().map(whole).collect();
             if let Err(error) = append_copy(&path, cut.iter().map(|m| m.as_str())) {
-                tracing::warn!(path = %path.display(), %error, "could not append the discarded messages to their file; they are still in the log");
+                tracing::warn!(path = %path.display(), %error, "discarded messages are only in the log, not in their file");
             }
         }
         Ok(())
@@ -130,8 +130,7 @@ impl JsonlEngine {
         let (len, lasting) = {
             let state = self.state();
             if state.broken.contains(place) {
-                let why =
-                    format!("{}: an earlier failed write could not be truncated; reopen the store", path.display());
+                let why = format!("{}: an earlier write could not be taken back; reopen the store", path.display());
                 return Err(Error::unavailable(why));
             }
             state.logs.get(place).map_or((0, false), |log| (log.len, log.lasting))
@@ -237,7 +236,7 @@ impl JsonlEngine {
         let path = paths::blob_file(&self.root, tenant, id);
         match fs::read(&path) {
             Ok(bytes) if BlobId::of(&bytes) == id => Ok(Some(bytes.into())),
-            Ok(_) => Err(Error::corrupt(path.display(), "the contents do not match the hash in the file name")),
+            Ok(_) => Err(Error::corrupt(path.display(), "its bytes are not those that its name says")),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(failed(&path, &e)),
         }
@@ -284,7 +283,7 @@ impl JsonlEngine {
             && dead > live
             && let Err(error) = self.rewrite(place)
         {
-            tracing::warn!(path = %place.file(&self.root).display(), %error, "could not compact the file; removed items still take up space");
+            tracing::warn!(path = %place.file(&self.root).display(), %error, "removed items still take space in their file");
         }
     }
 
@@ -328,10 +327,7 @@ impl JsonlEngine {
                 (contents, LogTail::Clean) if contents.head.as_ref().map(Head::key) == head.map(Head::key) => {
                     Ok(contents)
                 }
-                _ => Err(Error::corrupt(
-                    path.display(),
-                    "the rewritten file failed verification; the old file is unchanged",
-                )),
+                _ => Err(Error::corrupt(path.display(), "it could not be written anew without a change")),
             }
         });
         let contents =

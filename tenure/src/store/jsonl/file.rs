@@ -113,7 +113,7 @@ pub(super) fn compose(path: &Path, parts: &[FilePart], last: &[u8]) -> Result<()
             match commits.next().map_err(|e| failed(&part.path, &e))? {
                 NextCommit::Whole => {}
                 NextCommit::End => break,
-                NextCommit::Bad => return Err(corrupt(&part.path, commits.line, "checksum mismatch in a commit")),
+                NextCommit::Bad => return Err(corrupt(&part.path, commits.line, "a commit's checksum is wrong")),
             }
             let (mut batch, mut blobs) = (LineBatch::default(), Vec::new());
             for (number, line) in commits.lines().enumerate() {
@@ -169,8 +169,8 @@ pub(super) fn read_records(path: &Path, spans: &[ByteSpan]) -> Result<Vec<Record
 fn parse(line: &[u8], want: Seq) -> Result<Record, String> {
     match LogLine::parse(line)?.decode()? {
         Some(record) if record.seq == want => Ok(record),
-        Some(other) => Err(format!("expected record {want}, found record {}", other.seq)),
-        None => Err(format!("expected record {want}, found another line")),
+        Some(other) => Err(format!("record {want} should be here, {} is in its place", other.seq)),
+        None => Err(format!("record {want} should be here")),
     }
 }
 

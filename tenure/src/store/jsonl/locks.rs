@@ -27,7 +27,7 @@ impl FileLocks {
     }
 
     fn map(&self) -> MutexGuard<'_, LockMap> {
-        self.0.lock().expect("no code panics while holding this lock")
+        self.0.lock().expect("nothing panics while it holds the gates")
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
     let format = dir.join(FORMAT_FILE);
     let is_ours = |name: &str| [FORMAT_FILE, LOCK_FILE, "format.tmp", "lost+found"].contains(&name);
     if !format.exists() && list(dir)?.iter().any(|(name, _)| !is_ours(name)) {
-        let why = format!("{} is not empty and contains no store; choose a new or empty directory", dir.display());
+        let why = format!("{} holds other things and no store; choose a new or an empty directory", dir.display());
         return Err(Error::invalid("store", why));
     }
     let lock =
@@ -50,7 +50,7 @@ pub(super) fn claim(dir: &Path) -> Result<(PathBuf, File)> {
                 write_format(dir, &format).map_err(io)?;
                 Ok((dir.clone(), lock))
             }
-            _ => Err(corrupt(&format, 1, "expected the format number; restore the file from a backup")),
+            _ => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             write_format(dir, &format).map_err(io)?;
@@ -74,7 +74,7 @@ pub(super) fn found(dir: &Path) -> Result<Option<u32>> {
     match fs::read_to_string(&format) {
         Ok(text) => match text.trim().parse() {
             Ok(found) => Ok(Some(found)),
-            Err(_) => Err(corrupt(&format, 1, "expected the format number; restore the file from a backup")),
+            Err(_) => Err(corrupt(&format, 1, "it should hold the number of the format; restore it")),
         },
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(failed(&format, &e)),
@@ -115,7 +115,7 @@ fn load_tenant(root: &Path, tenant: &Tenant, state: &mut JsonlState, repairs: &m
         match (paths::parse_file(&name), owner) {
             (NamedFile::Temporary, _) => remove_file(&path).map_err(|e| failed(&path, &e))?,
             (_, Some(owner)) => load_file(&path, LogFile { tenant: tenant.clone(), owner }, state, repairs)?,
-            (_, None) => repairs.push(not_mended(&path, "the owner of this item file is unknown")),
+            (_, None) => repairs.push(not_mended(&path, "nothing says whose shelves these are")),
         }
     }
     // A session that cannot be read may reference any of the blobs.
@@ -136,13 +136,13 @@ fn load_file(path: &Path, place: LogFile, state: &mut JsonlState, repairs: &mut 
         LogTail::Torn { bytes, line } if contents.len > 0 => {
             let file = OpenOptions::new().write(true).open(path).map_err(io)?;
             file.set_len(contents.len).and_then(|()| file.sync_all()).map_err(io)?;
-            repair(format!("truncated {bytes} bytes from line {line} on: an incomplete commit"));
+            repair(format!("cut {bytes} bytes from line {line} on: a commit that was never finished"));
             adopt(place, contents, state);
         }
         LogTail::Clean | LogTail::Torn { .. } => {
             let bytes = path.metadata().map_err(io)?.len();
             remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir)).map_err(io)?;
-            repair(format!("removed the file ({bytes} bytes): its first commit was incomplete"));
+            repair(format!("removed {bytes} bytes: its first commit was never finished"));
         }
         LogTail::Damaged { line, why } => {
             let at = format!("{}:{line}", path.display());
@@ -185,10 +185,7 @@ pub(super) fn remove_unused_blobs(root: &Path, tenant: &Tenant, is_used: impl Fn
 }
 
 fn not_mended(path: &Path, why: &str) -> OpenRepair {
-    OpenRepair {
-        place: path.display().to_string(),
-        what: format!("NOT repaired: {why}; restore the file from a backup"),
-    }
+    OpenRepair { place: path.display().to_string(), what: format!("NOT mended: {why}; restore the file from a backup") }
 }
 
 /// Reads the owner from the first line of an item file whose name is truncated.

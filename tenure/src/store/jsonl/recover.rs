@@ -72,10 +72,7 @@ fn bad_end(mut file: &File, at: u64, line: usize) -> io::Result<LogTail> {
     let bytes = file.metadata()?.len().saturating_sub(at);
     file.seek(SeekFrom::Start(at))?;
     if any_commit(file.take(bytes))? {
-        return Ok(LogTail::Damaged {
-            line,
-            why: "checksum mismatch in a commit that valid commits follow".to_owned(),
-        });
+        return Ok(LogTail::Damaged { line, why: "a commit's checksum is wrong, and whole ones follow it".to_owned() });
     }
     Ok(LogTail::Torn { bytes, line })
 }
@@ -118,7 +115,7 @@ impl Recovered {
         } else {
             let want = self.last() + 1;
             if record.seq != want {
-                return Err(format!("expected record {}, found record {}", want, record.seq));
+                return Err(format!("record {} is missing, {} is in its place", want, record.seq));
             }
             if let Some(head) = &mut self.head {
                 head.apply(record);
@@ -138,8 +135,8 @@ impl Recovered {
         match (place.key(), &self.head) {
             _ if self.len == 0 => None,
             (Some(key), Some(head)) if head.key() == key && head.seq == self.last() => None,
-            (Some(_), Some(_)) => Some("the head does not match this log"),
-            (Some(_), None) => Some("the head is missing"),
+            (Some(_), Some(_)) => Some("the index card does not belong to this log"),
+            (Some(_), None) => Some("there is no index card"),
             (None, _) => {
                 let owner = self.owner.as_deref().and_then(parse_owner);
                 (owner.as_ref() != Some(&place.owner)).then_some("the first line does not name the owner of this file")

@@ -62,12 +62,12 @@ pub(super) async fn check(link: &PgConnection) -> Result<Vec<Finding>> {
     let mut found = Vec::new();
     let limit = [(&(MAX_FINDINGS as i64) as _, Type::INT8)];
     for row in rows(link, HEADLESS, &limit).await? {
-        let what = format!("{} records have no head", number(&row)?);
-        let advice = "restore the row of tenure_head from a backup; if the session is not needed, delete these rows of tenure_record";
+        let what = format!("{} records have no card", number(&row)?);
+        let advice = "restore the row of tenure_head from a backup; only if it is not wanted, delete these rows of tenure_record";
         found.push(Finding::new(session(&row)?, what, advice));
     }
     for row in rows(link, OUTSIDE, &limit).await? {
-        let what = format!("{} records are outside the range of its log", number(&row)?);
+        let what = format!("{} records are before or after the ends of its log", number(&row)?);
         found.push(Finding::new(session(&row)?, what, RESTORE));
     }
     for row in rows(link, UNUSED, &limit).await? {
@@ -75,21 +75,21 @@ pub(super) async fn check(link: &PgConnection) -> Result<Vec<Finding>> {
         let bytes: &[u8] = column(&row, 1, here)?;
         let id = BlobId(bytes.try_into().map_err(|_| Error::corrupt(here(), "a blob's id has 32 bytes"))?);
         let place = format!("postgres, tenant {tenant}, blob {id}");
-        found.push(Finding::orphan(place, "no session references it", Orphan::Blob(tenant, id)));
+        found.push(Finding::orphan(place, "no session uses it", Orphan::Blob(tenant, id)));
     }
     for row in rows(link, USELESS, &limit).await? {
         let orphan = Orphan::Uses(tenant(&row)?, column(&row, 1, here)?);
-        found.push(Finding::orphan(session(&row)?, "blob references of a session that does not exist", orphan));
+        found.push(Finding::orphan(session(&row)?, "it uses blobs, but there is no such session", orphan));
     }
     for row in rows(link, MISLABELED, &limit).await? {
         let orphan = Orphan::Labels(tenant(&row)?, column(&row, 1, here)?);
-        let what = "the label index differs from the session's labels: filters return wrong results";
+        let what = "the index of labels differs from its labels: filters go wrong";
         found.push(Finding::orphan(session(&row)?, what, orphan));
     }
     for row in rows(link, HOMELESS, &limit).await? {
         let id = SessionId::new(column::<&str>(&row, 1, here)?).map_err(|e| Error::corrupt(here(), e))?;
-        let place = format!("{}, its items", session(&row)?);
-        found.push(Finding::orphan(place, "the session does not exist", Orphan::Items(tenant(&row)?, id)));
+        let place = format!("{}, its shelves", session(&row)?);
+        found.push(Finding::orphan(place, "there is no such session", Orphan::Items(tenant(&row)?, id)));
     }
     Ok(found)
 }

@@ -127,7 +127,7 @@ async fn refusal(link: &PgConnection, commit: &Commit) -> Result<FailureKind> {
         (None, _) if exists => Error::Exists { session_id },
         (None, Some(parent)) => Error::NotFound { session_id: parent.session.clone() },
         // The session existed when the commit was rejected, and has been purged since.
-        (None, None) => return Ok(FailureKind::Undone(format!("session {session_id} was purged concurrently"))),
+        (None, None) => return Ok(FailureKind::Undone(format!("session {session_id} was purged at the same time"))),
     };
     Ok(FailureKind::Final(error))
 }
@@ -196,7 +196,7 @@ impl<'a> BoundCommit<'a> {
         let entries: Vec<String> = commit.records.iter().map(|r| r.entry.encode()).collect();
         let sum = |(r, text): (&Record, &String)| Record::checksum(r.seq, r.at, text).cast_signed();
         let parent = head.parent.as_ref();
-        let mark = parent.map(|p| serde_json::to_string(&p.mark).expect("digests always serialize"));
+        let mark = parent.map(|p| serde_json::to_string(&p.mark).expect("marks are plain data"));
         let blobs: BTreeMap<&[u8], &[u8]> = commit.blobs.iter().map(|b| (&b.id.0[..], &b.bytes[..])).collect();
         let owner = Owner::Session(head.info.session_id.clone()).to_string();
         Ok(Self {
@@ -216,7 +216,7 @@ impl<'a> BoundCommit<'a> {
             lease_until: head.lease.as_ref().map(|l| micros(l.until)),
             title: head.folded_title(),
             labels: Some(head.labels()).filter(|l| !l.is_empty()),
-            card: serde_json::to_string(head).expect("heads have only string keys and finite numbers"),
+            card: serde_json::to_string(head).expect("cards have string keys and finite numbers only"),
             base: commit.base.map(|end| whole(end.seq)),
             base_log: commit.base.and_then(|end| signed(end.hash)),
             log: signed(head.log),

@@ -149,7 +149,7 @@ impl PgConnection {
             Ok(pooled) => Ok(PooledConnection(Some(pooled))),
             Err(PoolError::Backend(fail)) => Err(fail),
             Err(e) => {
-                let why = format!("no free connection: {e}; increase `pool` in the store's URL");
+                let why = format!("no connection is free: {e}; raise pool in the store's URL");
                 Err(Error::unavailable(why).into())
             }
         }
@@ -244,7 +244,7 @@ impl PgConnection {
         if let Ok(Err(FailureKind::ReadOnly(_))) = &done {
             self.hosts.distrust();
         }
-        let silent = || Error::unavailable(format!("timeout: the server did not respond within {} s", limit.as_secs()));
+        let silent = || Error::unavailable(format!("the server did not answer within {} s", limit.as_secs()));
         done.unwrap_or_else(|_| Err(silent().into()))
     }
 }
@@ -299,13 +299,13 @@ impl PooledConnection {
 impl Deref for PooledConnection {
     type Target = ClientWrapper;
     fn deref(&self) -> &ClientWrapper {
-        &self.0.as_ref().expect("only keep and drop take the connection, and both consume the guard").client
+        &self.0.as_ref().expect("only keep and drop take the connection, and both end the lease").client
     }
 }
 
 impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut ClientWrapper {
-        &mut self.0.as_mut().expect("only keep and drop take the connection, and both consume the guard").client
+        &mut self.0.as_mut().expect("only keep and drop take the connection, and both end the lease").client
     }
 }
 

@@ -75,7 +75,7 @@ impl From<tokio_postgres::Error> for FailureKind {
         match e.source().and_then(|s| s.downcast_ref::<io::Error>()).map(io::Error::kind) {
             Some(ErrorKind::InvalidData) => {
                 let hint =
-                    "TLS requires a server certificate that this system trusts; or use sslmode=disable in the URL";
+                    "for TLS the server needs a certificate that this system trusts, or sslmode=disable in the URL";
                 FailureKind::Final(Error::unavailable(format!("{why}; {hint}")))
             }
             Some(_) => FailureKind::Lost(why),

@@ -146,7 +146,7 @@ pub(super) async fn count(link: &PgConnection) -> Result<Vec<(Status, u64)>> {
 fn read(row: &Row) -> Result<Head> {
     let table = || "postgres, table tenure_head".to_owned();
     let (tenant, session): (&str, &str) = (column(row, 0, table)?, column(row, 1, table)?);
-    let place = || format!("postgres, session {tenant}/{session}, head");
+    let place = || format!("postgres, session {tenant}/{session}, card");
     let mut head: Head = serde_json::from_str(column(row, 2, place)?).map_err(|e| Error::corrupt(place(), e))?;
     head.first = column::<i64>(row, 3, place)?.unsigned_abs();
     head.parent = match column::<Option<&str>>(row, 4, place)? {

@@ -80,7 +80,7 @@ impl Hosts {
             let connected = first_success(attempts.collect()).await;
             connected.map(|(_, connected)| connected).map_err(|fails| together(fails, ", "))
         };
-        let silent = || FailureKind::Lost(format!("timeout: no response within {:?}", self.limit));
+        let silent = || FailureKind::Lost(format!("no answer within {:?}", self.limit));
         let connected = timeout(self.limit, connect).await.unwrap_or_else(|_| Err(silent()));
         connected.map_err(|fail| fail.at(&host_name(host)))
     }
@@ -142,7 +142,7 @@ async fn addresses(host: &Config) -> Result<Vec<Option<IpAddr>>, FailureKind> {
     let mut found: Vec<_> = found.map(|address| Some(address.ip())).collect();
     found.dedup();
     match found.is_empty() {
-        true => Err(FailureKind::Lost("the host name resolves to no address".to_owned())),
+        true => Err(FailureKind::Lost("its name has no address".to_owned())),
         false => Ok(found),
     }
 }

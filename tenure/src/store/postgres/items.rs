@@ -31,9 +31,7 @@ pub(super) const ITEM_REPLACE: &str = "ON CONFLICT (tenant, owner, shelf, key) D
 /// Validates that a text contains no NUL character, which PostgreSQL cannot store.
 pub(super) fn no_nul(name: &str, value: &str) -> Result<()> {
     match value.contains('\0') {
-        true => {
-            Err(Error::invalid(name, format!("{name} contains a NUL character, which cannot be stored; remove it")))
-        }
+        true => Err(Error::invalid(name, format!("{name} has a NUL character, which can not be stored; leave it out"))),
         false => Ok(()),
     }
 }
@@ -45,7 +43,7 @@ pub(super) fn key_fits(owner: &str, shelf: &str, key: &str) -> Result<()> {
     no_nul("key", key)?;
     if owner.len() + shelf.len() + key.len() > MAX_ITEM_KEY_BYTES {
         let (limit, max) = ("MAX_ITEM_KEY_BYTES", MAX_ITEM_KEY_BYTES as u64);
-        return Err(Error::TooLarge { what: "the item's key, with its namespace and owner,".to_owned(), limit, max });
+        return Err(Error::TooLarge { what: "the item's key, with its shelf and owner,".to_owned(), limit, max });
     }
     Ok(())
 }
@@ -290,7 +288,7 @@ fn item(row: &Row, shelf: &Namespace) -> Result<Item> {
 }
 
 fn place(shelf: &Namespace) -> String {
-    format!("postgres, tenant {}, namespace {} of {}", shelf.tenant, shelf.name, shelf.owner)
+    format!("postgres, tenant {}, shelf {} of {}", shelf.tenant, shelf.name, shelf.owner)
 }
 
 #[cfg(test)]

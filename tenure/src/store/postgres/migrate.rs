@@ -43,7 +43,7 @@ pub(super) async fn migrate(link: &PgConnection, place: &str, migrations: &[&str
             Ok(taken) => taken,
             Err(_) => {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(place, "the database has not responded yet; still waiting");
+                    tracing::warn!(place, "the database does not answer yet; still trying");
                 }
                 taken.await
             }
@@ -53,11 +53,11 @@ pub(super) async fn migrate(link: &PgConnection, place: &str, migrations: &[&str
             Ok(MigrationStep::More) => {}
             // No such database, a wrong password, no TLS: a retry would not succeed.
             Err(FailureKind::Final(Error::Unavailable { why })) => {
-                return Err(Error::invalid("store", format!("{place} cannot be used: {why}")));
+                return Err(Error::invalid("store", format!("{place} can not be used: {why}")));
             }
             Err(fail) => {
                 if !matches!(fail, FailureKind::Final(_)) && !std::mem::replace(&mut told, true) {
-                    tracing::warn!(place, error = %fail, "the database is unavailable; retrying");
+                    tracing::warn!(place, error = %fail, "the database is not available; trying again");
                 }
                 tries.wait(fail).await?;
             }
@@ -147,7 +147,8 @@ async fn step(link: &PgConnection, place: &str, migrations: &[&str]) -> Result<M
 fn taken(e: tokio_postgres::Error) -> FailureKind {
     match e.as_db_error() {
         Some(db) if db.code().code() == "42P07" => {
-            let hint = "table names are in use by another program: add schema=NAME to the store's URL, or use another database";
+            let hint =
+                "the database is used by something else: add schema=NAME to the store's URL, or use another database";
             Error::invalid("store", format!("{}; {hint}", db.message())).into()
         }
         _ => e.into(),

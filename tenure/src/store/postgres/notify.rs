@@ -60,7 +60,7 @@ impl Notifier {
     }
 
     /// Queues a notification. At most one task sends at a time; it ends when the queue is empty.
-    #[expect(clippy::disallowed_methods, reason = "notifications are best effort and may be lost on shutdown")]
+    #[expect(clippy::disallowed_methods, reason = "a hint that is lost when the server stops is no loss")]
     pub fn tell(&self, link: &Arc<PgConnection>, key: &SessionKey) {
         let mut untold = lock(&self.untold);
         untold.keys.insert(key.clone());
@@ -118,7 +118,7 @@ async fn tell_all(link: &PgConnection, untold: &Mutex<PendingNotices>, [schema, 
         let told = keys.iter().map(|key| serde_json::json!([schema, name, key.tenant, key.session]).to_string());
         let told: Vec<String> = told.collect();
         if let Err(e) = link.once(sql, &[(&CHANNEL, Type::TEXT), (&told, Type::TEXT_ARRAY)]).await {
-            tracing::debug!(error = ?e, "could not notify other nodes of a change; they poll");
+            tracing::debug!(error = ?e, "other nodes were not told of a change; they look after a while");
         }
         sleep(PAUSE).await;
     }
@@ -139,7 +139,7 @@ async fn listen(hosts: &Hosts, heard: &broadcast::Sender<Option<SessionKey>>, fr
             Err(fail) => Err(fail),
         };
         if let Err(e) = ended {
-            tracing::debug!(error = ?e, "not listening for notifications of other nodes; reconnecting");
+            tracing::debug!(error = ?e, "not listening to other nodes; trying again");
         }
         sleep(RECONNECT).await;
     }
@@ -163,7 +163,7 @@ where
     let mut listening = false;
     loop {
         tokio::select! {
-            () = &mut silent, if !listening => return Err(FailureKind::Lost("timeout: no response to LISTEN".to_owned())),
+            () = &mut silent, if !listening => return Err(FailureKind::Lost("no answer to LISTEN".to_owned())),
             done = &mut asked, if !listening => {
                 done?;
                 listening = true;

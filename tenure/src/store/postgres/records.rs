@@ -57,7 +57,7 @@ pub(super) async fn records(link: &PgConnection, key: &SessionKey, range: &Recor
     for row in &rows {
         let here = || at(want);
         if column::<Option<i64>>(row, 2, here)?.map(i64::unsigned_abs) != Some(want) {
-            return Err(Error::corrupt(here(), "the record is missing"));
+            return Err(Error::corrupt(here(), "it is missing"));
         }
         let sum = column::<i32>(row, 4, here)?.cast_unsigned();
         page.push(Record::read(want, column(row, 3, here)?, sum, column(row, 5, here)?, here)?);

@@ -75,7 +75,7 @@ impl Settings {
                     _ => return Err(wrong("retry must be a time such as 500ms, 30s or 2m, at most one hour")),
                 },
                 ("target_session_attrs", "read-only") => {
-                    return Err(wrong("target_session_attrs cannot be read-only: the store needs to write"));
+                    return Err(wrong("target_session_attrs can not be read-only: the store writes"));
                 }
                 ("target_session_attrs", _) => {
                     attributes = true;
@@ -106,7 +106,7 @@ impl Settings {
         }
         let (names, addresses) = (driver.get_hosts().len(), driver.get_hostaddrs().len());
         if names > 0 && addresses > 0 && names != addresses {
-            return Err(wrong("the number of hostaddr values must equal the number of hosts"));
+            return Err(wrong("there must be as many hostaddr as hosts"));
         }
         if driver.get_ports().len() > 1 && driver.get_ports().len() != names.max(addresses) {
             return Err(wrong("there must be one port, or one for each host"));
@@ -179,7 +179,7 @@ impl Settings {
 }
 
 fn wrong(why: impl Into<String>) -> Error {
-    Error::invalid("store", format!("invalid store URL: {}", why.into()))
+    Error::invalid("store", format!("the store's URL is not right: {}", why.into()))
 }
 
 fn is_identifier(name: &str) -> bool {

@@ -27,22 +27,20 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
     }
     let mut found = Vec::new();
     each(conn, UNREADABLE, |row| {
-        found.push(Finding::new(session(file, row)?, "the head is not valid JSON", RESTORE));
+        found.push(Finding::new(session(file, row)?, "its card is not JSON", RESTORE));
         Ok(())
     })?;
     each(conn, MOVED, |row| {
         found.push(Finding::new(
             session(file, row)?,
-            "the row's key, parent or seq differs from the serialized head",
+            "its row has another place, parent or end than its card",
             RESTORE,
         ));
         Ok(())
     })?;
     each(conn, DIFFERENT, |row| {
         let (place, key) = (session(file, row)?, SessionKey { tenant: tenant(row, 0)?, session: id(&text(row, 1)?)? });
-        let what =
-            "the row's user, status or hash differs from the serialized head: lists and matching return wrong results"
-                .to_owned();
+        let what = "its row has another owner, status or hash than its card: lists and matching go wrong".to_owned();
         found.push(Finding { place, what, cure: Remedy::Card(key) });
         Ok(())
     })?;
@@ -50,35 +48,31 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
     each(conn, HEADLESS, |row| {
         headless = true;
         let (head, count): (i64, i64) = (row.get(0)?, row.get(1)?);
-        let advice = "restore the file from a backup: the session they belong to is unknown";
-        found.push(Finding::new(format!("{file}, head {head}"), format!("{count} records have no head"), advice));
+        let advice = "restore the file from a backup: which session they belonged to is not known any more";
+        found.push(Finding::new(format!("{file}, head {head}"), format!("{count} records have no card"), advice));
         Ok(())
     })?;
     each(conn, OUTSIDE, |row| {
         let (place, count): (_, i64) = (session(file, row)?, row.get(2)?);
-        found.push(Finding::new(place, format!("{count} records are outside the range of its log"), RESTORE));
+        found.push(Finding::new(place, format!("{count} records are before or after the ends of its log"), RESTORE));
         Ok(())
     })?;
     each(conn, UNUSED, |row| {
         let (tenant, id) = (tenant(row, 0)?, BlobId(row.get(1)?));
         let place = format!("{file}, tenant {tenant}, blob {id}");
-        found.push(Finding::orphan(place, "no session references it", Orphan::Blob(tenant, id)));
+        found.push(Finding::orphan(place, "no session uses it", Orphan::Blob(tenant, id)));
         Ok(())
     })?;
     each(conn, USELESS, |row| {
         let (tenant, head) = (tenant(row, 0)?, row.get::<_, i64>(1)?.to_string());
         let place = format!("{file}, tenant {tenant}, head {head}");
-        found.push(Finding::orphan(
-            place,
-            "blob references of a session that does not exist",
-            Orphan::Uses(tenant, head),
-        ));
+        found.push(Finding::orphan(place, "it uses blobs, but there is no such session", Orphan::Uses(tenant, head)));
         Ok(())
     })?;
     each(conn, MISLABELED, |row| {
         let (tenant, head) = (tenant(row, 0)?, row.get::<_, i64>(1)?.to_string());
         let place = format!("{file}, tenant {tenant}, head {head}");
-        let what = "the label index differs from the session's labels: filters return wrong results";
+        let what = "the index of labels differs from its labels: filters go wrong";
         found.push(Finding::orphan(place, what, Orphan::Labels(tenant, head)));
         Ok(())
     })?;
@@ -88,8 +82,8 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
     }
     each(conn, HOMELESS, |row| {
         let (tenant, session) = (tenant(row, 0)?, id(&text(row, 1)?)?);
-        let place = format!("{file}, items of session {tenant}/{session}");
-        found.push(Finding::orphan(place, "the session does not exist", Orphan::Items(tenant, session)));
+        let place = format!("{file}, shelves of session {tenant}/{session}");
+        found.push(Finding::orphan(place, "there is no such session", Orphan::Items(tenant, session)));
         Ok(())
     })?;
     Ok(found)
@@ -99,7 +93,7 @@ pub(super) fn check(conn: &Connection, file: &Database) -> StoreResult<Vec<Findi
 fn pragma(conn: &Connection, file: &Database) -> StoreResult<Vec<Finding>> {
     let mut found = Vec::new();
     let mut damage = |said: &dyn std::fmt::Display| {
-        found.push(Finding::new(file, format!("SQLite reports damage: {said}"), RECOVER));
+        found.push(Finding::new(file, format!("SQLite finds damage: {said}"), RECOVER));
     };
     let mut integrity = conn.prepare("PRAGMA integrity_check(100)")?;
     let mut rows = integrity.query([])?;
@@ -127,7 +121,7 @@ fn pragma(conn: &Connection, file: &Database) -> StoreResult<Vec<Finding>> {
     let mut rows = keys.query([])?;
     while let Some(row) = rows.next()? {
         let table: String = row.get(0)?;
-        found.push(Finding::new(file, format!("a row of {table} references a missing row"), RECOVER));
+        found.push(Finding::new(file, format!("a row of {table} refers to one that is not there"), RECOVER));
     }
     Ok(found)
 }

@@ -125,7 +125,7 @@ impl CommitRows {
         commit.check()?;
         let head = &commit.head;
         if commit.records.is_empty() && commit.base.map(|end| end.seq) != Some(head.seq) {
-            return Err(Error::invalid("commit", "a commit without records must not change the head's seq"));
+            return Err(Error::invalid("commit", "a step without records must not move the head's seq"));
         }
         Ok(Self {
             base: commit.base,

@@ -176,7 +176,7 @@ impl Database {
         let written = private_files::create(&path)
             .and_then(|mut file| (0..RESERVE_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros)));
         if let Err(e) = written {
-            tracing::warn!(path, error = %e, "could not create the reserve file: purging will fail if the disk becomes full");
+            tracing::warn!(path, error = %e, "no disk space is kept in reserve: on a full disk nothing can be purged");
             let _ = fs::remove_file(&path);
         }
     }
@@ -189,7 +189,7 @@ impl Database {
     /// Creates the reserve file again, after truncating the write-ahead log to make room for it.
     pub fn regain_reserve(&self, conn: &Connection) {
         if let Err(e) = self.wipe(conn) {
-            tracing::warn!(error = %e, "could not truncate SQLite's write-ahead log");
+            tracing::warn!(error = %e, "the log of the SQLite file can not be emptied");
         }
         self.keep_reserve();
     }
@@ -225,8 +225,8 @@ impl Database {
         match busy {
             Ok(false) => Ok(()),
             Ok(true) => {
-                let why = "a reader still uses deleted data, so its bytes remain in the write-ahead log";
-                Err(Error::unavailable(format!("{self}: {why}; end long reads and retry the erasure")))
+                let why = "somebody is reading what was deleted, so its bytes are still in the log";
+                Err(Error::unavailable(format!("{self}: {why}; end long reads and clear again")))
             }
             Err(e) => Err(self.error(&e)),
         }
@@ -261,7 +261,7 @@ impl Database {
             // Every constraint is checked before the write, so only rows that should not exist can
             // violate one.
             ErrorCode::DatabaseCorrupt | ErrorCode::ConstraintViolation => Error::corrupt(self, e),
-            ErrorCode::NotADatabase => Error::corrupt(self, "not a SQLite database"),
+            ErrorCode::NotADatabase => Error::corrupt(self, "it is not a SQLite database"),
             ErrorCode::TooBig => {
                 Error::TooLarge { what: "a value".to_owned(), limit: "sqlite_length", max: 1_000_000_000 }
             }
@@ -330,6 +330,6 @@ impl Pool {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().expect("no code panics while holding this lock")
+        self.idle.lock().expect("nothing panics while it holds the connections")
     }
 }

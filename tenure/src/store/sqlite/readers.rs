@@ -54,9 +54,7 @@ impl Readers {
             match thread {
                 Ok(thread) => threads.push(thread),
                 // The existing threads will execute the job.
-                Err(e) if !threads.is_empty() => {
-                    tracing::warn!(error = %e, "could not start another reader thread; using the existing ones")
-                }
+                Err(e) if !threads.is_empty() => tracing::warn!(error = %e, "no more threads to read with"),
                 Err(e) => {
                     self.shared.queue().jobs.clear();
                     return Err(e);

@@ -42,7 +42,7 @@ pub(super) fn records(
     // (D-009).
     let damage = |(seq, why): (Seq, String)| -> StoreFault {
         let there = conn.query_row(EXISTS, [record_key(id, seq)], |r| r.get(0)).unwrap_or(true);
-        let why = if there { why } else { "the record is missing".to_owned() };
+        let why = if there { why } else { "it is missing".to_owned() };
         Error::corrupt(format!("{file}, session {key}, record {seq}"), why).into()
     };
     let (sql, mut want) = match range.order {
@@ -55,9 +55,9 @@ pub(super) fn records(
     let mut find = conn.prepare_cached(sql)?;
     let mut rows = find.query([record_key(id, after), record_key(id, upto)])?;
     while (records.len() as u64) < length && bytes < MAX_PAGE_BYTES {
-        let Some(row) = rows.next()? else { return Err(damage((want, "the record is missing".to_owned()))) };
+        let Some(row) = rows.next()? else { return Err(damage((want, "it is missing".to_owned()))) };
         let Ok(text) = row.get_ref(2)?.as_str() else {
-            return Err(damage((want, "the entry is not valid UTF-8".to_owned())));
+            return Err(damage((want, "its text is not UTF-8".to_owned())));
         };
         records.push(want, row.get(0)?, row.get(1)?, text).map_err(damage)?;
         bytes += text.len();

@@ -92,7 +92,7 @@ impl<T: Send, F: FnMut(&Connection, &Database) -> StoreResult<T> + Send> WriteSt
 
 /// The error after the writer thread has ended.
 pub(super) fn stopped() -> Error {
-    Error::unavailable("the SQLite writer thread has stopped; reopen the store")
+    Error::unavailable("the thread that writes the SQLite file has stopped; open the store again")
 }
 
 /// The executor of the write queue. It owns the only connection that writes.

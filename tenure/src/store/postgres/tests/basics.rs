@@ -138,7 +138,7 @@ async fn damage_names_its_place() {
     let read = |range: RecordRange| async move { store.records(&key("a"), &range).await.unwrap_err().to_string() };
 
     db.rows("UPDATE tenure_record SET entry = replace(entry, '3', '4') WHERE seq = 5").await;
-    let place = "damaged data at postgres, session acme/a, record 5: its checksum does not match";
+    let place = "damaged data at postgres, session acme/a, record 5: its checksum is wrong";
     assert_eq!(read(RecordRange::after(0)).await, place);
     for (seq, range) in
         [(5, RecordRange::after(2)), (5, RecordRange::after(4)), (5, RecordRange { upto: 5, ..RecordRange::after(4) })]

@@ -19,8 +19,7 @@ async fn a_damaged_record_names_its_place() {
     let change = "UPDATE record SET entry = replace(entry, 'two', 'TWO') WHERE k & 0xffffffff = 3";
     assert_eq!(place.sql().execute(change, []).unwrap(), 1);
     let error = place.records("s").await.unwrap_err();
-    let want =
-        format!("damaged data at sqlite {}, session default/s, record 3: its checksum does not match", place.file());
+    let want = format!("damaged data at sqlite {}, session default/s, record 3: its checksum is wrong", place.file());
     assert_eq!(error.to_string(), want);
     let undamaged = RecordRange { upto: 2, ..RecordRange::after(0) };
     assert_eq!(place.store.records(&key("s"), &undamaged).await.unwrap().len(), 2);
@@ -70,7 +69,7 @@ async fn what_is_no_store_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = file(&directory);
     std::fs::write(&file, "Dear diary, ".repeat(1000)).unwrap();
-    assert_eq!(refusal(&file).await, format!("damaged data at sqlite {file}: not a SQLite database"));
+    assert_eq!(refusal(&file).await, format!("damaged data at sqlite {file}: it is not a SQLite database"));
     std::fs::remove_file(&file).unwrap();
     Connection::open(&file).unwrap().execute_batch("CREATE TABLE recipes (name TEXT)").unwrap();
     assert_eq!(refusal(&file).await, format!("sqlite {file} is the database of another program; use another file"));
