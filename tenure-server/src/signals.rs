@@ -2,7 +2,7 @@
 //!
 //! | signal | effect |
 //! |---|---|
-//! | `SIGINT`, `SIGTERM` | graceful shutdown: work in progress is finished; a second signal stops the server immediately |
+//! | `SIGINT`, `SIGTERM` | graceful shutdown: work in progress is finished; a second signal stops at once |
 //! | `SIGHUP` | the configuration is reloaded; settings that can change at run time take effect (D-117) |
 //! | `SIGXFSZ` | ignored: a write over the process's file size limit fails, as on a full disk |
 

@@ -1,4 +1,4 @@
-//! `/sessions`: begin, find, look at, change, end and bring back.
+//! `/sessions`: create, list, read, update, delete and restore sessions.
 
 use crate::app::{App, AppState};
 use crate::auth::Caller;
@@ -84,7 +84,7 @@ pub struct SessionDeleted {
     purged: bool,
 }
 
-/// Makes a session; its assistant must be there.
+/// Creates a session. The assistant that it names must exist, and its workspace must be valid.
 pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiResult<tenure::Session> {
     if let Some(name) = &body.assistant_id
         && app.tenure.assistant(who, name).await?.is_none()

@@ -1,4 +1,4 @@
-//! `/v1/sessions`: sessions for clients of mistral.rs, and the short way to move one.
+//! `/v1/sessions`: the session endpoints of mistral.rs, for its clients, and a short form of export and import.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -43,7 +43,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, pairs: StrictQuer
     Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
 }
 
-/// Here a session that has expired or was deleted is not there.
+/// Maps an expired or deleted session to not found, as clients of these routes expect.
 fn not_there(e: Error) -> Error {
     match e {
         Error::Gone { session_id, .. } => Error::NotFound { session_id },
