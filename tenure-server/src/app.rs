@@ -45,7 +45,7 @@ pub struct App {
     pub run_hooks: Vec<Arc<Webhook>>,
     /// The transcript files, written as sessions progress or when they end.
     pub transcripts: TranscriptWriter,
-    /// Cached session counts for the metrics.
+    /// Limits how often sessions are counted for the metrics: holds the time of the last count.
     pub census: SessionCounts,
     /// The memory budget for request bodies (D-108).
     pub bodies: Arc<BodyBudget>,

@@ -132,7 +132,8 @@ pub async fn check_workspace(app: &App, who: &Principal, metadata: &Map<String, 
 }
 
 /// Rewinds a session and, on request, restores its workspace to the newest commit at or before that point
-/// (D-114). The commit is looked up before the rewind: if there is none, nothing is changed.
+/// (D-114). The commit is looked up before the rewind: if there is none, nothing is changed. If restoring the
+/// files fails afterwards, an error is returned and the session stays rewound.
 pub async fn rewind(
     app: &App,
     who: &Principal,

@@ -105,7 +105,7 @@ impl StrictQuery {
             Some(cursor) => Some(cursor.parse::<SessionCursor>()?),
             None => None,
         };
-        // `u32` is larger than any offset that is allowed, and every store can count that far.
+        // `u32` exceeds any practical offset, and every store can count that far.
         let offset: Option<u32> = self.read("offset", "a number of sessions to leave out")?;
         if offset.is_some() && query.cursor.is_some() {
             return Err(ApiError::invalid("offset", "use `cursor` or `offset`, not both"));

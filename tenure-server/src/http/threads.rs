@@ -67,8 +67,8 @@ pub async fn session(
     if let Some(head) = newest(&app, &who, thread, &body, &LIVE).await? {
         return Ok(view::session(StatusCode::OK, &head));
     }
-    // Concurrent requests must get the same session. Both derive the same id from the thread's last session, so
-    // only one creation succeeds.
+    // Concurrent requests must get the same session. Each derives the same id from the user, thread, assistant
+    // and the thread's last session, so only one creation succeeds.
     let before = newest(&app, &who, thread, &body, &ANY).await?;
     let id = next_id(&who, thread, body.assistant_id.as_deref(), before.as_ref());
     match begin(&app, &who, new(thread, &body, Some(id))).await {

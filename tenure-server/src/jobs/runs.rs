@@ -15,8 +15,8 @@ use tenure::{
 };
 use tokio::sync::mpsc;
 
-/// Maximum serialized size of stored model options, in bytes. A run with larger options is started without
-/// them, and cannot be taken over.
+/// Maximum serialized size of stored model options, in bytes. Larger options are not stored, so such a run
+/// cannot be taken over.
 const MAX_OPTIONS: usize = 64 << 10;
 
 /// Maximum number of runs taken over in one pass.

@@ -105,7 +105,7 @@ impl RunFollower {
             let changed = self.app.tenure.changed(&self.who, &self.id, self.after);
             let Some(heard) = &mut self.heard else {
                 tokio::select! {
-                    _ = changed => continue, // what is wrong shows when the log is read again
+                    _ = changed => continue, // an error recurs when the log is read again
                     () = &mut quiet => return Bytes::from_static(b": \n\n"),
                 }
             };
