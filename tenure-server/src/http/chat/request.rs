@@ -97,8 +97,8 @@ struct SessionTarget {
     model_name: String,
 }
 
-/// Resolves the assistant and the model of a request. If it names neither, the model that its session used last
-/// is chosen, else the default model.
+/// Resolves the assistant and the model of a request. If it names neither, the preferred available model of its
+/// session is chosen, else the default model.
 async fn resolve_target(app: &AppState, who: &Principal, request: &ChatRequest) -> ApiResult<SessionTarget> {
     let named = request.model.as_ref();
     // The `model` field may name an assistant.
