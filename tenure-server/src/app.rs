@@ -1,4 +1,4 @@
-//! The parts of the server that handlers and jobs share.
+//! The application state shared by all handlers and jobs, and its construction from the configuration.
 
 use crate::auth::rate_limit::RateLimits;
 use crate::auth::{KeyStore, add_bootstrap_key};
@@ -16,38 +16,38 @@ use crate::workspace::Workspaces;
 use std::sync::Arc;
 use tenure::{Tenure, Tools};
 
-/// What every handler has in hand.
+/// The shared application state, as handlers extract it.
 pub type AppState = Arc<App>;
 
-/// The server's parts.
+/// The components of a running server.
 pub struct App {
-    /// The sessions.
+    /// The session library on the configured store.
     pub tenure: Tenure,
-    /// How it is set up.
+    /// The configuration.
     pub config: Config,
-    /// Who may ask.
+    /// The API keys.
     pub keys: KeyStore,
-    /// What keys have used of their limits this minute.
+    /// Rate limit counters per key, for the current minute (D-104).
     pub rate_limits: Arc<RateLimits>,
-    /// The models by name, in the order of the configuration.
+    /// The configured models by name, in the order of the configuration.
     pub models: ModelRegistry,
-    /// What makes vectors.
+    /// The source of embeddings.
     pub embeddings: EmbeddingSource,
-    /// What the models can have done.
+    /// The tools that models can call.
     pub tools: Arc<Toolbox>,
-    /// The workspaces of sessions, if they are kept.
+    /// The workspaces of sessions. `None` means that workspaces are disabled.
     pub workspaces: Option<Arc<Workspaces>>,
-    /// Work that outlives its request.
+    /// Background tasks, which outlive the request that started them.
     pub tasks: Arc<Tasks>,
-    /// What runs by the clock.
+    /// The scheduled runs.
     pub schedules: Vec<CompiledSchedule>,
-    /// Who is told when a run ends.
+    /// Webhooks to notify when a run ends.
     pub run_hooks: Vec<Arc<Webhook>>,
-    /// The files that sessions are written to as they go, or when they end.
+    /// The transcript files, written as sessions progress or when they end.
     pub transcripts: TranscriptWriter,
-    /// When sessions were last counted.
+    /// Limits how often sessions are counted for the metrics: holds the time of the last count.
     pub census: SessionCounts,
-    /// The memory that request bodies may use.
+    /// The memory budget for request bodies (D-108).
     pub bodies: Arc<BodyBudget>,
 }
 
@@ -58,7 +58,8 @@ impl std::fmt::Debug for App {
 }
 
 impl App {
-    /// Opens the store and sets everything up.
+    /// Opens the store and builds the application. Also verifies the transcript directory, and adds the
+    /// bootstrap key if one is configured (D-103).
     pub async fn open(config: Config) -> anyhow::Result<AppState> {
         let embeddings = EmbeddingSource::open(&config.embeddings).await?;
         let options = tenure::Options { embedder: embeddings.embedder(), ..config.options() };
@@ -74,7 +75,8 @@ impl App {
         Ok(app)
     }
 
-    /// The same on a house that is open already, and makes vectors or not by itself.
+    /// Builds the application on a store that is already open. The server then provides no embeddings of its
+    /// own; `tenure` may have an embedder.
     pub fn on(tenure: Tenure, config: Config) -> anyhow::Result<AppState> {
         Self::with(tenure, config, EmbeddingSource::None)
     }

@@ -1,4 +1,5 @@
-//! Handlers, one file for each kind of thing: extract, one call, respond.
+//! HTTP handlers, one file per resource. A handler extracts its parameters, makes one call into the application
+//! or library layer, and renders the response.
 
 pub mod assistants;
 pub mod audit;

@@ -1,4 +1,4 @@
-//! Work in the background.
+//! Background jobs of the server: sweeping, run recovery, schedules, summaries and memory maintenance.
 
 pub mod compact;
 pub mod memory;

@@ -1,4 +1,5 @@
-//! The table of routes.
+//! The route table, and the middleware that every request passes: origin and header checks, CORS, rate limit
+//! headers, metrics and request logs.
 
 use crate::app::AppState;
 use crate::auth::rate_limit::{self, ResponseHeaders};
@@ -20,7 +21,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// What the OpenAPI document begins with.
+/// The parts of the OpenAPI document that do not come from the routes: title, error schema and security scheme.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Tenure", description = "Sessions that last, for LLM agents: an OpenAI-compatible endpoint with a memory, and an agent server."),
@@ -41,7 +42,7 @@ impl utoipa::Modify for SecurityScheme {
 
 fn table() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(OpenApiDocument::openapi())
-        // OpenAI's side
+        // OpenAI-compatible endpoints
         .routes(routes!(chat::complete))
         .routes(routes!(models::list))
         .routes(routes!(models::embeddings))
@@ -98,12 +99,13 @@ fn table() -> OpenApiRouter<AppState> {
         .routes(routes!(operations::metrics))
 }
 
-/// The OpenAPI document, as the code has it.
+/// The OpenAPI document, generated from the route table.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     table().split_for_parts().1
 }
 
-/// All routes.
+/// Builds the HTTP service: all routes with their middleware. `observe` is outermost, so that rejected and CORS
+/// requests are logged and counted as well.
 pub fn router(app: AppState) -> Router {
     let (router, document) = table().split_for_parts();
     let cors = cors(&app.config.cors.origins);
@@ -129,13 +131,14 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         CorsLayer::new()
             .allow_origin(AllowOrigin::list(origins))
             .allow_methods(methods)
-            // SDKs send headers of their own: whatever a configured site asks for.
+            // SDKs send custom headers, so every header that a configured origin requests is allowed.
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers(exposed.chain([header::ETAG, header::RETRY_AFTER]).collect::<Vec<_>>())
     })
 }
 
-/// Checks where a request comes from, and adds the headers of the rate limits to its response.
+/// Middleware that rejects requests by origin, host and header size, and adds the rate limit headers to the
+/// response. Requests that may come from another machine are rejected unless API keys are required (D-102).
 async fn guard(State(app): State<AppState>, mut request: Request, next: Next) -> Response {
     let headers = ResponseHeaders::default();
     request.extensions_mut().insert(headers.clone());
@@ -152,19 +155,20 @@ async fn guard(State(app): State<AppState>, mut request: Request, next: Next) ->
     response
 }
 
-/// Headers that reverse proxies add.
+/// Headers that reverse proxies add. Their presence means that the client may be on another machine.
 const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 
-/// Where a request comes from.
+/// The origin of a request, as far as its headers reveal it.
 enum RequestOrigin {
-    /// This machine, as far as the headers tell.
+    /// Addressed to a loopback host name, without proxy headers.
     Local,
-    /// Perhaps elsewhere: without keys it is refused with this error.
+    /// Possibly from another machine. If no API keys are required, the request is rejected with this error.
     Elsewhere(ApiError),
 }
 
-/// Without keys only this machine may ask, under a name of its own and not through a proxy: a page elsewhere could otherwise use
-/// the browser, and anybody the proxy.
+/// Classifies a request by its `Host` and proxy headers, after checking header size and `Origin`. Without API
+/// keys only requests to a loopback host name that did not pass a proxy are served: otherwise a website could
+/// reach the server through the user's browser (DNS rebinding), and any client through the proxy (D-102).
 fn admit(app: &AppState, request: &Request) -> Result<RequestOrigin, ApiError> {
     check_head(app, request)?;
     check_origin(app, request)?;
@@ -191,7 +195,8 @@ fn admit(app: &AppState, request: &Request) -> Result<RequestOrigin, ApiError> {
     Ok(RequestOrigin::Elsewhere(ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message)))
 }
 
-/// Rejects a request whose target and headers are over `max_header_bytes`. The limit is the same for both versions of HTTP.
+/// Rejects a request whose target and headers together exceed `max_header_bytes`. The limit is the same for
+/// HTTP/1 and HTTP/2.
 fn check_head(app: &AppState, request: &Request) -> Result<(), ApiError> {
     let max = app.config.limits.max_header_bytes;
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
@@ -209,7 +214,9 @@ fn check_head(app: &AppState, request: &Request) -> Result<(), ApiError> {
     }
 }
 
-/// A page of another site must not change anything: browsers say where a request comes from.
+/// Rejects state-changing requests that a browser sends for another site (cross-site request forgery), based on
+/// `Origin` and `Sec-Fetch-Site`. Same-origin requests and the origins in `cors.origins` pass; so do clients
+/// that send neither header.
 fn check_origin(app: &AppState, request: &Request) -> Result<(), ApiError> {
     if [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) {
         return Ok(());
@@ -234,7 +241,8 @@ fn check_origin(app: &AppState, request: &Request) -> Result<(), ApiError> {
     }
 }
 
-/// Counts, times and logs a request. Never what is in it.
+/// Middleware that assigns a request id, and records metrics, a trace span and one log line per request.
+/// Request and response contents are never logged.
 async fn observe(mut request: Request, next: Next) -> Response {
     let watch = crate::clock::Stopwatch::start();
     let given = header_hint(request.headers(), "x-request-id").filter(|id| id.len() <= 128).map(str::to_owned);
@@ -258,7 +266,7 @@ async fn observe(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// The routes without a socket, for the command line and for tests.
+/// The HTTP service without a socket, for the command line and for tests.
 pub fn in_process(app: &AppState) -> Router {
     router(app.clone())
 }

@@ -1,4 +1,5 @@
-//! Serving: how connections are accepted, and how the server stops.
+//! The network server: binding, accepting connections within limits, serving HTTP/1 and HTTP/2, and graceful
+//! shutdown.
 #![expect(clippy::disallowed_methods, reason = "connections are tasks of their own")]
 
 use crate::app::{App, AppState};
@@ -28,7 +29,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Binds the address, if it may be: other than loopback only with keys.
+/// Binds the listen address. An address other than loopback is refused unless API keys are required (one exists
+/// or has existed), since any client could reach the server; keys then stay required for as long as the process
+/// runs. With `trusted_proxies`, keys are always required too, but a missing key only causes a warning.
 pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
     let address = &app.config.listen;
     let listener = TcpListener::bind(address).await.with_context(|| {
@@ -44,7 +47,7 @@ pub async fn bind(app: &App) -> anyhow::Result<TcpListener> {
         app.keys.always_require();
     }
     if !app.config.trusted_proxies.is_empty() {
-        // Whoever asks comes from elsewhere, whatever the address says.
+        // Requests come through a proxy, so clients are remote even if the peer address is loopback.
         app.keys.always_require();
         if !app.keys.are_there().await? {
             tracing::warn!(
@@ -59,7 +62,8 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Serves until `stop` ends, then drains: requests and turns in progress are finished.
+/// Serves requests until `stop` completes, then shuts down gracefully: requests and turns in progress are
+/// finished, within `drain_timeout`.
 pub async fn run(app: AppState, listener: TcpListener, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     jobs::start_all(&app);
     let acceptor = Acceptor::new(app.clone());
@@ -76,13 +80,14 @@ pub async fn run(app: AppState, listener: TcpListener, stop: impl Future<Output 
     Ok(())
 }
 
-/// The next connection, and the address that it comes from.
+/// Accepts the next connection and returns it with the peer's address. Errors are logged and retried.
 async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => return (stream, peer.ip()),
             Err(e) => {
-                // Out of file descriptors, most likely: others will be freed.
+                // Most likely the process is out of file descriptors; some are freed as other connections
+                // close.
                 tracing::warn!(error = %e, "can not accept a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -90,7 +95,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     }
 }
 
-/// Tells everything to stop, and waits for it as long as `drain_timeout` says.
+/// Signals all tasks and connections to stop, and waits for them for at most `drain_timeout`.
 async fn drain(app: &App, connections: &Connections) {
     let time = app.config.limits.drain_timeout.duration().unwrap_or(Duration::MAX);
     tracing::info!("stopping: finishing what is in progress");
@@ -105,13 +110,13 @@ async fn drain(app: &App, connections: &Connections) {
     }
 }
 
-/// What a new connection needs.
+/// The state needed to serve new connections.
 struct Acceptor {
     app: AppState,
     router: Router,
     connections: Arc<Connections>,
     http: auto::Builder<StreamExecutor>,
-    /// One permit for each client that is being told that there are too many.
+    /// One permit per connection that is being rejected with a response.
     refusals: Arc<Semaphore>,
 }
 
@@ -123,7 +128,7 @@ impl Acceptor {
         Self { app, router, connections, http, refusals: Arc::new(Semaphore::new(MAX_REFUSALS)) }
     }
 
-    /// Serves a connection in a task of its own, or refuses it if there are too many.
+    /// Serves a connection in its own task, or rejects it if the connection limit is reached.
     fn serve(&self, stream: TcpStream, address: IpAddr) {
         match self.connections.admit(address) {
             Ok(admitted) => self.serve_admitted(stream, admitted),
@@ -154,24 +159,29 @@ impl Acceptor {
     }
 }
 
-/// At most so many are told at once that there are too many; to others the connection just ends.
+/// Maximum number of connections that are rejected with a 503 response concurrently. Beyond it, connections are
+/// closed without a response.
 const MAX_REFUSALS: usize = 64;
 
-/// How long a connection that is closed may take to end what it is doing.
+/// Grace period for a connection that is being closed to finish its requests.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// The HTTP/2 receive window of a stream. What a client sends beyond it waits until the handler has read.
+/// The HTTP/2 receive window of a stream, in bytes. A client that has sent this much is blocked by flow control
+/// until the handler has read.
 const STREAM_WINDOW: u32 = 256 << 10;
-/// The HTTP/2 receive window of a connection: the most that is received for all its streams before it is read.
+/// The HTTP/2 receive window of a connection, in bytes: the maximum received and unread data over all its
+/// streams.
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// What is kept of the responses on one HTTP/2 stream until the client accepts it.
+/// The send buffer of an HTTP/2 stream, in bytes: response data that the client has not accepted yet.
 const STREAM_SEND_BUFFER: usize = 64 << 10;
-/// Streams that a client may reset before they are handled, and that may fail, until its HTTP/2 connection is closed.
+/// Maximum number of HTTP/2 streams that a client may reset before they are handled, and of streams reset
+/// because of errors, before its connection is closed (protection against rapid-reset attacks).
 const MAX_RESET_STREAMS: usize = 32;
-/// How often an HTTP/2 client is asked whether it is still there, and how long it may take to answer.
+/// Interval of HTTP/2 keep-alive pings, and the timeout for the reply.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Both versions of HTTP, with their limits. How long a connection may be idle is `net/connections.rs`'s to decide, for both.
+/// Builds the HTTP/1 and HTTP/2 protocol implementation with its limits. Idle timeouts are enforced in
+/// `net/connections.rs`, for both versions.
 fn http_protocols(limits: &Limits) -> auto::Builder<StreamExecutor> {
     let streams = StreamExecutor { write_timeout: limits.write_timeout.duration() };
     let mut http = auto::Builder::new(streams);
@@ -190,13 +200,14 @@ fn http_protocols(limits: &Limits) -> auto::Builder<StreamExecutor> {
     http
 }
 
-/// What the HTTP library reads of a request's head at most. It is larger than `max_header_bytes`, so that most requests
-/// over that limit are answered by the router, in both versions of HTTP.
+/// Maximum size of a request head that the HTTP library reads, in bytes. It is larger than `max_header_bytes`,
+/// so that most requests over that limit get an error response from the router, in both versions of HTTP.
 fn head_buffer(limits: &Limits) -> usize {
     limits.max_header_bytes.saturating_mul(2).max(64 << 10)
 }
 
-/// Runs the streams of HTTP/2 connections. One whose client accepts nothing of its response for too long is reset.
+/// The executor for HTTP/2 streams. A stream whose client accepts no response data for `write_timeout` is
+/// reset.
 #[derive(Clone, Debug)]
 struct StreamExecutor {
     write_timeout: Option<Duration>,
@@ -208,8 +219,9 @@ impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Stream
     }
 }
 
-/// Serves one connection until it ends, is closed, or the server stops. Requests in flight are then finished, for a
-/// limited time.
+/// Serves one connection until it ends, is closed, or the server stops. Requests in flight are then finished:
+/// within `CLOSE_TIME` if the connection is closed, within `drain_timeout` if the server stops. Evicted
+/// connections that never authenticated are dropped immediately.
 async fn serve_connection<S>(
     app: AppState,
     connection: auto::Connection<'static, TokioIo<Transport>, S, StreamExecutor>,
@@ -230,7 +242,7 @@ async fn serve_connection<S>(
         () = app.tasks.stopping() => None,
     };
     if close == Some(CloseReason::Evicted) && !admitted.connection().is_authenticated() {
-        // At once: many such connections may come, and each holds a file descriptor.
+        // Without grace period: there may be many such connections, and each holds a file descriptor.
         metrics::connection_closed(CloseReason::Evicted.reason());
         return;
     }
@@ -248,7 +260,7 @@ async fn serve_connection<S>(
     }
 }
 
-/// Tells a client that there are too many connections.
+/// Rejects a connection with a 503 response that names the exceeded limit. Takes at most one second.
 async fn refuse(mut stream: TcpStream, full: ConnectionLimitReached, _permit: OwnedSemaphorePermit) {
     let ConnectionLimitReached { limit, max } = full;
     let message = format!("over the limit `{limit}` of {max}; try again in a moment");
@@ -261,7 +273,8 @@ async fn refuse(mut stream: TcpStream, full: ConnectionLimitReached, _permit: Ow
     let write = async {
         stream.write_all((head + &body).as_bytes()).await?;
         stream.shutdown().await?;
-        // A connection that is closed with something unread is reset, and the answer may be lost with it.
+        // Closing a socket with unread data sends a reset, which can discard the response on its way to the
+        // client.
         let mut ignored = [0; 4096];
         while stream.read(&mut ignored).await? > 0 {}
         Ok::<_, std::io::Error>(())

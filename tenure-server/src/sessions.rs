@@ -1,4 +1,5 @@
-//! What is done to a session besides the change in the store: its workspace, its transcript, and the tools that run for it.
+//! Operations on sessions that have effects outside the store: on the session's workspace, its transcript and
+//! its running tools. All handlers use these functions, so that the effects are the same on every route.
 
 use crate::app::App;
 use crate::workspace::{RestorePlan, RestoredWorkspace, WorkspaceError};
@@ -9,51 +10,54 @@ use tenure::{
     Status, Tenure, Tools, User,
 };
 
-/// Sessions that are read at once.
+/// Page size when the sessions of a user are listed.
 const PAGE: usize = 256;
 
-/// Why something could not be done to a session.
+/// The error of an operation on a session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The store refused, or failed.
+    /// The store rejected the operation or failed.
     #[error(transparent)]
     Store(#[from] Error),
-    /// The workspace of the session stands in the way.
+    /// The session's workspace does not allow the operation.
     #[error(transparent)]
     Workspace(#[from] WorkspaceError),
 }
 
-/// How a session is deleted.
+/// The kind of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeletionReport {
-    /// It can be restored until its retention ends.
+pub enum DeletionMode {
+    /// A soft delete: the session can be restored until its retention ends.
     Restorable,
-    /// It is destroyed.
+    /// A hard delete: the session's data is removed permanently.
     Purge,
 }
 
-/// A rewind, and whether the workspace goes back as well.
+/// Parameters of a rewind.
 #[derive(Clone, Debug)]
 pub struct RewindRequest {
-    /// The point to go back to.
+    /// The point to rewind to.
     pub to: Point,
-    /// Where the log must end for it to be done.
+    /// The sequence number at which the log must end (optimistic concurrency); otherwise the rewind is
+    /// rejected. `None` means unconditional.
     pub expected: Option<Seq>,
-    /// Whether the session's workspace goes back too.
+    /// Whether to restore the session's workspace as well.
     pub workspace: bool,
 }
 
-/// A handle that refuses to write to a session whose log ends elsewhere.
+/// Returns a handle whose writes are conditional: they are rejected if the session's log does not end at
+/// `expected` (D-099). `None` means unconditional.
 fn expecting(tenure: &Tenure, expected: Option<Seq>) -> Tenure {
     expected.map_or_else(|| tenure.clone(), |seq| tenure.expecting(seq))
 }
 
-/// Deletes a session with its transcript; then its tools end and its workspace is committed. Whether there was one.
+/// Deletes a session and its transcript, then commits its workspace and ends its tools. Returns whether the
+/// session existed; if not, nothing else is done.
 pub async fn delete(
     app: &App,
     who: &Principal,
     id: &SessionId,
-    deletion: DeletionReport,
+    deletion: DeletionMode,
     expected: Option<Seq>,
 ) -> tenure::Result<bool> {
     let tenure = expecting(&app.tenure, expected);
@@ -63,8 +67,8 @@ pub async fn delete(
     };
     let delete = async {
         match deletion {
-            DeletionReport::Purge => tenure.purge(who, id).await,
-            DeletionReport::Restorable => tenure.delete(who, id).await,
+            DeletionMode::Purge => tenure.purge(who, id).await,
+            DeletionMode::Restorable => tenure.delete(who, id).await,
         }
     };
     let deleted = app.transcripts.take_away(&app.tenure, who, id, delete).await?;
@@ -77,14 +81,14 @@ pub async fn delete(
     Ok(deleted)
 }
 
-/// Erases all of a user: their sessions and transcripts; then their tools end and their workspaces are committed, as with each
-/// session that is deleted.
+/// Erases all data of a user: sessions and transcripts. Afterwards their workspaces are committed and their
+/// tools are ended, as for every session that is deleted.
 pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Result<ErasureReceipt> {
     let heads = sessions_of(app, who, user).await?;
     let receipt = app.tenure.erase(who, user).await?;
     app.transcripts.erase(&who.tenant, user).await?;
     for head in &heads {
-        // The workspaces of others were committed when their sessions ended.
+        // Workspaces of expired and deleted sessions were committed when those sessions ended.
         if head.status.is_live() {
             commit_workspace(app, head).await;
         }
@@ -93,7 +97,7 @@ pub async fn erase_user(app: &App, who: &Principal, user: &User) -> tenure::Resu
     Ok(receipt)
 }
 
-/// All sessions of a user, those that have ended included.
+/// Lists the heads of all sessions of a user, including expired and deleted ones.
 async fn sessions_of(app: &App, who: &Principal, user: &User) -> tenure::Result<Vec<Head>> {
     let mut query = SessionQuery::new(OwnerFilter::User(who.tenant.clone(), user.clone()), PAGE);
     query.status = vec![Status::Active, Status::Paused, Status::Expired, Status::Deleted];
@@ -109,7 +113,8 @@ async fn sessions_of(app: &App, who: &Principal, user: &User) -> tenure::Result<
     }
 }
 
-/// Commits the workspace of a session that was deleted. It stays where it is, so a failure loses nothing.
+/// Commits the workspace of a deleted session. A failure is only logged: the files stay where they are, so
+/// nothing is lost.
 async fn commit_workspace(app: &App, head: &Head) {
     if let Some(workspaces) = &app.workspaces
         && let Err(why) = workspaces.keep(head, head.seq, "the session was deleted").await
@@ -118,7 +123,7 @@ async fn commit_workspace(app: &App, head: &Head) {
     }
 }
 
-/// Checks that metadata which a session is to have names a workspace that can be one.
+/// Validates the workspace that new session metadata names. Succeeds if workspaces are disabled.
 pub async fn check_workspace(app: &App, who: &Principal, metadata: &Map<String, Value>) -> Result<(), WorkspaceError> {
     match &app.workspaces {
         Some(workspaces) => workspaces.check(&who.tenant, metadata).await,
@@ -126,8 +131,9 @@ pub async fn check_workspace(app: &App, who: &Principal, metadata: &Map<String, 
     }
 }
 
-/// Rewinds a session, and its workspace if that is asked for: to its newest commit at or before that point. If the workspace can
-/// not go back, nothing is changed.
+/// Rewinds a session and, on request, restores its workspace to the newest commit at or before that point
+/// (D-114). The commit is looked up before the rewind: if there is none, nothing is changed. If restoring the
+/// files fails afterwards, an error is returned and the session stays rewound.
 pub async fn rewind(
     app: &App,
     who: &Principal,
@@ -153,12 +159,13 @@ async fn find_commit(app: &App, who: &Principal, id: &SessionId, to: &Point) -> 
     Ok(workspaces.find(head, point.seq, to.to_string()).await?)
 }
 
-/// The model that an assistant names.
+/// The model configured for an assistant. `None` means that the assistant does not exist or names no model.
 pub async fn assistant_model(app: &App, who: &Principal, assistant: &str) -> tenure::Result<Option<String>> {
     Ok(app.tenure.assistant(who, assistant).await?.and_then(|a| a.model.clone()))
 }
 
-/// The models that a session names, the preferred one first: its assistant's, and the one that it talked to last.
+/// The model names associated with a session, in order of preference: its assistant's, then the one it used
+/// last. They need not be configured any more.
 pub async fn preferred_models(app: &App, who: &Principal, head: &Head) -> tenure::Result<Vec<String>> {
     let assistant = match &head.assistant {
         Some(name) => assistant_model(app, who, name).await?,
@@ -167,7 +174,7 @@ pub async fn preferred_models(app: &App, who: &Principal, head: &Head) -> tenure
     Ok(assistant.into_iter().chain(head.info.model.clone()).collect())
 }
 
-/// The first of the models that a session names which can still be asked.
+/// The most preferred model of a session that is still configured.
 pub async fn available_model(app: &App, who: &Principal, head: &Head) -> tenure::Result<Option<String>> {
     let names = preferred_models(app, who, head).await?;
     Ok(names.into_iter().find(|name| app.models.get(name).is_some()))

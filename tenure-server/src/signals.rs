@@ -1,17 +1,18 @@
-//! Signals of the operating system.
+//! Handling of operating system signals.
 //!
 //! | signal | effect |
 //! |---|---|
-//! | `SIGINT`, `SIGTERM` | the server stops and finishes what is in progress; a second one stops it at once |
-//! | `SIGHUP` | the configuration is read again; what can be changed while the server runs takes effect |
-//! | `SIGXFSZ` | ignored: a write over the file size limit of the process fails as on a full disk |
+//! | `SIGINT`, `SIGTERM` | graceful shutdown: work in progress is finished; a second signal stops at once |
+//! | `SIGHUP` | the configuration is reloaded; settings that can change at run time take effect (D-117) |
+//! | `SIGXFSZ` | ignored: a write over the process's file size limit fails, as on a full disk |
 
 use crate::config::Config;
 use crate::observability::telemetry::LogFilter;
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Ends with Ctrl-C or SIGTERM, from the moment of this call on: who is told that we listen may stop us at once.
+/// Returns a future that completes on SIGINT (Ctrl-C) or SIGTERM. The signal handlers are installed by this
+/// call, not by the first poll, so a signal sent as soon as the server is known to listen is not lost.
 pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
     let signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
     async move {
@@ -28,21 +29,22 @@ pub fn interrupted() -> impl Future<Output = ()> + Send + use<> {
     }
 }
 
-/// From now on a write over the file size limit (`RLIMIT_FSIZE`) fails with an error, which the store reports, instead of
-/// ending the process. Programs that are started have the default again.
+/// Makes writes over the file size limit (`RLIMIT_FSIZE`) fail with an error, which the store reports, instead
+/// of terminating the process. Child processes get the default action again.
 pub fn ignore_file_size_limit() {
     if let Err(error) = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())) {
         tracing::warn!(%error, "SIGXFSZ can not be handled: a write over the file size limit ends the process");
     }
 }
 
-/// SIGHUP, which does not end the process from now on.
+/// Subscribes to SIGHUP. From this call on, SIGHUP does not terminate the process.
 pub fn hangups() -> std::io::Result<Signal> {
     signal(SignalKind::hangup())
 }
 
-/// Reads the configuration again at each SIGHUP, for ever. `telemetry.log` takes effect at once; what else has changed is
-/// logged by name and needs a restart. A configuration that can not be read changes nothing.
+/// Reloads the configuration on each SIGHUP, until the signal stream ends. A changed `telemetry.log` takes
+/// effect immediately; other changed settings are logged by name and need a restart (D-117). An invalid
+/// configuration changes nothing.
 pub async fn reload(
     mut hangups: Signal,
     mut config: Config,
@@ -69,7 +71,7 @@ pub async fn reload(
     }
 }
 
-/// The names of the settings that differ.
+/// The dotted names of the settings that differ.
 fn changed(old: &Config, new: &Config) -> Vec<String> {
     let tree = |config: &Config| serde_json::to_value(config).unwrap_or_default();
     let mut names = Vec::new();

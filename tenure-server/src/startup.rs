@@ -1,4 +1,5 @@
-//! Starting while the database is away: the server waits for it, and tells whoever asks that it is not ready yet.
+//! Startup while the database is unavailable: the server retries opening the store, and meanwhile answers
+//! requests with 503.
 
 use crate::app::{App, AppState};
 use crate::config::Config;
@@ -7,24 +8,27 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// When opening the store takes longer, requests are answered meanwhile.
+/// If opening the store takes longer than this, requests are answered with 503 meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two attempts to open the store, each of which tries for as long as the store's URL says.
+/// Pause between two attempts to open the store. Each attempt retries for as long as the store's URL
+/// configures.
 const PAUSE: Duration = Duration::from_secs(1);
-/// So many connections are answered at once while the server is not ready; others wait.
+/// Maximum number of connections served concurrently while the server is not ready; further ones wait in the
+/// accept queue.
 const MAX_CONNECTIONS: usize = 64;
-/// How long a client may take to ask, and how much it may say.
+/// Timeout for reading a request, and its maximum size in bytes, while the server is not ready.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_REQUEST: usize = 16 << 10;
 
-/// Opens the store and sets everything up. A PostgreSQL that is not available is waited for; whatever else is wrong ends the start.
+/// Opens the store and builds the application. An unavailable PostgreSQL server is retried without limit, while
+/// requests are answered with 503; any other error ends the startup.
 pub async fn open(config: Config) -> anyhow::Result<AppState> {
     let opening = open_patiently(&config);
     tokio::pin!(opening);
     if let Ok(opened) = tokio::time::timeout(PATIENCE, &mut opening).await {
         return opened;
     }
-    // If the address is taken, the start itself says so, once the store is there.
+    // If the address is in use, `serve::bind` reports that once the store is open.
     match TcpListener::bind(&config.listen).await {
         Err(_) => opening.await,
         Ok(listener) => {
@@ -57,7 +61,7 @@ fn is_unavailable(e: &anyhow::Error) -> bool {
     matches!(e.downcast_ref(), Some(tenure::Error::Unavailable { .. }))
 }
 
-/// Answers every request: the process is alive, and nothing else works yet.
+/// Serves a minimal HTTP endpoint: `GET /healthz` succeeds, every other request gets a 503.
 async fn not_ready(listener: TcpListener) {
     let mut answers = FuturesUnordered::new();
     loop {
@@ -66,7 +70,7 @@ async fn not_ready(listener: TcpListener) {
                 Ok((stream, _)) => answers.push(tokio::time::timeout(2 * REQUEST_TIMEOUT, answer(stream))),
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
-            // One that went away, or did not ask in time, is no fault of ours.
+            // Clients that disconnected or did not send a request in time are ignored.
             _ = answers.next(), if !answers.is_empty() => {}
         }
     }

@@ -1,4 +1,5 @@
-//! `/assistants`: what sessions can belong to. Those of `tenure.yaml` stand for every tenant and are changed there.
+//! `/assistants`: the assistants that sessions can belong to. Those declared in `tenure.yaml` apply to every
+//! tenant and cannot be changed through the API.
 
 use crate::app::{App, AppState};
 use crate::auth::Caller;
@@ -100,7 +101,8 @@ pub struct AssistantDeleted {
 }
 
 fn view(app: &App, mut assistant: Assistant) -> AssistantView {
-    // Commands, addresses and headers are the operator's business.
+    // Tool declarations are removed: they contain commands, addresses and headers, which only the operator may
+    // see (D-059).
     assistant.tools.clear();
     let (id, declared) = (assistant.name.clone(), app.tenure.is_declared(&assistant.name));
     AssistantView { id, object: "assistant", declared, assistant }
@@ -231,21 +233,21 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// The names of the fields in a schema.
+    /// The field names that a schema describes.
     fn described<T: utoipa::PartialSchema>() -> BTreeSet<String> {
         let schema = serde_json::to_value(T::schema()).unwrap();
         schema["properties"].as_object().unwrap().keys().cloned().collect()
     }
 
-    /// The names of the fields that the library reads, from its complaint about one that it does not know.
+    /// The field names that the library accepts, parsed from its error message about an unknown field.
     fn read(body: &str) -> BTreeSet<String> {
         let error = serde_json::from_str::<Assistant>(body).unwrap_err().to_string();
         assert!(error.starts_with("unknown field `?`"), "{error}");
         error.split('`').skip(3).step_by(2).map(str::to_owned).collect()
     }
 
-    /// Compares them; `undescribed` are the fields that the schema leaves out so far. One that is added to the library must be
-    /// described, or listed here.
+    /// Asserts that the schema describes every field that the library accepts, except `undescribed`. A new
+    /// field must be described in the schema or listed there.
     fn check<T: utoipa::PartialSchema>(body: &str, undescribed: &[&str]) {
         let all: BTreeSet<_> =
             described::<T>().into_iter().chain(undescribed.iter().map(ToString::to_string)).collect();

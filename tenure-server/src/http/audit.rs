@@ -118,7 +118,7 @@ pub async fn session(
     }))
 }
 
-/// How an export is written.
+/// The format of an audit export.
 #[derive(Clone, Copy)]
 enum AuditForm {
     Jsonl,
@@ -156,7 +156,8 @@ pub async fn export(State(app): State<AppState>, caller: Caller, mut pairs: Stri
     };
     pairs.end()?;
     let mut export = app.tenure.browsing(&who).audit_export(&who, range);
-    // A store that cannot be read is an error response, not a stream that breaks off.
+    // Read before the response starts, so that an unavailable store yields an error response instead of a
+    // truncated stream.
     let first = export.next().await?;
     let (kind, head) = match form {
         AuditForm::Jsonl => ("application/jsonl", String::new()),
@@ -183,7 +184,7 @@ fn lines(form: AuditForm, page: Vec<AuditedDecision>) -> String {
     page.into_iter().map(line).collect()
 }
 
-/// A decision as a line of CSV (RFC 4180).
+/// Renders a decision as one line of CSV (RFC 4180).
 fn csv(view: &AuditedView) -> String {
     let fields = [
         view.session_id.clone(),
@@ -203,7 +204,8 @@ fn csv(view: &AuditedView) -> String {
     fields.iter().map(|f| field(f)).collect::<Vec<_>>().join(",") + "\r\n"
 }
 
-/// A field of CSV. Spreadsheets take what begins with one of these characters for a formula, so it gets an apostrophe in front.
+/// Escapes a CSV field. Values that spreadsheets would evaluate as a formula are prefixed with an apostrophe
+/// (protection against CSV injection).
 fn field(text: &str) -> String {
     let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
     let text = if formula { format!("'{text}") } else { text.to_owned() };

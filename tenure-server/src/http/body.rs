@@ -1,4 +1,4 @@
-//! Reading the body of a request.
+//! Reading of request bodies, within the size limit, the read timeout and the caller's memory budget.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tower_http::timeout::{TimeoutBody, TimeoutError};
 
-/// The first buffer of a body.
+/// Initial capacity of a body buffer, in bytes.
 const FIRST_BUFFER: usize = 16 << 10;
 
-/// A body with what is reserved for it.
+/// A request body together with its memory reservation, which is released when the bytes are dropped.
 struct ReservedBody {
     bytes: Vec<u8>,
     _reservation: Reservation,
@@ -29,7 +29,9 @@ impl AsRef<[u8]> for ReservedBody {
     }
 }
 
-/// Reads the body of a request, after its caller was authenticated. The budget is held for as long as the bytes are.
+/// Reads the body of a request, after authenticating its caller. The memory budget is reserved as the buffer
+/// grows and held until the returned bytes are dropped (D-108). On failure the connection is marked as having
+/// an unread body.
 pub async fn read(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     let result = receive(request, app).await;
@@ -71,7 +73,7 @@ async fn receive(request: Request, app: &AppState) -> Result<Bytes, ApiError> {
         if length > max {
             return Err(too_large());
         }
-        // Frames are copied and dropped: a small one can keep a large receive buffer alive.
+        // Frames are copied and dropped, since a small frame can keep a large receive buffer alive.
         if length > bytes.capacity() {
             let capacity = (bytes.capacity() * 2).max(FIRST_BUFFER).min(announced.unwrap_or(max)).max(length);
             reservation.grow(capacity - bytes.capacity())?;

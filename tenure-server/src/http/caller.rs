@@ -1,4 +1,4 @@
-//! The caller of a request, as handlers take it.
+//! Extraction of the authenticated caller from a request.
 
 use crate::app::AppState;
 use crate::auth::rate_limit::ResponseHeaders;
@@ -9,7 +9,8 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use std::sync::Arc;
 
-/// Authenticates the caller of a request.
+/// Authenticates the caller of a request by its API key or local access. Also schedules the update of the key's
+/// last use, marks the connection as authenticated, and stores the caller in the request extensions.
 pub async fn authenticate(parts: &mut Parts, app: &AppState) -> Result<Caller, ApiError> {
     let operator = parts.extensions.get::<LocalAccess>();
     let response_headers = parts.extensions.get::<ResponseHeaders>();
@@ -25,7 +26,7 @@ pub async fn authenticate(parts: &mut Parts, app: &AppState) -> Result<Caller, A
     if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
         connection.authenticated();
     }
-    // The budget for request bodies is per principal.
+    // `body::read` takes the caller from here: the budget for request bodies is per principal.
     parts.extensions.insert(caller.clone());
     Ok(caller)
 }

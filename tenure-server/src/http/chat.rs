@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`: OpenAI's endpoint, with persistent sessions.
+//! `POST /v1/chat/completions`: the OpenAI-compatible endpoint, with persistent sessions.
 
 mod client;
 mod request;
@@ -72,12 +72,12 @@ pub async fn complete(
     }
     let (stream, named) = (request.stream, request.ask.session.clone());
     let queued = Arc::new(Notify::new());
-    // The response to a repeated request is the same to the byte: nothing is sent before it.
+    // The response to a repeated idempotency key is byte-identical (D-047), so no queue comment may precede it.
     request.ask.queued = request.ask.idempotency.is_none().then(|| queued.clone());
     let connection = ChatConnection::new(app.clone(), request.who.clone());
     let (reporter, TurnEvents { mut started, mut heard, ended }) = report();
     let turn = take_turn(app.clone(), request, connection.client(), reporter);
-    // A client that goes away does not end it, unless it wants that.
+    // A disconnect does not cancel the turn, unless `on_disconnect` requests it (D-049).
     let mut turn = DetachOnDrop::new(app.tasks.clone(), turn.instrument(tracing::Span::current()));
     let lost = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the turn ended without an answer");
     let arrived = turn.until(async {
@@ -88,7 +88,8 @@ pub async fn complete(
         }
     });
     let Some(started) = arrived.await else {
-        // It has to wait, perhaps for long: the headers are sent, so that nobody takes the connection for dead.
+        // The turn is queued, perhaps for a long time: the response headers are sent now, so that neither
+        // client nor proxies time out.
         let response = stream_queued(connection, started, heard, ended);
         return Ok(match named {
             Some(id) => with_session(response, &id),
@@ -97,11 +98,11 @@ pub async fn complete(
     };
     let started = started.map_err(|_| lost())??;
     tracing::Span::current().record("session_id", started.session_id.as_str());
-    // The status can be told only when the model has begun to answer.
+    // The status code is known only when the model has started to answer.
     let first = if stream { turn.until(heard.recv()).await } else { None };
     let ids = started.clone();
     let response = match first {
-        // From here on the turn is a task of its own: it does not wait for a client that is slow.
+        // From here on the turn runs as a background task, independent of a slow client.
         Some(first) => stream_out(connection, started, first, heard, ended),
         None => {
             let outcome = turn.until(ended).await.map_err(|_| lost())?;
@@ -115,7 +116,8 @@ pub async fn complete(
     Ok(with_ids(response, &ids))
 }
 
-/// Nothing is kept: the model sees what the session would show, and that is all.
+/// Answers a request with `store: false`: the model is shown the prompt that the session would produce, and
+/// nothing is stored.
 async fn pass_on(app: &AppState, request: TurnInput) -> ApiResult<Response> {
     let messages = app.tenure.preview(&request.who, &request.ask).await?;
     let prompt = Prompt { messages, options: request.options, stream: request.stream };

@@ -1,4 +1,4 @@
-//! `/sessions/{id}/checkpoints`, `rewind` and `fork`: points to come back to, and ways to come back.
+//! `/sessions/{id}/checkpoints`, `rewind` and `fork`: checkpoints, and going back to or branching off from one.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -85,7 +85,7 @@ pub struct RewindView {
     workspace: Option<WorkspaceView>,
 }
 
-/// The point that is meant, if one is.
+/// Converts a body into a point. `None` means that none of the fields is set; more than one is an error.
 fn point(place: PlaceBody) -> ApiResult<Option<Point>> {
     let label = place.label.map(Point::Label);
     let given = [label, place.position.map(Point::Position), place.turn.map(Point::Turn)];

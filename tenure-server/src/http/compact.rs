@@ -1,4 +1,5 @@
-//! `/sessions/{id}/compact` and `uncompact`: a summary in place of the oldest turns, when a model is shown them.
+//! `/sessions/{id}/compact` and `uncompact`: replaces the oldest turns by a summary in the prompt, or undoes
+//! that. The messages stay in the log (D-066).
 
 use super::view::{self, SessionView, SummaryView, Writing};
 use crate::app::AppState;
@@ -75,7 +76,8 @@ pub async fn compact(
     Ok(view::json(StatusCode::OK, Some(done.seq), view::text(&view)))
 }
 
-/// The model that writes a session's summaries.
+/// Chooses the model that writes a session's summary: the requested one, else the one of the compaction policy,
+/// else the session's, else the default.
 async fn writer(app: &AppState, who: &Principal, id: &SessionId, named: Option<String>) -> ApiResult<String> {
     let head = app.tenure.live(who, id).await?;
     let policy = app.tenure.policy(&who.tenant, head.assistant.as_deref()).compact;

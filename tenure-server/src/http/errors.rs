@@ -1,4 +1,4 @@
-//! Errors of other layers as a client is told of them.
+//! Conversion of errors of other layers into API errors: status, stable code and parameter.
 
 use crate::error::ApiError;
 use crate::llm::ModelRegistry;
@@ -6,7 +6,7 @@ use crate::sessions::SessionError;
 use crate::workspace::{METADATA_KEY, WorkspaceError};
 use axum::http::StatusCode;
 
-/// A request named a model that is not there.
+/// The 404 error for an unknown model name. The message lists the configured models.
 pub fn unknown_model(models: &ModelRegistry, name: &str) -> ApiError {
     let known: Vec<_> = models.names().collect();
     let message = format!(

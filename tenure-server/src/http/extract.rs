@@ -1,4 +1,5 @@
-//! What handlers take out of a request. Everything that can be wrong with it is told in our envelope.
+//! Request extractors: bodies, query and path parameters, and conditional headers. Every rejection is an
+//! `ApiError`, so all errors have the same JSON envelope.
 
 use crate::app::AppState;
 use crate::error::ApiError;
@@ -12,7 +13,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tenure::{Seq, SessionId};
 
-/// A JSON body.
+/// Extractor of a JSON body: an object, deserialized into `T`.
 #[derive(Debug)]
 pub struct JsonBody<T>(pub T);
 
@@ -25,7 +26,7 @@ impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
     }
 }
 
-/// The bytes of a JSON body.
+/// Extractor of the raw bytes of a JSON body. Requires a JSON content type; the content is not validated.
 #[derive(Debug)]
 pub struct JsonBytes(pub Bytes);
 
@@ -33,7 +34,8 @@ impl FromRequest<AppState> for JsonBytes {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &AppState) -> Result<Self, ApiError> {
-        // Also keeps pages of other sites away: a browser asks before it sends JSON elsewhere.
+        // The content type check also protects against cross-site requests: browsers send JSON to another
+        // origin only after a CORS preflight.
         let kind = media_type(request.headers());
         if kind != "application/json" && !kind.ends_with("+json") {
             return Err(not_json("the body must be JSON; send `Content-Type: application/json`"));
@@ -42,12 +44,12 @@ impl FromRequest<AppState> for JsonBytes {
     }
 }
 
-/// The text of a body of JSON, or of JSON lines.
+/// Extractor of a UTF-8 body of JSON or JSON lines. The content is not parsed.
 #[derive(Debug)]
 pub struct TextBody(Bytes);
 
 impl TextBody {
-    /// The text.
+    /// The body as text.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or_default()
     }
@@ -81,13 +83,14 @@ fn media_type(headers: &HeaderMap) -> String {
     kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
-/// A JSON object, or an error that names the path of what is wrong. A list is none, although serde would take its items in order.
+/// Parses a JSON object; the error names the path of the invalid value. Arrays are rejected, although serde
+/// would accept their items as fields in order.
 pub fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     must_be_object(bytes)?;
     parse(bytes)
 }
 
-/// Refuses what is not an object.
+/// Rejects JSON that is not an object, by its first character.
 pub fn must_be_object(bytes: &[u8]) -> Result<(), ApiError> {
     match bytes.trim_ascii_start().first() {
         Some(b'[' | b'"' | b'0'..=b'9' | b'-' | b't' | b'f' | b'n') => {
@@ -97,11 +100,11 @@ pub fn must_be_object(bytes: &[u8]) -> Result<(), ApiError> {
     }
 }
 
-/// JSON, or an error that names the path of what is wrong.
+/// Parses a JSON document; the error names the path of the invalid value. Trailing content is rejected.
 pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
-        // A question mark stands for what it could not name.
+        // serde_path_to_error writes `?` for path segments that it cannot name.
         let path = e.path().to_string();
         let path = path.trim_end_matches(['?', '.']);
         let param = if path.is_empty() { "body" } else { path };
@@ -111,7 +114,7 @@ pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// The parameters of a query.
+/// Extractor of query parameters, deserialized into `T`.
 #[derive(Debug)]
 pub struct QueryParams<T>(pub T);
 
@@ -130,7 +133,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
     }
 }
 
-/// What a path names.
+/// Extractor of the named parameters of a path.
 #[derive(Debug)]
 pub struct PathParams(Vec<(String, String)>);
 
@@ -144,7 +147,8 @@ impl<S: Send + Sync> FromRequestParts<S> for PathParams {
 }
 
 impl PathParams {
-    /// A part of the path by its name: not empty, not too long, no control characters.
+    /// Returns a path parameter by name. Its value must be a valid name: 1 to 128 bytes, without control
+    /// characters.
     pub fn get(&self, name: &str) -> Result<&str, ApiError> {
         let value = self.0.iter().find(|(n, _)| n == name).map_or("", |(_, v)| v);
         check_name(name, value)?;
@@ -152,7 +156,7 @@ impl PathParams {
     }
 }
 
-/// The session that a path names.
+/// Extractor of the session id in a path.
 #[derive(Debug)]
 pub struct SessionPath(pub SessionId);
 
@@ -166,7 +170,8 @@ impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
     }
 }
 
-/// `Idempotency-Key`: the same request is done once.
+/// Parses the `Idempotency-Key` header, which makes a retried request take effect once. It must have 1 to 256
+/// bytes.
 pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     match header_text(headers, "idempotency-key")? {
         Some(key) if key.is_empty() || key.len() > 256 => {
@@ -176,7 +181,8 @@ pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> 
     }
 }
 
-/// `If-Match`: where the log must end for a write to be done.
+/// Extractor of the `If-Match` header, the condition of a write (optimistic concurrency): the sequence number
+/// at which the log must end. `None` means unconditional; `*` counts as such.
 #[derive(Clone, Copy, Debug)]
 pub struct IfMatch(pub Option<Seq>);
 
@@ -196,12 +202,13 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// The house, refusing what comes too late; and the error for that.
+    /// Returns a handle whose writes are rejected with a conflict if the condition does not hold (D-099).
     pub fn on(self, tenure: &tenure::Tenure) -> tenure::Tenure {
         self.0.map_or_else(|| tenure.clone(), |seq| tenure.expecting(seq))
     }
 
-    /// A conflict with `If-Match` is a failed precondition.
+    /// Converts an error of a conditional write: a conflict becomes 412 Precondition Failed if `If-Match` was
+    /// sent.
     pub fn error(self, e: tenure::Error) -> ApiError {
         let mut error = ApiError::from(e);
         if self.0.is_some() && error.code() == "conflict" {

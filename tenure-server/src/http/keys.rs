@@ -1,4 +1,5 @@
-//! `/keys`: API keys, for administrators.
+//! `/keys`: management of API keys by administrators. Secrets are returned only when a key is created or
+//! rotated.
 
 use crate::app::AppState;
 use crate::auth::{ApiKey, Caller, NewKey, Right};
@@ -116,13 +117,14 @@ pub struct KeyRevoked {
     deleted: bool,
 }
 
-/// Whether the caller administers a key: one of its tenant, and of its user if its own key is bound to one.
+/// Whether the caller may administer a key: it must belong to the caller's tenant, unless the caller is an
+/// operator, and to the caller's user if the caller's own key is bound to one.
 fn administers(caller: &Caller, tenant: &tenure::Tenant, key: &ApiKey) -> bool {
     let tenant = caller.is_operator() || key.tenant == *tenant;
     tenant && caller.bound_user().is_none_or(|user| key.user.as_ref() == Some(user))
 }
 
-/// The key that a path names, if the caller administers it.
+/// Looks up the key that a path names. Keys that the caller may not administer are reported as not found.
 async fn find(app: &AppState, caller: &Caller, named: &PathParams) -> ApiResult<ApiKey> {
     let (who, id) = (caller.administers()?, named.get("id")?);
     let key = app.keys.get(id).await?.filter(|key| administers(caller, &who.tenant, key));
@@ -138,7 +140,7 @@ async fn find(app: &AppState, caller: &Caller, named: &PathParams) -> ApiResult<
 )]
 pub async fn list(State(app): State<AppState>, caller: Caller, mut pairs: StrictQuery) -> ApiResult<Json<KeyList>> {
     let who = caller.administers()?;
-    // Operators who have the store itself see all tenants, unless they name one.
+    // Operators with direct access to the store may list the keys of all tenants with `tenant=*`.
     let all = caller.is_operator() && pairs.one("tenant")?.as_deref() == Some("*");
     pairs.end()?;
     let keys = app.keys.list().await?.into_iter();

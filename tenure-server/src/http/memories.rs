@@ -1,4 +1,5 @@
-//! `/memories` and `/dreams`: what is remembered beyond the messages, and what of it was promoted.
+//! `/memories` and `/dreams`: long-term memories, and their consolidation by dreams, which promote memories
+//! from sessions to users.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -136,7 +137,7 @@ fn mind(session: Option<String>, assistant: Option<String>) -> ApiResult<MemoryT
     }
 }
 
-/// Whose memories a query means.
+/// Consumes the query parameters that select whose memories are meant.
 fn meant(pairs: &mut StrictQuery) -> ApiResult<MemoryTarget> {
     mind(pairs.one("session_id")?, pairs.name("assistant_id")?)
 }

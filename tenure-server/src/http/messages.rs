@@ -1,4 +1,4 @@
-//! `/sessions/{id}/messages`: what was said, and saying more.
+//! `/sessions/{id}/messages`: list, append, and messages discarded by rewinds.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -129,7 +129,7 @@ fn read(bytes: &[u8]) -> ApiResult<Vec<Message>> {
     must_be_object(bytes)?;
     let body: NewMessages<'_> = match serde_json::from_slice(bytes) {
         Ok(body) => body,
-        // Once more, for the path of what is wrong.
+        // Parsed again with path tracking, which is slower, to name the invalid field.
         Err(_) => parse(bytes)?,
     };
     if body.messages.is_empty() {

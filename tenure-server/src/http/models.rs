@@ -1,4 +1,4 @@
-//! `/v1/models` and `/v1/embeddings`: OpenAI's, for clients that look before they ask.
+//! `/v1/models` and `/v1/embeddings`: OpenAI-compatible endpoints to list models and to compute embeddings.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -81,10 +81,10 @@ pub async fn embeddings(State(app): State<AppState>, caller: Caller, raw: JsonBy
     Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
 }
 
-/// So many texts one request may have, as at OpenAI.
+/// Maximum number of texts per embedding request, as in OpenAI's API.
 const MAX_TEXTS: usize = 2048;
 
-/// What the local model takes of a request.
+/// The request fields that the local embedding model supports.
 #[derive(Deserialize)]
 struct EmbedRequest {
     input: Texts,

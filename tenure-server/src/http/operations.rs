@@ -1,4 +1,4 @@
-//! For those who run the server: is it alive, is it ready, what does it do; and the routes in words.
+//! Operational endpoints: liveness, readiness, metrics, and the API documentation.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -41,7 +41,7 @@ pub async fn readyz(State(app): State<AppState>) -> ApiResult<Json<Health>> {
     }
 }
 
-/// Probes give up after a second: an answer that comes later is as good as none.
+/// Timeout of the readiness check. Probes commonly give up after one second, so a later answer is useless.
 const READY_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(900);
 
 /// What the server does, for Prometheus
@@ -58,9 +58,9 @@ pub async fn metrics(State(app): State<AppState>, caller: Caller) -> ApiResult<R
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
 }
 
-/// The OpenAPI document, and the same for people.
+/// Routes of the OpenAPI document and of its HTML rendering. They need no API key.
 pub fn pages(document: utoipa::openapi::OpenApi) -> Router<AppState> {
-    // Shared by all responses: these routes need no key.
+    // Rendered once and shared by all responses: these routes need no key, so requests must be cheap.
     let json = Bytes::from(document.to_pretty_json().unwrap_or_default());
     let page = Bytes::from(page(&document));
     let document = move || async move { ([(header::CONTENT_TYPE, "application/json")], json) };

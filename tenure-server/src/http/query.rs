@@ -1,4 +1,5 @@
-//! The parameters of a query, taken one by one: each that is wrong, given twice or not known is named.
+//! Strict parsing of query parameters, one by one: a parameter that is invalid, repeated or unknown is rejected
+//! by name.
 
 use crate::error::{ApiError, ApiResult};
 use axum::extract::{FromRequestParts, Query};
@@ -10,10 +11,10 @@ use tenure::excerpt;
 use tenure::store::SessionCursor;
 use tenure::{AccessScope, OwnerFilter, Principal, Status, User};
 
-/// What a route gives when no `limit` is asked for.
+/// Page size if no `limit` is given.
 const DEFAULT_LIMIT: usize = 20;
 
-/// The parameters that nobody has taken yet.
+/// Query parameters that have not been consumed yet.
 #[derive(Debug, Default)]
 pub struct StrictQuery(Vec<(String, String)>);
 
@@ -29,7 +30,7 @@ impl<S: Send + Sync> FromRequestParts<S> for StrictQuery {
 }
 
 impl StrictQuery {
-    /// All values of a parameter that can be repeated.
+    /// Consumes all values of a repeatable parameter.
     pub fn all(&mut self, name: &str) -> Vec<String> {
         let mut found = Vec::new();
         self.0.retain_mut(|(n, v)| {
@@ -42,7 +43,7 @@ impl StrictQuery {
         found
     }
 
-    /// A parameter that can be given once.
+    /// Consumes a parameter that may be given at most once.
     pub fn one(&mut self, name: &str) -> ApiResult<Option<String>> {
         let mut found = self.all(name);
         match found.len() {
@@ -51,7 +52,8 @@ impl StrictQuery {
         }
     }
 
-    /// The same, read; `what` says what it should be.
+    /// Consumes and parses a parameter that may be given at most once. `what` describes valid values, for the
+    /// error message.
     pub fn read<T: FromStr>(&mut self, name: &str, what: &str) -> ApiResult<Option<T>> {
         let Some(text) = self.one(name)? else { return Ok(None) };
         let wrong =
@@ -59,14 +61,14 @@ impl StrictQuery {
         text.parse().map(Some).map_err(wrong)
     }
 
-    /// A name: not empty, not too long, no control characters.
+    /// Consumes a name: 1 to 128 bytes, without control characters.
     pub fn name(&mut self, name: &str) -> ApiResult<Option<String>> {
         let Some(text) = self.one(name)? else { return Ok(None) };
         check_name(name, &text)?;
         Ok(Some(text))
     }
 
-    /// How many of something, within the limit `max_page`.
+    /// Consumes a count between 1 and `max`, which is the limit `max_page`.
     pub fn count(&mut self, name: &str, max: usize) -> ApiResult<Option<usize>> {
         let count: Option<usize> = self.read(name, &format!("a number from 1 to {max}"))?;
         match count {
@@ -79,12 +81,12 @@ impl StrictQuery {
         }
     }
 
-    /// The size of a page.
+    /// Consumes `limit`, the page size; the default is 20 or `max`, whichever is smaller.
     pub fn limit(&mut self, max: usize) -> ApiResult<usize> {
         Ok(self.count("limit", max)?.unwrap_or(DEFAULT_LIMIT.min(max)))
     }
 
-    /// Nothing else may be there.
+    /// Rejects the first parameter that was not consumed. Call it after all others.
     pub fn end(self) -> ApiResult<()> {
         match self.0.first() {
             None => Ok(()),
@@ -95,14 +97,15 @@ impl StrictQuery {
         }
     }
 
-    /// Which sessions are meant.
+    /// Consumes the parameters that select sessions, and rejects unknown ones. Only principals with access to
+    /// the whole tenant may select another user's sessions.
     pub fn sessions(mut self, who: &Principal, max: usize) -> ApiResult<tenure::SessionQuery> {
         let mut query = tenure::SessionQuery::new(OwnerFilter::Tenant(who.tenant.clone()), self.limit(max)?);
         query.cursor = match self.one("cursor")? {
             Some(cursor) => Some(cursor.parse::<SessionCursor>()?),
             None => None,
         };
-        // More than anybody can page through by hand, and every store can count so far.
+        // `u32` exceeds any practical offset, and every store can count that far.
         let offset: Option<u32> = self.read("offset", "a number of sessions to leave out")?;
         if offset.is_some() && query.cursor.is_some() {
             return Err(ApiError::invalid("offset", "use `cursor` or `offset`, not both"));
@@ -156,7 +159,7 @@ fn status(word: &str) -> ApiResult<Status> {
     })
 }
 
-/// Refuses what can not be the name of anything.
+/// Checks that a text is a valid name: 1 to 128 bytes, without control characters (D-020).
 pub fn check_name(param: &str, text: &str) -> ApiResult<()> {
     let fits = !text.is_empty() && text.len() <= tenure::MAX_NAME_BYTES && !text.chars().any(char::is_control);
     match fits {

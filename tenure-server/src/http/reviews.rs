@@ -1,4 +1,4 @@
-//! `/reviews`: what waits for a person, and what people decided.
+//! `/reviews`: the review queue (human in the loop): open reviews, claims and decisions.
 
 use crate::app::AppState;
 use crate::auth::{Caller, LocalAccess};
@@ -263,7 +263,8 @@ pub async fn decide(
     let review = app.tenure.decide(&who, &id, &verdict).await?;
     let (head, _) = app.tenure.review(&who, &id).await?;
     let view = ReviewView::of(&head, &review);
-    // A command that has the store in hand is gone in a moment: its run is for a server, with its models and tools.
+    // A command with direct access to the store exits soon; its run is left to a server, which has the models
+    // and tools.
     if in_hand.is_none() && head.reviews.is_empty() && head.run.is_some() {
         runs::take(&app, head);
     }

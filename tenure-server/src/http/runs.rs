@@ -1,4 +1,5 @@
-//! `/sessions/{id}/runs`: work in a session that goes on by itself, and can be followed from anywhere.
+//! `/sessions/{id}/runs`: runs, which continue independently of their client and whose events can be followed
+//! from any node.
 
 mod events;
 
@@ -170,7 +171,8 @@ pub async fn create(
 }
 
 impl NewRun {
-    /// What the library is asked for. The same key with the same messages, model and options is the same run.
+    /// Converts the body into a turn request. With an idempotency key, requests with the same messages, model
+    /// and options are deduplicated to one run.
     fn into_request(
         self,
         id: SessionId,
@@ -210,7 +212,7 @@ impl NewRun {
     }
 }
 
-/// Opens a run: with messages as a turn, without any where the session stands.
+/// Opens a run: with messages as a new turn, without messages from the current end of the session.
 async fn open(app: &AppState, who: &Principal, id: &SessionId, request: TurnRequest) -> ApiResult<TurnStart> {
     if request.messages.is_empty() {
         let turn = app.tenure.go_on(who, id, request.on_busy, request.detail).await?;
@@ -219,13 +221,14 @@ async fn open(app: &AppState, who: &Principal, id: &SessionId, request: TurnRequ
     Ok(app.tenure.turn(who, request).await?)
 }
 
-/// The model that a run of this session asks if none is named.
+/// The model for a run whose request names none: the session's preferred model, else the default.
 async fn session_model(app: &AppState, who: &Principal, head: &Head) -> ApiResult<String> {
     let preferred = sessions::preferred_models(app, who, head).await?;
     Ok(preferred.into_iter().next().unwrap_or_else(|| app.models.default_name().to_owned()))
 }
 
-/// A run that was asked for before. Whoever works on it goes on; if nobody does, somebody will.
+/// Responds to a repeated idempotency key: the existing run is awaited or streamed, and no new one is started.
+/// If no node executes it, the recovery loop takes it over.
 async fn again(app: &AppState, who: &Principal, id: &SessionId, run: &RunId, wait: Wait) -> ApiResult<Response> {
     match wait {
         Wait::Stream => Ok(events(app.clone(), who.clone(), id.clone(), run.clone(), 0, None)),
@@ -240,7 +243,7 @@ async fn again(app: &AppState, who: &Principal, id: &SessionId, run: &RunId, wai
     }
 }
 
-/// Lets a run go, and waits for it as asked.
+/// Executes a run in the background and responds in the requested mode.
 async fn begin(
     app: &AppState,
     who: &Principal,
@@ -261,7 +264,7 @@ async fn begin(
         Wait::Background => whole(app, who, &id, &run, StatusCode::ACCEPTED).await,
         Wait::Stream => Ok(events(app.clone(), who.clone(), id, run, 0, Some(heard))),
         Wait::Wait => {
-            // Whatever came of it is in the session.
+            // The outcome is read from the session.
             let _ = ended.await;
             whole(app, who, &id, &run, StatusCode::OK).await
         }
@@ -351,7 +354,7 @@ pub async fn follow(
     let last = last.map(|t| t.parse::<Seq>()).transpose();
     let last = last.map_err(|_| ApiError::invalid("Last-Event-ID", "it must be the number of an event"))?;
     let after = last.or(after.after).unwrap_or(0);
-    // What is wrong is told before anything is sent.
+    // Errors must be detected before the response headers are sent.
     let first = app.tenure.follow(&who, &id, &run, after, PAGE).await?;
     if header_hint(&headers, "accept").is_some_and(|a| a.contains("application/json")) {
         let next = first.records.last().map_or(after, |r| r.seq);

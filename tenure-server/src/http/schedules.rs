@@ -1,4 +1,4 @@
-//! `/schedules`: what runs by the clock.
+//! `/schedules`: the scheduled runs of the tenant and their state.
 
 use crate::app::AppState;
 use crate::auth::Caller;

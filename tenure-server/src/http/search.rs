@@ -1,4 +1,4 @@
-//! `/search`: what was said, in all sessions.
+//! `/search`: full-text search over the messages and titles of all sessions.
 
 use crate::app::AppState;
 use crate::auth::Caller;

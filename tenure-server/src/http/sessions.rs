@@ -1,4 +1,4 @@
-//! `/sessions`: begin, find, look at, change, end and bring back.
+//! `/sessions`: create, list, read, update, delete and restore sessions.
 
 use crate::app::{App, AppState};
 use crate::auth::Caller;
@@ -8,7 +8,7 @@ use crate::http::query::StrictQuery;
 use crate::http::view::{
     self, Asking, CachedView, Ending, Making, Reading, SessionList, SessionView, SessionWhole, Writing,
 };
-use crate::sessions::{self, DeletionReport};
+use crate::sessions::{self, DeletionMode};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -84,7 +84,7 @@ pub struct SessionDeleted {
     purged: bool,
 }
 
-/// Makes a session; its assistant must be there.
+/// Creates a session. The assistant that it names must exist, and its workspace must be valid.
 pub(super) async fn begin(app: &App, who: &Principal, body: NewSession) -> ApiResult<tenure::Session> {
     if let Some(name) = &body.assistant_id
         && app.tenure.assistant(who, name).await?.is_none()
@@ -241,7 +241,7 @@ pub async fn delete(
     let who = caller.writes()?;
     let purged = pairs.read("purge", "true or false")?.unwrap_or(false);
     pairs.end()?;
-    let deletion = if purged { DeletionReport::Purge } else { DeletionReport::Restorable };
+    let deletion = if purged { DeletionMode::Purge } else { DeletionMode::Restorable };
     let deleted = sessions::delete(&app, &who, &id, deletion, if_match.0).await.map_err(|e| if_match.error(e))?;
     if !deleted {
         return Err(tenure::Error::NotFound { session_id: id }.into());

@@ -1,4 +1,4 @@
-//! `/v1/sessions`: sessions for clients of mistral.rs, and the short way to move one.
+//! `/v1/sessions`: the session endpoints of mistral.rs, for its clients, and a short form of export and import.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -7,7 +7,7 @@ use crate::http::extract::{IfMatch, JsonBody, SessionPath, TextBody};
 use crate::http::query::StrictQuery;
 use crate::http::transfer::{self, LeftOutView};
 use crate::http::view::{self, Asking, Finding, SessionList, SessionView, Writing};
-use crate::sessions::{self, DeletionReport};
+use crate::sessions::{self, DeletionMode};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -43,7 +43,7 @@ pub async fn list(State(app): State<AppState>, caller: Caller, pairs: StrictQuer
     Ok(Json(app.tenure.browsing(&who).list(&who, query).await?.into()))
 }
 
-/// Here a session that has expired or was deleted is not there.
+/// Maps an expired or deleted session to not found, as clients of these routes expect.
 fn not_there(e: Error) -> Error {
     match e {
         Error::Gone { session_id, .. } => Error::NotFound { session_id },
@@ -158,7 +158,7 @@ pub async fn delete(
 ) -> ApiResult<Json<DeletedView>> {
     let who = caller.writes()?;
     let deleted = match app.tenure.live(&who, &id).await {
-        Ok(_) => sessions::delete(&app, &who, &id, DeletionReport::Restorable, None).await?,
+        Ok(_) => sessions::delete(&app, &who, &id, DeletionMode::Restorable, None).await?,
         Err(Error::NotFound { .. } | Error::Gone { .. }) => false,
         Err(e) => return Err(e.into()),
     };

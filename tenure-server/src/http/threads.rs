@@ -1,4 +1,4 @@
-//! `/threads/{id}/session`: the session behind a chat thread of some other program.
+//! `/threads/{id}/session`: the session that belongs to a chat thread of another application.
 
 use crate::app::{App, AppState};
 use crate::auth::Caller;
@@ -67,7 +67,8 @@ pub async fn session(
     if let Some(head) = newest(&app, &who, thread, &body, &LIVE).await? {
         return Ok(view::session(StatusCode::OK, &head));
     }
-    // Two who ask at once want one session, not two: both try the same id, which follows from what was there before.
+    // Concurrent requests must get the same session. Each derives the same id from the user, thread, assistant
+    // and the thread's last session, so only one creation succeeds.
     let before = newest(&app, &who, thread, &body, &ANY).await?;
     let id = next_id(&who, thread, body.assistant_id.as_deref(), before.as_ref());
     match begin(&app, &who, new(thread, &body, Some(id))).await {
@@ -90,7 +91,8 @@ fn new(thread: &str, body: &ThreadBody, id: Option<String>) -> NewSession {
     NewSession { id, assistant_id, thread_id: Some(thread.to_owned()), model, title, tags, metadata }
 }
 
-/// The session of the thread that was last active. One that has expired since the last sweep is not in use any more.
+/// The most recently active session of the thread with one of the given statuses. Sessions that have expired
+/// since the last sweep do not count as live.
 async fn newest(
     app: &App,
     who: &Principal,

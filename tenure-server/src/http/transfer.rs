@@ -1,4 +1,4 @@
-//! Sessions as they travel: `/sessions/{id}/export` and `/sessions/import`.
+//! Export and import of sessions: `/sessions/{id}/export` and `/sessions/import`.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -77,13 +77,13 @@ pub async fn export(
     Ok(with_left_out(view::json(StatusCode::OK, Some(seq), body), left_out))
 }
 
-/// The header that lists what a format cannot carry.
+/// The response header that lists what the export format cannot represent (D-094).
 pub const LEFT_OUT: &str = "x-tenure-left-out";
 
-/// What a list of messages cannot carry.
+/// The parts of a session that a list of messages cannot represent.
 const MESSAGES_LEAVE_OUT: &str = "info,timestamps,runs,reviews,checkpoints,discarded";
 
-/// What an export for mistral.rs cannot carry.
+/// The parts of a session that the mistral.rs format cannot represent.
 const MISTRALRS_LEAVES_OUT: &str = "timestamps,runs,reviews,discarded";
 
 fn with_left_out(mut response: Response, left_out: &'static str) -> Response {
@@ -91,18 +91,18 @@ fn with_left_out(mut response: Response, left_out: &'static str) -> Response {
     response
 }
 
-/// A session as mistral.rs answers it, with the header that lists what it cannot carry.
+/// Builds the response of a mistral.rs export, with the header that lists what it cannot represent.
 pub(super) fn mistralrs_response(seq: tenure::Seq, export: &Export) -> ApiResult<Response> {
     Ok(with_left_out(view::json(StatusCode::OK, Some(seq), mistralrs(export)?), MISTRALRS_LEAVES_OUT))
 }
 
-/// An export as mistral.rs answers it.
+/// Serializes an export in the format of mistral.rs (D-096).
 fn mistralrs(export: &Export) -> ApiResult<String> {
     let raw: Box<RawValue> = import::to_mistralrs(export)?;
     Ok(String::from(Box::<str>::from(raw)))
 }
 
-/// The sessions in a text. If one is wrong, nothing is taken.
+/// Parses the sessions in a text. If one of them is invalid, the whole text is rejected.
 pub(super) fn read(text: &str, format: Option<ImportFormat>) -> ApiResult<Vec<ImportedSession>> {
     let found = import::read(text, format).map_err(|e| ApiError::from(e).or_param("body"))?;
     let found: Result<Vec<ImportedSession>, Error> = found.into_iter().collect();
@@ -131,7 +131,7 @@ pub struct LeftOutView {
     pub why: String,
 }
 
-/// What a session had no place for.
+/// Converts the parts of an import that a session cannot represent into views (D-094).
 pub(super) fn left_out(id: &SessionId, found: &ImportedSession) -> Vec<LeftOutView> {
     let view = |l: &import::SkippedPart| LeftOutView {
         session_id: id.to_string(),
@@ -186,7 +186,7 @@ pub async fn import(
         let own = one.export.session_id.clone();
         let first = id.clone().or(own).unwrap_or_else(SessionId::generate);
         let head = match app.tenure.import_new(&who, &first, &one.export).await {
-            // Its own id is taken, maybe by itself.
+            // The session's own id is in use, perhaps by an earlier import of it.
             Err(Error::Exists { .. }) if id.is_none() => {
                 app.tenure.import_new(&who, &SessionId::generate(), &one.export).await?
             }
@@ -198,7 +198,8 @@ pub async fn import(
     Ok((StatusCode::CREATED, Json(view)).into_response())
 }
 
-/// The body's `id`, taken out: it says what the session is to be called and is no part of it.
+/// Removes the `id` from the body and returns it: it names the new session and is not part of the export. A
+/// body that is not a JSON object is returned unchanged.
 fn without_id(text: &str) -> ApiResult<(Cow<'_, str>, Option<SessionId>)> {
     let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return Ok((text.into(), None)) };
     let Some(id) = fields.take("id") else { return Ok((text.into(), None)) };

@@ -1,4 +1,4 @@
-//! `/users/{id}`: the right to be forgotten.
+//! `/users/{id}`: erasure of all data of a user (right to be forgotten).
 
 use crate::app::AppState;
 use crate::auth::Caller;

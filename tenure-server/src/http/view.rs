@@ -1,4 +1,5 @@
-//! Sessions and their parts as clients see them. Messages are put into the answer as the text they are: nothing is parsed or written anew.
+//! Views: sessions and their parts in the shape of the API. Messages are copied into the response as stored
+//! JSON text, without being parsed or serialized again.
 
 mod checkpoint;
 mod errors;

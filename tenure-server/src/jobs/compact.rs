@@ -1,17 +1,19 @@
-//! Summaries of long sessions, written in the background after a turn.
+//! Automatic compaction: summaries of long sessions, written in the background after a turn (D-067).
 
 use crate::app::AppState;
 use tenure::{CompactionPolicy, Error, Principal, RawObject, SessionId, TurnError};
 
-/// What a model is asked with besides the conversation.
+/// The model options of a summary request: only the model's name.
 pub fn options(model: &str) -> RawObject {
     let mut options = RawObject::default();
     options.set("model", model);
     options
 }
 
-/// After a turn of a session that talks to `model`: if its history has reached its window and its policy says so, a summary is written.
-/// Nobody waits for it. If it can not be had, the window cuts, and it is tried again after the next turn.
+/// Starts the compaction that may follow a turn: if the session's history has reached its window and its policy
+/// enables compaction, a summary is written in the background. `model` is the model of the turn. The request
+/// does not wait for it; on failure the window truncates the history, and compaction is retried after the next
+/// turn.
 pub fn after_turn(app: &AppState, who: &Principal, id: &SessionId, policy: CompactionPolicy, model: &str) {
     let name = match policy {
         CompactionPolicy::Off => return,
@@ -31,7 +33,7 @@ pub fn after_turn(app: &AppState, who: &Principal, id: &SessionId, policy: Compa
             Ok(done) if done.messages > 0 => {
                 tracing::debug!(%session_id, messages = done.messages, "a summary was written");
             }
-            // Somebody is at it already.
+            // Nothing to compact, or another compaction of the session is in progress.
             Ok(_) | Err(TurnError::Store(Error::Busy { .. })) => {}
             Err(e) => tracing::warn!(%session_id, code = e.code(), "no summary was written"),
         }

@@ -1,14 +1,16 @@
-//! What is done for memories while nobody asks: vectors for those that have none, and dreams.
+//! Background maintenance of memories: computing missing embeddings, and periodic dreams (memory
+//! consolidation).
 
 use crate::app::AppState;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tenure::{AccessScope, Principal, Tenant};
 
-/// Memories without a vector are looked for so often.
+/// Interval between scans for memories without an embedding.
 const EMBED_EVERY: Duration = Duration::from_secs(600);
 
-/// Gives memories vectors, until the server stops: all of them when the model has changed, a few when it could not be reached.
+/// Computes missing embeddings periodically until the server stops: of all memories after the embedding model
+/// has changed, of a few after the embedder was unavailable.
 pub async fn embed_for_ever(app: &AppState) {
     loop {
         tokio::select! {
@@ -38,7 +40,8 @@ async fn embed(app: &AppState) {
     }
 }
 
-/// Dreams as often as the configuration says, until the server stops.
+/// Runs dreams for every tenant at the configured interval until the server stops. A dream consolidates memory:
+/// it promotes what sessions recalled often to their users. Returns immediately if no interval is configured.
 pub async fn dream_for_ever(app: &AppState) {
     let Some(every) = app.config.dreams.every.duration() else { return };
     loop {
@@ -57,7 +60,7 @@ pub async fn dream_for_ever(app: &AppState) {
     }
 }
 
-/// Those who have keys, and the one who needs none.
+/// The tenants to dream for: all that have an API key, and the default tenant, which needs none.
 async fn tenants(app: &AppState) -> BTreeSet<Tenant> {
     let keys = app.keys.list().await.unwrap_or_else(|e| {
         tracing::warn!(error = %e, "the keys can not be read: only the default tenant dreams this time");

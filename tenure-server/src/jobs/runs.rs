@@ -1,4 +1,5 @@
-//! Work on runs: those that were asked for, those that go on after a person has decided, and those that a node left behind.
+//! Execution of runs: new ones, those resumed after a review decision, and those taken over from a node that
+//! stopped.
 
 use super::compact;
 use crate::app::{App, AppState};
@@ -14,13 +15,16 @@ use tenure::{
 };
 use tokio::sync::mpsc;
 
-/// Options that are longer than this are not kept: their run can not be taken over.
+/// Maximum serialized size of stored model options, in bytes. Larger options are not stored, so such a run
+/// cannot be taken over.
 const MAX_OPTIONS: usize = 64 << 10;
 
-/// At most so many runs are taken over in one pass.
+/// Maximum number of runs taken over in one pass.
 const MAX_TAKEN: usize = 64;
 
-/// What a run is started with, so that any node can go on with it.
+/// The details stored with a run, so that any node can resume it: the model's name and the request options
+/// without the conversation, stream and user fields (D-043). Returns an empty map if the options exceed
+/// `MAX_OPTIONS`.
 pub fn detail(model: &str, options: &RawObject) -> Map<String, Value> {
     let mut options = options.clone();
     ["messages", "model", "stream", "stream_options", "user"].iter().for_each(|name| drop(options.take(name)));
@@ -32,21 +36,22 @@ pub fn detail(model: &str, options: &RawObject) -> Map<String, Value> {
     Map::from_iter([("model".to_owned(), json!(model)), ("options".to_owned(), options)])
 }
 
-/// How a run is driven.
+/// Parameters for executing a run.
 pub struct Drive {
-    /// The model, timed.
+    /// The model, wrapped to measure its latency.
     pub model: Arc<TimedModel>,
-    /// The model's name, for the summary that may follow.
+    /// The model's name, for the compaction that may follow the turn.
     pub model_name: String,
-    /// What the model is asked with besides the conversation.
+    /// The request options for the model, besides the conversation.
     pub options: RawObject,
-    /// Gets what happens as it happens; the model is asked to stream then.
+    /// Receives the run's events as they happen. If it is set, the model is requested to stream.
     pub listener: Option<mpsc::Sender<RunEvent>>,
-    /// How long it took to open the run.
+    /// The time it took to open the run, for the metrics.
     pub opened: Duration,
 }
 
-/// Drives a run until it ends or waits for a person, and does what follows from that: metrics, web hooks, a summary.
+/// Executes a run until it ends or pauses for review, then records metrics, notifies the webhooks and starts
+/// the compaction that may be due.
 pub async fn drive(app: &AppState, turn: OpenRun, drive: Drive) -> Result<TurnOutcome, TurnError> {
     let Drive { model, model_name, options, listener, opened } = drive;
     let (session_id, run, who) = (turn.session_id.clone(), turn.run.clone(), turn.principal().clone());
@@ -61,7 +66,8 @@ pub async fn drive(app: &AppState, turn: OpenRun, drive: Drive) -> Result<TurnOu
     outcome
 }
 
-/// Works on a run with the model and the options that it was started with, until it ends or waits for a person.
+/// Executes a run with the model and options stored in its details, until it ends or pauses for review. If the
+/// model is not configured any more, the run fails.
 pub async fn work(
     app: &AppState,
     turn: OpenRun,
@@ -90,7 +96,7 @@ pub async fn work(
     outcome
 }
 
-/// A model that is there no more.
+/// Stands for a model that is not configured any more: every request fails as unreachable.
 struct MissingModel(String);
 
 #[async_trait::async_trait]
@@ -100,7 +106,8 @@ impl Model for MissingModel {
     }
 }
 
-/// Notifies the configured web hooks that a run has ended.
+/// Notifies the configured webhooks that a run has ended, in the background with retries. Paused runs are not
+/// reported.
 async fn notify_run_ended(
     app: &App,
     who: &Principal,
@@ -110,7 +117,7 @@ async fn notify_run_ended(
 ) {
     let goes_on = match outcome {
         Ok(answered) => answered.waiting,
-        // Another node has it now, and tells of its end.
+        // Another node has taken the run over, and reports its end.
         Err(e) => matches!(e, TurnError::Store(tenure::Error::Superseded { .. })),
     };
     if app.run_hooks.is_empty() || goes_on {
@@ -132,7 +139,8 @@ async fn notify_run_ended(
     }
 }
 
-/// Goes on with a run that nobody works on.
+/// Takes over a run that no node executes, and resumes it in the background. Does nothing if another node takes
+/// it first.
 pub fn take(app: &AppState, head: Head) {
     let here = app.clone();
     app.tasks.spawn(async move {
@@ -147,7 +155,8 @@ pub fn take(app: &AppState, head: Head) {
     });
 }
 
-/// Looks after runs until the server stops: takes over what is left behind, and decides what nobody decided in time.
+/// Run recovery loop: takes over abandoned runs and decides reviews whose timeout has passed, until the server
+/// stops. Polls every third of the lease duration, between 50 ms and 10 s.
 pub async fn look_after(app: &AppState) {
     let pause = (app.tenure.limits().lease / 3).clamp(Duration::from_millis(50), Duration::from_secs(10));
     loop {

@@ -1,7 +1,9 @@
-//! Scheduled runs: an assistant is asked by the clock, in a fresh session each time or always in the same one.
+//! Scheduled runs: an assistant is asked at the times of a cron expression, in a new session each time or
+//! always in the same one.
 //!
-//! Every node looks at the clock. A time that is due is a request with an idempotency key of its own, so that one node's run is everybody's.
-//! What was due while nobody looked, or while the run before was still on, is not made up for; it is reported.
+//! Every node evaluates the schedules. Each due time is submitted with its own idempotency key, so concurrent
+//! nodes start one run between them. Times that were due while no node was running, or while the previous run
+//! was still in progress, are not made up for; they are recorded as missed (D-058).
 
 use super::runs;
 use crate::app::AppState;
@@ -15,46 +17,48 @@ use std::time::Duration;
 use tenure::store::{Item, Namespace, Owner};
 use tenure::{HistoryMode, Message, OnBusy, OnExpired, RawObject, RunId, SessionId, TurnRequest, TurnStart};
 
-/// Older than this, what is due is missed.
+/// A due time older than this is recorded as missed instead of being run.
 const LATE: SignedDuration = SignedDuration::from_mins(5);
-/// However far away the next time is, the clock is looked at again after so long: it may be set.
+/// Maximum sleep between two evaluations, however far away the next due time is: the wall clock may be
+/// adjusted.
 const LOOK: SignedDuration = SignedDuration::from_secs(5);
 const RAN: &str = "ran";
 const MISSED: &str = "missed";
-/// So many missed times are told.
+/// Maximum number of missed times that are reported.
 const TELL_MISSED: usize = 20;
-/// So many notes of each kind are kept of one schedule.
+/// Maximum number of records of each kind that are stored per schedule.
 const KEEP_NOTES: usize = 50;
 
-/// What became of a schedule so far.
+/// The state of a schedule, folded from its stored records.
 #[derive(Clone, Debug, Default)]
 pub struct ScheduleState {
-    /// The last time that was due and dealt with.
+    /// The last due time that was processed. `None` means that the schedule has never been evaluated.
     pub last: Option<Timestamp>,
-    /// How often it has run.
+    /// The number of runs started so far.
     pub count: u64,
     /// The session of the last run.
     pub session: Option<SessionId>,
     /// The last run.
     pub run: Option<RunId>,
-    /// Times at which it did not run, and why; the newest last.
+    /// Missed due times with their reasons, newest last.
     pub missed: Vec<MissedStart>,
 }
 
-/// A time at which a schedule did not run.
+/// A due time at which a schedule did not run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissedStart {
-    /// When it was due.
+    /// The due time.
     pub at: Timestamp,
-    /// Why it did not run.
+    /// The reason for not running.
     pub why: String,
 }
 
-/// What became of one time. Notes are added and none undoes another: nodes that look at once need not agree on who writes.
+/// The stored outcome of one due time. Records are append-only and none invalidates another, so concurrent
+/// nodes need not agree on which of them writes (D-058).
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 enum ScheduleRecord {
-    /// The schedule is new; what was due before is nobody's.
+    /// The schedule was first seen; earlier due times are ignored.
     New {
         at: Timestamp,
     },
@@ -62,7 +66,7 @@ enum ScheduleRecord {
         at: Timestamp,
         why: String,
     },
-    /// It ran, whatever another node says of it.
+    /// A run was started. Overrides a `Missed` record of the same time from another node.
     Ran {
         at: Timestamp,
         count: u64,
@@ -77,7 +81,8 @@ impl ScheduleRecord {
         *at
     }
 
-    /// A shelf for each kind, so that many missed times do not push the last run out.
+    /// The namespace suffix of this kind of record. Kinds are stored separately, so that many missed times do
+    /// not evict the last run.
     fn shelf(&self) -> &'static str {
         match self {
             Self::New { .. } | Self::Ran { .. } => RAN,
@@ -86,7 +91,7 @@ impl ScheduleRecord {
     }
 }
 
-/// A schedule of this server.
+/// A configured schedule, bound to the application.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleJob<'a> {
     app: &'a AppState,
@@ -94,7 +99,7 @@ pub struct ScheduleJob<'a> {
 }
 
 impl<'a> ScheduleJob<'a> {
-    /// Nothing is due yet.
+    /// Binds a schedule to the application, without evaluating it.
     pub fn new(app: &'a AppState, compiled: &'a CompiledSchedule) -> Self {
         Self { app, compiled }
     }
@@ -104,7 +109,8 @@ impl<'a> ScheduleJob<'a> {
         Namespace { tenant: self.compiled.principal.tenant.clone(), owner: Owner::Tenant, name }
     }
 
-    /// What became of it so far.
+    /// Loads the stored records and folds them into the schedule's state, with at most `TELL_MISSED` missed
+    /// times.
     pub async fn state(&self) -> tenure::Result<ScheduleState> {
         let mut state = ScheduleState::default();
         for kind in [MISSED, RAN] {
@@ -135,12 +141,13 @@ impl<'a> ScheduleJob<'a> {
         self.note(&ScheduleRecord::Missed { at, why: why.to_owned() }).await
     }
 
-    /// Deals with what is due; when to look again.
+    /// Evaluates the schedule: starts the run that is due and records missed times. Returns the next due time,
+    /// or `None` if there is none.
     async fn look(&self) -> tenure::Result<Option<Timestamp>> {
         let now = self.app.tenure.now();
         let state = self.state().await?;
         let Some(last) = state.last else {
-            // It is new: it begins with the next time.
+            // A new schedule starts with its next due time.
             self.note(&ScheduleRecord::New { at: now }).await?;
             return Ok(self.compiled.next(now));
         };
@@ -188,7 +195,8 @@ impl<'a> ScheduleJob<'a> {
         }
     }
 
-    /// Asks, unless another node has done so.
+    /// Starts the run of a due time and returns its session and run. The call is idempotent: if another node
+    /// has started it, that run is returned.
     async fn fire(&self, at: Timestamp, count: u64) -> tenure::Result<(SessionId, RunId)> {
         let Schedule { name, assistant, .. } = &self.compiled.schedule;
         let said = self.compiled.input_at(at, count).map_err(|e| tenure::Error::invalid("input", format!("{e:#}")))?;
@@ -240,7 +248,8 @@ impl ScheduleState {
     }
 }
 
-/// Looks at the clock until the server stops.
+/// Evaluates all schedules whenever one is due, until the server stops. Returns immediately if none is
+/// configured.
 pub async fn watch(app: &AppState) {
     if app.schedules.is_empty() {
         return;
@@ -254,7 +263,8 @@ pub async fn watch(app: &AppState) {
     }
 }
 
-/// Deals with all that is due now; when to look again.
+/// Evaluates all schedules once. Returns the time of the next evaluation, at most `LOOK` from now. A schedule
+/// that fails is logged and retried then.
 pub async fn look(app: &AppState) -> Timestamp {
     let mut soonest = app.tenure.now().saturating_add(LOOK).unwrap_or(Timestamp::MAX);
     for compiled in &app.schedules {

@@ -1,10 +1,10 @@
-//! The jobs of a server.
+//! Starts the server's background jobs.
 
 use super::{memory, runs, schedules, sweep};
 use crate::app::AppState;
 use crate::observability::metrics;
 
-/// Starts all jobs. They end when the server stops.
+/// Starts all background jobs as tasks. They end when the server stops.
 pub fn start_all(app: &AppState) {
     let here = app.clone();
     app.tasks.spawn(async move { sweep::run_loop(&here).await });

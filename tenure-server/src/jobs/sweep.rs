@@ -1,4 +1,4 @@
-//! The sweep: ends, evicts and purges the sessions that are due.
+//! The sweep job: expires, evicts and purges sessions that are due.
 
 use crate::app::App;
 use crate::clock::Stopwatch;
@@ -6,12 +6,12 @@ use crate::observability::metrics;
 use std::time::Duration;
 use tenure::Tenure;
 
-/// A sweep that did not go well is repeated after so long; nothing sweeps more often, unless there is more to do at once.
+/// Retry interval after a failed sweep, and the minimum interval between sweeps unless more work is pending.
 const SOON: Duration = Duration::from_secs(60);
-/// However long sessions live, the sweep comes by after so long.
+/// Maximum interval between sweeps, however long sessions live.
 const AT_LEAST: Duration = Duration::from_secs(3600);
 
-/// When to sweep next.
+/// The delay before the next sweep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum NextSweep {
     AtOnce,
@@ -19,17 +19,18 @@ enum NextSweep {
     InTime,
 }
 
-/// Sweeps until the server stops: every quarter of the shortest time to live, at most hourly, at least each minute.
+/// Sweeps until the server stops, at intervals of a quarter of the shortest time to live, but not less than one
+/// minute and not more than one hour.
 pub async fn run_loop(app: &App) {
     loop {
-        // What is broken off by a stop is begun again after it.
+        // A sweep that is cancelled by a shutdown is repeated after the restart.
         let again = tokio::select! {
             again = sweep(&app.tenure) => again,
             () = app.tasks.stopping() => return,
         };
         let watch = Stopwatch::start();
         loop {
-            // Asked each minute: an assistant with a short time to live may have been made since.
+            // Recomputed each minute: an assistant with a shorter time to live may have been created meanwhile.
             let wait = match again {
                 NextSweep::AtOnce => Duration::from_millis(100),
                 NextSweep::Soon => SOON,
@@ -51,7 +52,8 @@ fn pause(tenure: &Tenure) -> Duration {
     (tenure.shortest_ttl().unwrap_or(Duration::MAX) / 4).clamp(SOON, AT_LEAST)
 }
 
-/// One pass.
+/// Runs one sweep, logs its report, and returns when to sweep again: immediately if there is more to do and
+/// this pass made progress or had no failures, after `SOON` if anything failed.
 async fn sweep(tenure: &Tenure) -> NextSweep {
     let watch = Stopwatch::start();
     match tenure.sweep().await {

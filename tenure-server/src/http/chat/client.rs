@@ -1,13 +1,14 @@
-//! The client that waits for a run, and what becomes of the run when it goes away.
+//! Detection of client disconnects, and the `on_disconnect` rule for the run: finish or cancel.
 
 use crate::app::AppState;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tenure::{OnDisconnect, OpenRun, Principal, RunId, SessionId};
 
-/// A client that waits for an answer. If it is dropped before the answer was sent, the client has gone away.
+/// The handler's side of a waiting client. Dropping it before `answered` was called means that the client has
+/// disconnected, which applies the `on_disconnect` rule.
 pub(super) struct ChatConnection(ChatClient);
 
-/// A waiting client, as the task that works on its run knows it.
+/// The turn's side of a waiting client: a handle by which the task that executes the run registers it.
 #[derive(Clone)]
 pub(super) struct ChatClient {
     app: AppState,
@@ -17,12 +18,12 @@ pub(super) struct ChatClient {
 
 #[derive(Default)]
 enum ClientState {
-    /// Nothing has to be done when it goes away.
+    /// No run is to be cancelled on disconnect.
     #[default]
     Waiting,
-    /// This run is cancelled when it goes away.
+    /// This run is cancelled on disconnect.
     Running(SessionId, RunId),
-    /// It went away before its run began.
+    /// The client disconnected before its run started.
     Gone,
     Answered,
 }
@@ -36,7 +37,7 @@ impl ChatConnection {
         self.0.clone()
     }
 
-    /// The client has its answer.
+    /// Marks the response as complete: a later drop is not a disconnect.
     pub fn answered(&self) {
         *self.0.lock() = ClientState::Answered;
     }
@@ -56,7 +57,8 @@ impl ChatClient {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Its run begins. What becomes of it is said by the request, else by the assistant, else by the configuration.
+    /// Registers the client's run. The disconnect rule is taken from the request, else the assistant, else the
+    /// configuration. If the rule is `cancel` and the client has already disconnected, the run is cancelled.
     pub fn began(&self, turn: &OpenRun, asked: Option<OnDisconnect>) {
         let rule = asked.or(turn.on_disconnect()).unwrap_or(self.app.config.sessions.on_disconnect);
         if rule == OnDisconnect::Finish {

@@ -1,4 +1,5 @@
-//! What a chat request asks for.
+//! Parsing of chat requests: Tenure's own fields are removed from the body, the rest is passed on to the model
+//! server.
 
 use crate::app::AppState;
 use crate::auth::Caller;
@@ -18,7 +19,7 @@ use tenure::{
     HistoryMode, Message, Model, OnBusy, OnDisconnect, Principal, RawObject, SessionId, TurnRequest, User, excerpt,
 };
 
-/// A request that was understood.
+/// A parsed and authorized chat request, with its model resolved.
 pub(super) struct TurnInput {
     pub ask: TurnRequest,
     pub who: Principal,
@@ -26,7 +27,7 @@ pub(super) struct TurnInput {
     pub options: RawObject,
     pub stream: bool,
     pub keep: bool,
-    /// What becomes of the run if the client goes away, if the request says.
+    /// The disconnect rule of the request. `None` means that the assistant or the configuration decides.
     pub on_disconnect: Option<OnDisconnect>,
     pub talk: ChatSpan,
 }
@@ -89,17 +90,18 @@ fn parse_messages(body: &RawObject) -> ApiResult<Vec<Message>> {
     }
 }
 
-/// Whom a request is for.
+/// The assistant and model that a request addresses.
 struct SessionTarget {
-    /// The assistant's name, if it is for one.
+    /// The assistant's name. `None` means that the request addresses a model directly.
     assistant: Option<String>,
     model_name: String,
 }
 
-/// Finds the assistant and the model. Where neither is named, the session goes on with the model that it had.
+/// Resolves the assistant and the model of a request. If it names neither, the preferred available model of its
+/// session is chosen, else the default model.
 async fn resolve_target(app: &AppState, who: &Principal, request: &ChatRequest) -> ApiResult<SessionTarget> {
     let named = request.model.as_ref();
-    // An assistant can be asked for like a model.
+    // The `model` field may name an assistant.
     let assistant = match request.assistant_id.as_ref().or(named) {
         Some(name) => app.tenure.assistant(who, name).await?,
         None => None,
@@ -109,7 +111,7 @@ async fn resolve_target(app: &AppState, who: &Principal, request: &ChatRequest) 
         return Err(ApiError::not_found(message));
     }
     let model = match (&assistant, &request.session_id) {
-        // What `model` says counts only beside `assistant_id`: else it is the assistant itself.
+        // `model` names a model only next to `assistant_id`; otherwise it named the assistant itself.
         (Some(assistant), _) => {
             assistant.model.clone().or_else(|| named.filter(|_| request.assistant_id.is_some()).cloned())
         }
@@ -120,13 +122,14 @@ async fn resolve_target(app: &AppState, who: &Principal, request: &ChatRequest) 
     Ok(SessionTarget { assistant: assistant.map(|a| a.name.clone()), model_name })
 }
 
-/// Whether the client's SDK sends a request again that it has sent before.
+/// Whether the client's SDK marks the request as a retry.
 fn is_retry(headers: &HeaderMap) -> bool {
     let count = header_hint(headers, "x-stainless-retry-count").and_then(|n| n.trim().parse::<u32>().ok());
     count.is_some_and(|count| count > 0)
 }
 
-/// The model of a session, if it is there and its model still is.
+/// The model of a session. `None` means that the session does not exist, or that none of its models is
+/// configured any more.
 async fn last_model(app: &AppState, who: &Principal, id: &SessionId) -> ApiResult<Option<String>> {
     match app.tenure.head(who, id).await {
         Ok(head) => Ok(sessions::available_model(app, who, &head).await?),
@@ -135,8 +138,9 @@ async fn last_model(app: &AppState, who: &Principal, id: &SessionId) -> ApiResul
     }
 }
 
-/// The session that a header names: `X-Session-Id`, or one that is configured. What chat applications send for a conversation
-/// that has no id yet names none.
+/// The session id from the header `X-Session-Id` or one of the configured headers. In the latter, the
+/// placeholders that chat applications send for a conversation without an id (empty, `new`, `null`,
+/// `undefined`) are ignored.
 fn session_header(headers: &HeaderMap, more: &[String]) -> ApiResult<Option<SessionId>> {
     if let Some(id) = header_text(headers, "X-Session-Id")? {
         return Ok(Some(SessionId::new(id)?));
@@ -150,14 +154,14 @@ fn session_header(headers: &HeaderMap, more: &[String]) -> ApiResult<Option<Sess
     Ok(None)
 }
 
-/// A field of ours, taken out; `null` is as good as none.
+/// Parses a field and removes it from the body. `null` counts as absent.
 fn take<T: DeserializeOwned>(body: &mut RawObject, name: &str) -> ApiResult<Option<T>> {
     let value = peek(body, name)?;
     body.take(name);
     Ok(value)
 }
 
-/// A field that stays.
+/// Parses a field that stays in the body. `null` counts as absent.
 fn peek<T: DeserializeOwned>(body: &RawObject, name: &str) -> ApiResult<Option<T>> {
     let Some(text) = body.get(name) else { return Ok(None) };
     serde_json::from_str(text).map_err(|e| ApiError::invalid(name, format!("`{name}` is not valid: {e}")))
@@ -195,7 +199,7 @@ pub struct ChatRequest {
 }
 
 impl ChatRequest {
-    /// Reads the other fields, and takes those out of the body that are not for the model's server.
+    /// Parses the remaining fields, and removes those from the body that are not meant for the model server.
     fn take_options(&mut self, body: &mut RawObject) -> ApiResult<()> {
         self.stream = peek(body, "stream")?;
         self.session_id = take::<String>(body, "session_id")?.map(SessionId::new).transpose()?;

@@ -1,4 +1,5 @@
-//! What comes of a chat request: one body, or a stream of chunks.
+//! Responses to chat requests: one JSON body, or a stream of server-sent events. `[DONE]` is sent only after
+//! the answer is committed (D-046).
 
 use super::client::ChatConnection;
 use crate::app::AppState;
@@ -14,24 +15,24 @@ use tenure::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// What is known once a turn has begun.
+/// The identity of a turn that has started.
 #[derive(Clone, Debug)]
 pub(super) struct TurnStarted {
     pub session_id: SessionId,
     pub run: RunId,
-    /// What was made of the messages.
+    /// How the request's messages were merged with the stored history.
     pub spliced: ReconcileReport,
 }
 
-/// What came of a turn, and what to tell the client instead of an answer while a person has to decide.
+/// The outcome of a turn, and the notice to send instead of an answer while the run waits for review (D-062).
 pub(super) type TurnEnded = Result<(TurnOutcome, Option<String>), TurnError>;
 
-/// An error as the last event of a stream. No `[DONE]` follows it.
+/// Serializes an error as the last event of a stream. No `[DONE]` follows it.
 pub(super) fn told(error: ApiError) -> String {
     serde_json::to_string(&error.body()).unwrap_or_default()
 }
 
-/// The client took nothing for so long that pieces of the answer were left out.
+/// The error for a stream that lost chunks because the client did not read for too long.
 fn too_slow() -> ApiError {
     let message = "the stream was not read for too long, and its end was left out; the whole answer is in the session";
     ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
@@ -57,7 +58,7 @@ pub(super) fn with_session(mut response: Response, id: &SessionId) -> Response {
     response
 }
 
-/// A response with the headers that name its session and run.
+/// Adds the headers that name the response's session and run.
 pub(super) fn with_ids(response: Response, started: &TurnStarted) -> Response {
     let mut response = with_session(response, &started.session_id);
     if let Ok(value) = HeaderValue::from_str(started.run.as_str()) {
@@ -66,7 +67,8 @@ pub(super) fn with_ids(response: Response, started: &TurnStarted) -> Response {
     response
 }
 
-/// A part of an answer with the session's id in it; the first one also says which run it is, and what was made of the messages.
+/// Adds the session id to a chunk or body. With `report`, which is set for the first one, also the run id and
+/// the merge report. Text that is not a JSON object is returned unchanged.
 fn marked(text: &str, started: &TurnStarted, report: bool) -> String {
     let Ok(mut fields) = serde_json::from_str::<RawObject>(text) else { return text.to_owned() };
     fields.set("session_id", &started.session_id);
@@ -97,13 +99,13 @@ pub(super) fn whole(
     if !stream {
         return json_response(marked(&body, started, true));
     }
-    // A stream was asked for, and the answer is there at once.
+    // The client requested a stream, and the complete answer is available: it is sent as one chunk.
     let chunk = marked(&as_chunk(&body), started, true);
     let all = [event(&chunk), event("[DONE]")];
     event_stream(Body::from_stream(stream::iter(all.map(Ok::<_, std::convert::Infallible>))))
 }
 
-/// A notice in the shape of an answer.
+/// A review notice in the shape of a chat completion.
 fn notice_body(started: &TurnStarted, notice: &str, now: i64) -> String {
     let message = json!({"role": "assistant", "content": notice});
     let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
@@ -111,12 +113,13 @@ fn notice_body(started: &TurnStarted, notice: &str, now: i64) -> String {
         .to_string()
 }
 
-/// A tool call that was made here, by mistral.rs's names.
+/// A tool call executed by the server, with mistral.rs's field names.
 fn record(call: &ToolProgress) -> Value {
     json!({"round": call.round, "name": call.tool, "arguments": call.arguments, "result_content": call.content, "cached": call.cached})
 }
 
-/// The progress of a tool call: an event of mistral.rs's, and for clients that do not know it a chunk in which nothing is said.
+/// A tool progress event of mistral.rs. For clients that do not know it, its data is also a valid chunk with an
+/// empty delta.
 fn progress(call: &ToolProgress, started: &TurnStarted) -> Bytes {
     let phase = if call.content.is_some() { "complete" } else { "calling" };
     let data =
@@ -130,7 +133,7 @@ fn progress(call: &ToolProgress, started: &TurnStarted) -> Bytes {
     Bytes::from(format!("event: agentic_tool_call_progress\ndata: {event}\n\n"))
 }
 
-/// A whole answer as the one chunk of a stream.
+/// Converts a complete chat completion into a single stream chunk.
 pub(super) fn as_chunk(body: &str) -> String {
     let mut body: Value = serde_json::from_str(body).unwrap_or_default();
     body["object"] = json!("chat.completion.chunk");
@@ -146,7 +149,8 @@ pub(super) fn as_chunk(body: &str) -> String {
     body.to_string()
 }
 
-/// Chunks as they arrive. The end is told only when the answer is kept.
+/// Streams chunks as they arrive, beginning with `first`. The end of the stream is sent only after the answer
+/// is committed (D-046).
 pub(super) fn stream_out(
     connection: ChatConnection,
     started: TurnStarted,
@@ -158,7 +162,8 @@ pub(super) fn stream_out(
     streamed(output, StreamPhase::Piece(started, first))
 }
 
-/// The same for a request that has to wait for its session: a comment comes first, which clients ignore.
+/// Streams the answer to a request that is queued for its session. A server-sent comment, which clients ignore,
+/// is sent first.
 pub(super) fn stream_queued(
     connection: ChatConnection,
     started: oneshot::Receiver<ApiResult<TurnStarted>>,
@@ -169,7 +174,7 @@ pub(super) fn stream_queued(
     streamed(output, StreamPhase::Queued(started))
 }
 
-/// Where a stream stands.
+/// The state of a response stream.
 enum StreamPhase {
     Queued(oneshot::Receiver<ApiResult<TurnStarted>>),
     Waiting(oneshot::Receiver<ApiResult<TurnStarted>>),
@@ -178,12 +183,12 @@ enum StreamPhase {
     Done,
 }
 
-/// What a stream is made of.
+/// The sources of a response stream.
 struct OutputStream {
     connection: ChatConnection,
     heard: mpsc::Receiver<RunEvent>,
     ended: Option<oneshot::Receiver<TurnEnded>>,
-    /// What was made of the messages is still to be told, with the first chunk.
+    /// Whether the merge report is still to be sent, with the first chunk.
     report: bool,
 }
 
@@ -237,7 +242,7 @@ impl OutputStream {
             Ok(Ok((answered, Some(notice)))) if answered.heard => {
                 self.only_chunk(started, &notice_body(started, &notice, 0))
             }
-            // Nothing was streamed: the answer was there at once, or was given before.
+            // No chunk was streamed: the answer was complete at once, or is a replay of a stored one.
             Ok(Ok((answered, _))) if answered.heard && self.report => self.only_chunk(started, &answered.body),
             Ok(Ok((answered, _))) if answered.heard => event("[DONE]"),
             Ok(Ok(_)) => event(&told(too_slow())),
@@ -251,7 +256,7 @@ impl OutputStream {
         Bytes::from([event(&chunk), event("[DONE]")].concat())
     }
 
-    /// The client has everything: it may go away now.
+    /// Marks the response as complete, so that the client may disconnect.
     fn last(&self, bytes: Bytes) -> Bytes {
         self.connection.answered();
         bytes

@@ -1,18 +1,18 @@
-//! The turn of a chat request, from its beginning to its end.
+//! The turn of a chat request, from opening its run to its outcome, and the channels by which it reports to the handler.
 //!
 //! ```text
 //!   handler (`complete`)                  turn (`take_turn`)
 //!   DetachOnDrop::until(started) ──poll─► open: find, reconcile, commit
 //!                                ◄─started─┘
 //!   DetachOnDrop::until(heard)   ──poll─► drive: model, tools, commits
-//!                                ◄─heard───┘ (pieces, if they are streamed)
+//!                                ◄─heard───┘ (chunks, if streamed)
 //!   the response begins; the handler returns, DetachOnDrop is dropped,
-//!   and the turn goes on as a task of its own
+//!   and the turn continues as a background task
 //!                                ◄─heard── … ◄─ended──┘
 //! ```
 //!
-//! Until the response begins, the turn runs on the task of its request: nothing has to be woken up. From then on, or when the
-//! client goes away, it is a background task, so that neither a slow client nor one that disconnects holds it up.
+//! Until the response begins, the turn is polled on the task of its request, which saves task wake-ups. From then on, or
+//! when the client disconnects, it is a background task, so that neither a slow client nor a disconnect delays it.
 
 use super::client::ChatClient;
 use super::request::TurnInput;
@@ -26,27 +26,28 @@ use std::sync::Arc;
 use tenure::{EagerModelCall, ModelChunk, RunEvent, StoredAnswer, TurnOutcome, TurnStart};
 use tokio::sync::{mpsc, oneshot};
 
-/// Pieces of an answer that wait for a slow client. While there are so many, nothing more is read from the model's server.
+/// Capacity of the channel of answer chunks to a client. When it is full, backpressure applies: nothing more is
+/// read from the model server.
 pub(in crate::http) const MAX_PIECES: usize = 16;
 
-/// What a handler hears of a turn.
+/// The handler's end of a turn's channels.
 pub(super) struct TurnEvents {
-    /// That it has begun, and in which session; or why it has not.
+    /// The start of the turn and its session, or the error that prevented it.
     pub started: oneshot::Receiver<ApiResult<TurnStarted>>,
-    /// The pieces of the answer, if they are streamed.
+    /// The chunks of the answer, if it is streamed.
     pub heard: mpsc::Receiver<RunEvent>,
-    /// How it ended, after what was said is stored.
+    /// The outcome, sent after the turn is committed.
     pub ended: oneshot::Receiver<TurnEnded>,
 }
 
-/// Where a turn reports to.
+/// The turn's end of the channels to its handler.
 pub(super) struct TurnReporter {
     started: oneshot::Sender<ApiResult<TurnStarted>>,
     pieces: mpsc::Sender<RunEvent>,
     end: oneshot::Sender<TurnEnded>,
 }
 
-/// The two ends of a turn's report.
+/// Creates the channels between a turn and its handler.
 pub(super) fn report() -> (TurnReporter, TurnEvents) {
     let (begun, started) = oneshot::channel();
     let (pieces, heard) = mpsc::channel(MAX_PIECES);
@@ -54,7 +55,8 @@ pub(super) fn report() -> (TurnReporter, TurnEvents) {
     (TurnReporter { started: begun, pieces, end }, TurnEvents { started, heard, ended })
 }
 
-/// Takes a whole turn: opens it, drives it, and reports.
+/// Executes a complete turn: opens the run, executes it, and reports start, chunks and outcome. A repeated
+/// idempotency key replays the stored response instead.
 pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatClient, reporter: TurnReporter) {
     let TurnReporter { started: begun, pieces, end } = reporter;
     let watch = Stopwatch::start();
@@ -84,7 +86,7 @@ pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatCli
     };
     talk.in_session(&session_id);
     talk.ended(&outcome);
-    // It can be long after its request was answered.
+    // The request may have been answered long before; this line is about the turn.
     match &outcome {
         Ok(_) => tracing::debug!(%session_id, "a turn is done"),
         Err(e) => tracing::warn!(%session_id, code = e.code(), "a turn failed"),
@@ -96,14 +98,14 @@ pub(super) async fn take_turn(app: AppState, request: TurnInput, client: ChatCli
     let _ = end.send(outcome.map(|answered| (answered, notice)));
 }
 
-/// The response to a request that was made before, once more.
+/// Replays the stored response of a repeated request, including its stream (D-047).
 async fn replayed(replay: StoredAnswer, pieces: Option<mpsc::Sender<RunEvent>>) -> Result<TurnOutcome, String> {
     let StoredAnswer { body, calls, stream, .. } = replay;
     let mut answer = tenure::ModelAnswer::default();
     answer.take(&ModelChunk::Whole(body.clone())).map_err(|e| e.to_string())?;
     if let Some(pieces) = pieces {
         for heard in stream {
-            // A client that has gone away needs no more.
+            // The client has disconnected; the rest of the replay is not needed.
             if pieces.send(heard).await.is_err() {
                 break;
             }

@@ -1,4 +1,4 @@
-//! The events of a run, as a list or as a stream.
+//! The events of a run, as a list or as a stream of server-sent events.
 
 use crate::app::AppState;
 use crate::error::ApiError;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use tenure::{Entry, ModelChunk, Principal, Record, RunEvent, RunId, Seq, SessionId};
 use tokio::sync::mpsc;
 
-/// So many records are read at once.
+/// Maximum number of records read at a time.
 pub const PAGE: usize = 256;
 
-/// Proxies close what says nothing for long: a comment comes after so long.
+/// Interval of keep-alive comments: proxies close idle connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// A record as an event.
+/// Converts a log record into an event: `seq`, `created_at`, `type` and `data`.
 pub fn event(record: &Record) -> Value {
     let mut event = json!({"seq": record.seq, "created_at": record.at});
     let encoded: Value = match &record.entry {
@@ -33,19 +33,21 @@ pub fn event(record: &Record) -> Value {
     event
 }
 
-/// Where a stream of events stands.
+/// The state of an event stream.
 struct RunFollower {
     app: AppState,
     who: Principal,
     id: SessionId,
     run: RunId,
     after: Seq,
-    /// What the run says before it is kept; only here and now.
+    /// Uncommitted answer chunks. Only available to the request that started the run, on the node that executes
+    /// it.
     heard: Option<mpsc::Receiver<RunEvent>>,
     over: bool,
 }
 
-/// The events of a run until it is over, also while it waits for a person.
+/// Streams the events of a run after the record `after`, until the run is over. The stream stays open while the
+/// run waits for review. Each event has its sequence number as id, so that clients can resume.
 pub fn events(
     app: AppState,
     who: Principal,
@@ -81,7 +83,8 @@ impl RunFollower {
             };
             if !found.records.is_empty() || found.over {
                 let mut text = String::new();
-                // Words are told before they are kept: those that are on their way come before what was kept.
+                // Chunks are sent before they are committed, so pending ones precede the records that contain
+                // them.
                 while let Some(Ok(heard)) = self.heard.as_mut().map(mpsc::Receiver::try_recv) {
                     if let RunEvent::Piece(ModelChunk::Chunk(chunk) | ModelChunk::Whole(chunk)) = heard {
                         text.push_str(&format!("event: delta\ndata: {chunk}\n\n"));
@@ -102,7 +105,7 @@ impl RunFollower {
             let changed = self.app.tenure.changed(&self.who, &self.id, self.after);
             let Some(heard) = &mut self.heard else {
                 tokio::select! {
-                    _ = changed => continue, // what is wrong shows when the log is read again
+                    _ = changed => continue, // an error recurs when the log is read again
                     () = &mut quiet => return Bytes::from_static(b": \n\n"),
                 }
             };

@@ -1,4 +1,4 @@
-//! Checkpoints, and places in a session.
+//! Views of checkpoints, and request bodies that name a position in a session.
 
 use super::json::{text, with};
 use super::message::{MessageView, messages, put_messages};
@@ -103,7 +103,7 @@ pub struct PlaceBody {
     pub turn: Option<usize>,
 }
 
-/// A [`CheckpointWhole`]: the session as it was at a checkpoint.
+/// Renders a [`CheckpointWhole`] as JSON text. `then` is the session as of the checkpoint.
 pub fn state(checkpoint: &Checkpoint, then: &Session) -> String {
     let role = |m: &StoredMessage| m.message.role();
     let turn = then.messages.iter().rposition(|m| role(m) == Role::User).map_or(0, |i| i + 1);

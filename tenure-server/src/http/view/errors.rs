@@ -1,4 +1,4 @@
-//! The error responses of routes, for the OpenAPI document.
+//! Sets of error responses that routes share, for the OpenAPI document.
 
 use crate::error::ErrorBody;
 use std::collections::BTreeMap;
@@ -20,17 +20,17 @@ macro_rules! errors {
 }
 
 errors! {
-    /// What can go wrong where nothing is named.
+    /// Error responses of list routes, which name no resource.
     Asking: 400 401 403 500 503;
-    /// What can go wrong where something is looked up.
+    /// Error responses of routes that look up a resource.
     Finding: 400 401 403 404 500 503;
-    /// What can go wrong where a session in use is read.
+    /// Error responses of routes that read a live session.
     Reading: 400 401 403 404 410 500 503;
-    /// What can go wrong where something is made or replaced.
+    /// Error responses of routes that create or replace a resource.
     Making: 400 401 403 404 408 409 410 412 413 415 500 503 507;
-    /// What can go wrong where a session is changed without a body.
+    /// Error responses of routes that modify a session and take no body.
     Ending: 400 401 403 404 409 410 412 500 503 507;
-    /// What can go wrong where a session in use is changed.
+    /// Error responses of routes that modify a live session.
     Writing: 400 401 403 404 408 409 410 412 413 415 500 503 507;
 }
 

@@ -1,14 +1,15 @@
-//! JSON text that is put together from parts which are JSON text already.
+//! Composition of JSON text from parts that are already serialized.
 
 use serde::Serialize;
 use std::fmt::Write;
 
-/// The plain views as JSON text.
+/// Serializes a view to JSON text.
 pub fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// A JSON object with more fields at its end.
+/// Appends fields to a serialized JSON object. `object` must be a non-empty object, and the values must be
+/// valid JSON; neither is checked.
 pub fn with(mut object: String, fields: &[(&str, &str)]) -> String {
     object.pop();
     object.reserve(fields.iter().map(|(name, value)| name.len() + value.len() + 4).sum::<usize>() + 1);
@@ -20,7 +21,8 @@ pub fn with(mut object: String, fields: &[(&str, &str)]) -> String {
     object
 }
 
-/// A list that comes in one answer or in pages.
+/// Renders a list response from serialized data. `next` is the cursor of the next page; `None` means the last
+/// page.
 pub fn list(data: &str, next: Option<String>) -> String {
     format!(r#"{{"object":"list","data":{data},"next_cursor":{}}}"#, text(&next))
 }

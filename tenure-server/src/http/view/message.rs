@@ -1,4 +1,4 @@
-//! Messages, and what rewinds have cut off.
+//! Views of messages, and of messages discarded by rewinds.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -65,17 +65,17 @@ pub struct DiscardedList {
     pub next_cursor: Option<String>,
 }
 
-/// A [`MessageView`] as JSON text, written without looking into the message.
+/// Appends a [`MessageView`] as JSON text, without parsing the message.
 ///
-/// Through serde every message would be parsed again, to be sure that it is JSON: 100 messages of 500 bytes take 47 µs so, and 7 µs
-/// like this. A test compares the two.
+/// Serializing through serde would parse every message again to validate it: 100 messages of 500 bytes take 47
+/// µs that way, and 7 µs this way. A test compares the two outputs.
 fn put_message(out: &mut String, position: usize, said: &StoredMessage) {
     let mut number = itoa::Buffer::new();
     out.push_str(r#"{"position":"#);
     out.push_str(number.format(position));
     out.push_str(r#","seq":"#);
     out.push_str(number.format(said.seq));
-    // Times and ids need no escapes.
+    // Timestamps and ids need no JSON escaping.
     let _ = write!(out, r#","created_at":"{}","run_id":"#, said.at);
     match &said.run {
         Some(run) => ["\"", run.as_str(), "\""].iter().for_each(|s| out.push_str(s)),
@@ -93,7 +93,7 @@ fn put_message(out: &mut String, position: usize, said: &StoredMessage) {
     out.push('}');
 }
 
-/// Messages with their positions as a JSON list.
+/// Appends messages with their positions as a JSON list.
 pub(super) fn put_messages<'a>(out: &mut String, said: impl Iterator<Item = (usize, &'a StoredMessage)>) {
     out.push('[');
     for (i, (position, said)) in said.enumerate() {
@@ -105,19 +105,19 @@ pub(super) fn put_messages<'a>(out: &mut String, said: impl Iterator<Item = (usi
     out.push(']');
 }
 
-/// How many bytes they take, about.
+/// The estimated size of the JSON list of these messages, in bytes.
 pub(super) fn size_hint(said: &[StoredMessage]) -> usize {
     said.iter().map(|s| s.message.as_str().len() + 160).sum::<usize>() + 2
 }
 
-/// Messages as a JSON list; the first is at `position`.
+/// Renders messages as a JSON list. `position` is the position of the first one in the session.
 pub fn messages(said: &[StoredMessage], position: usize) -> String {
     let mut out = String::with_capacity(size_hint(said));
     put_messages(&mut out, said.iter().enumerate().map(|(i, said)| (position + i, said)));
     out
 }
 
-/// What rewinds have cut off, as a JSON list.
+/// Renders the messages discarded by rewinds as a JSON list, one entry per rewind.
 pub fn discarded(all: &[DiscardedMessages]) -> String {
     let one = |d: &DiscardedMessages| {
         let cut = messages(&d.messages, d.position);

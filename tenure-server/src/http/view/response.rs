@@ -1,4 +1,4 @@
-//! Responses with a session's `ETag`.
+//! JSON responses with the session's `ETag`.
 
 use super::json::text;
 use super::session::SessionView;
@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use tenure::{Head, Seq};
 
-/// A text that others send too, not copied.
+/// Wraps a shared text as a response body without copying it.
 pub fn shared(text: Arc<str>) -> Bytes {
     struct Text(Arc<str>);
     impl AsRef<[u8]> for Text {
@@ -19,7 +19,7 @@ pub fn shared(text: Arc<str>) -> Bytes {
     Bytes::from_owner(Text(text))
 }
 
-/// JSON text, with the session's `ETag` if there is one.
+/// Builds a JSON response. `seq` is the end of the session's log, sent as the `ETag`; `None` means no `ETag`.
 pub fn json(status: StatusCode, seq: Option<Seq>, body: impl Into<Body>) -> Response {
     let body: Body = body.into();
     let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
@@ -29,7 +29,7 @@ pub fn json(status: StatusCode, seq: Option<Seq>, body: impl Into<Body>) -> Resp
     response
 }
 
-/// A session's card.
+/// Builds the response for a session's head, with its `ETag` and, if it was created, its `Location`.
 pub fn session(status: StatusCode, head: &Head) -> Response {
     let mut response = json(status, Some(head.seq), text(&SessionView::from(head)));
     if status == StatusCode::CREATED

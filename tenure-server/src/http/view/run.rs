@@ -1,4 +1,4 @@
-//! Runs, and the tool results of a session.
+//! Views of runs and of cached tool results.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -25,7 +25,8 @@ pub struct RunView {
 }
 
 impl RunView {
-    /// A run of the session with this card.
+    /// Builds the view of a run. `head` is the current head of its session, which tells whether an open run is
+    /// paused, queued or running.
     pub fn of(run: &Run, head: &Head) -> Self {
         let free = head.lease.as_ref().is_none_or(|l| l.node.is_empty());
         let status = match run.ended {

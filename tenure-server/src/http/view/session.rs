@@ -1,4 +1,4 @@
-//! Sessions.
+//! Views of sessions.
 
 use super::checkpoint::CheckpointView;
 use super::json::{text, with};
@@ -136,7 +136,7 @@ pub struct SessionWhole {
     pub discarded: Option<Vec<DiscardedView>>,
 }
 
-/// A [`SessionWhole`] as JSON text, without what has to be asked for.
+/// Renders a [`SessionWhole`] as JSON text, without the parts that have to be requested with `include`.
 pub fn whole(session: &Session) -> String {
     let checkpoints: Vec<_> = session.checkpoints.iter().map(CheckpointView::from).collect();
     let runs: Vec<_> = session.runs.iter().map(|r| RunView::of(r, session.head())).collect();

@@ -1,4 +1,4 @@
-//! Summaries.
+//! View of a session's summary.
 
 use serde::Serialize;
 use tenure::{Seq, Summary};
