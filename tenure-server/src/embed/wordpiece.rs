@@ -56,7 +56,7 @@ impl TokenIds {
         Self::new(ids)
     }
 
-    /// Parses a `vocab.txt`: one token per line, whose id is the line number.
+    /// Parses a `vocab.txt`: one token per line, whose id is the zero-based line number.
     pub fn from_vocab(bytes: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text")?;
         let (mut ids, mut lines) = (HashMap::new(), 0);

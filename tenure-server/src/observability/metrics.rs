@@ -156,7 +156,7 @@ pub fn sweep(report: &tenure::SweepReport, took: Duration) {
 pub struct SessionCounts(tokio::sync::Mutex<Option<Stopwatch>>);
 
 impl SessionCounts {
-    /// Counts the sessions by status, at most once per `COUNT_EVERY`, because counting scans the store.
+    /// Counts the sessions by status, at most once per `COUNT_EVERY`, because counting is not free.
     async fn take(&self, tenure: &Tenure) -> tenure::Result<()> {
         let mut last = self.0.lock().await;
         if last.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
