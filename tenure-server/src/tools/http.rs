@@ -34,6 +34,7 @@ pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> 
 }
 
 impl Endpoint {
+    /// Creates a tool from its declaration. Redirects are not followed.
     pub fn new(source: &HttpSource) -> anyhow::Result<Self> {
         let client = crate::http_client::client()
             .default_headers(headers(&source.headers)?)
@@ -51,10 +52,12 @@ impl Endpoint {
         Ok(Self { tool, client, url: http_url("url", &source.url)?, timeout: source.limit() })
     }
 
+    /// Returns the tool's definition.
     pub fn tool(&self) -> &Tool {
         &self.tool
     }
 
+    /// Executes a call, with the declared timeout.
     pub async fn call(&self, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let (session, run, id) = (plain(call.session.session.as_str()), plain(call.run.as_ref()), plain(&call.id));
         let request = self

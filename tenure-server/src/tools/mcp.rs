@@ -86,6 +86,7 @@ impl rmcp::ClientHandler for Listener {
 }
 
 impl McpServer {
+    /// Creates a client from its declaration. The connection is opened on first use.
     pub fn new(source: &McpSource) -> anyhow::Result<Self> {
         let (name, place) = match (&source.command, &source.url) {
             (Some(command), _) => {

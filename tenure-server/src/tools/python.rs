@@ -75,6 +75,7 @@ struct InterpreterSlot {
 }
 
 impl Pool {
+    /// Creates an empty pool.
     pub fn new(settings: Python) -> Self {
         Self { settings, found: tokio::sync::OnceCell::new(), seats: Mutex::default() }
     }
@@ -89,6 +90,8 @@ impl Pool {
         self.seats.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Executes code in the session's interpreter, starting one if necessary. A call over its timeout is interrupted; an
+    /// interpreter that does not react within `python.grace` is killed.
     pub async fn call(&self, source: &PythonSource, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let Some(code) = call.arguments.get("code").and_then(|c| c.as_str()) else {
             return Ok(ToolOutput {
@@ -229,6 +232,7 @@ impl Pool {
         }
     }
 
+    /// Ends all interpreters.
     pub async fn close(&self) {
         let keys: Vec<SessionKey> = self.seats().taken.keys().cloned().collect();
         for key in keys {
