@@ -160,8 +160,8 @@ impl Process {
         }
     }
 
-    /// Executes code and waits up to `limit` for the answer, then interrupts it and waits up to `grace` more. Dropping the
-    /// future interrupts the call as well.
+    /// Executes code and waits up to `limit` for the answer, then interrupts it and waits up to `grace` more. Dropping
+    /// the future interrupts the call as well.
     pub async fn ask(&mut self, code: &str, limit: Duration, grace: Duration) -> CallOutcome {
         self.calls += 1;
         let mut abandoned = AbandonedCall(Some(self.group.interrupter()));

@@ -90,8 +90,8 @@ impl Pool {
         self.seats.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Executes code in the session's interpreter, starting one if necessary. A call over its timeout is interrupted; an
-    /// interpreter that does not react within `python.grace` is killed.
+    /// Executes code in the session's interpreter, starting one if necessary. A call over its timeout is interrupted;
+    /// an interpreter that does not react within `python.grace` is killed.
     pub async fn call(&self, source: &PythonSource, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let Some(code) = call.arguments.get("code").and_then(|c| c.as_str()) else {
             return Ok(ToolOutput {
