@@ -1,25 +1,26 @@
-//! What time it is and how long things take. Nothing else here reads a clock; what is stored gets its time from the library's.
+//! Wall clock and stopwatch of the server: the only module of this crate that reads a clock. Timestamps that are
+//! persisted come from the library's clock instead.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
 
 use jiff::Timestamp;
 use std::time::{Duration, Instant};
 
-/// The time, for what is shown or sent and not stored.
+/// Returns the current wall-clock time, for values that are displayed or sent but not persisted.
 pub fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// Measures time from when it was made.
+/// A monotonic stopwatch that measures the time since it was created.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
+    /// Creates a stopwatch that starts now.
     pub fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// The time since.
+    /// Returns the time since [`Stopwatch::start`].
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }

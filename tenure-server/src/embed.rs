@@ -1,4 +1,4 @@
-//! What makes vectors of texts: a model in this process, or a server that speaks OpenAI's language.
+//! Embedding backends: a BERT model in this process (D-078), or an OpenAI-compatible embedding server.
 
 mod bert;
 mod local;

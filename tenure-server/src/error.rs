@@ -1,4 +1,4 @@
-//! What a client is told when something is wrong: one envelope on every route, OpenAI's.
+//! Error responses of the HTTP API. Every route uses the error envelope of OpenAI's API.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -6,11 +6,12 @@ use serde::Serialize;
 use tenure::{Error, ModelError, TurnError};
 use utoipa::ToSchema;
 
-/// An error message has at most so many bytes, and the path of what is wrong so many: they may repeat what a client sent.
+/// Maximum length in bytes of an error's message (`MAX_MESSAGE`) and of its `param` (`MAX_PARAM`). Both may echo
+/// input of the client, so they are truncated.
 const MAX_MESSAGE: usize = 1000;
 const MAX_PARAM: usize = 200;
 
-/// A text, cut off if it is too long.
+/// Truncates a text to `max` bytes at a character boundary and appends `…` if anything was removed.
 fn shortened(mut text: String, max: usize) -> String {
     if text.len() > max {
         text.truncate(text.floor_char_boundary(max));
@@ -19,10 +20,10 @@ fn shortened(mut text: String, max: usize) -> String {
     text
 }
 
-/// The result of a handler.
+/// The result type of request handlers.
 pub type ApiResult<T> = Result<T, ApiError>;
 
-/// An error on its way to a client.
+/// An error response: HTTP status, stable code, message, optional `param` and extra headers.
 #[derive(Debug)]
 pub struct ApiError {
     /// The HTTP status.
@@ -31,7 +32,7 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The answer of a model's server, passed on as it is.
+    /// Content type and body of a model server's error response, forwarded to the client unchanged.
     verbatim: Option<Box<(String, String)>>,
 }
 
@@ -56,51 +57,53 @@ pub struct ErrorDetail {
     pub param: Option<String>,
 }
 
-/// What a client is told with a 503: seconds. What is away was waited for already.
+/// Value of `Retry-After` in seconds on a 503 response. It is short because the server has already waited for the
+/// unavailable dependency before it responds.
 const RETRY_AFTER: &str = "1";
 
 impl ApiError {
-    /// An error with a code of its own.
+    /// Creates an error with its own status and code. The message is truncated to `MAX_MESSAGE` bytes.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = shortened(message.into(), MAX_MESSAGE);
         Self { status, code, message, param: None, headers: Vec::new(), verbatim: None }
     }
 
-    /// Bad input; `param` is the path of what is wrong.
+    /// Creates a 400 `invalid` error; `param` is the path of the invalid field or parameter.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid", message).with_param(param)
     }
 
-    /// Something that is not there.
+    /// Creates a 404 `not_found` error.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    /// A named limit was passed.
+    /// Creates a 413 `too_large` error for an exceeded limit; `param` is the name of that limit.
     pub fn too_large(limit: &'static str, message: impl Into<String>) -> Self {
         Self { param: Some(limit.to_owned()), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message) }
     }
 
-    /// Nothing came for longer than a named limit. What else comes on the connection is not waited for.
+    /// Creates a 408 `too_slow` error: the client sent nothing for longer than the named limit. The connection is
+    /// closed without reading the rest of the request.
     pub fn too_slow(limit: &'static str, message: impl Into<String>) -> Self {
         let error =
             Self { param: Some(limit.to_owned()), ..Self::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message) };
         error.with_header(header::CONNECTION, "close")
     }
 
-    /// With the path of what is wrong.
+    /// Sets `param`, the path of the invalid field or parameter, truncated to `MAX_PARAM` bytes.
     #[must_use]
     pub fn with_param(self, param: impl Into<String>) -> Self {
         Self { param: Some(shortened(param.into(), MAX_PARAM)), ..self }
     }
 
-    /// The same, unless it has one.
+    /// Sets `param` unless the error already has one.
     #[must_use]
     pub fn or_param(self, param: &str) -> Self {
         Self { param: self.param.or_else(|| Some(param.to_owned())), ..self }
     }
 
-    /// With a header.
+    /// Adds a response header. A value that is not valid in a header is ignored.
     #[must_use]
     pub fn with_header(mut self, name: HeaderName, value: &str) -> Self {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -109,14 +112,14 @@ impl ApiError {
         self
     }
 
-    /// For whom the same request would start over what was stopped, or fail again: SDKs retry a 409 or a 5xx by themselves
-    /// unless this header forbids it.
+    /// Adds `x-should-retry: false`. Used where a retry would restart a cancelled run or fail in the same way:
+    /// client SDKs retry a 409 or a 5xx automatically unless this header forbids it.
     #[must_use]
     pub fn not_to_be_retried(self) -> Self {
         self.with_header(HeaderName::from_static("x-should-retry"), "false")
     }
 
-    /// The error as it stands in a stream.
+    /// Returns the error envelope, as it is also sent inside an event stream.
     pub fn body(&self) -> ErrorBody {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -129,7 +132,7 @@ impl ApiError {
         ErrorBody { error: ErrorDetail { message, kind, code, param } }
     }
 
-    /// The stable word.
+    /// Returns the stable error code for programs.
     pub fn code(&self) -> &'static str {
         self.code
     }

@@ -1,13 +1,13 @@
-//! Headers of requests as text.
+//! Parsing and encoding of HTTP header values that contain text.
 
 use crate::error::ApiError;
 use axum::http::HeaderMap;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::borrow::Cow;
 
-/// A header as text, or nothing if it is not there. One that is not UTF-8, has control characters, or is there twice is refused:
-/// to ignore it could widen what a request may do. Text that is not ASCII may be sent as it is, or as RFC 8187 has it
-/// (`UTF-8''j%C3%BCrgen`).
+/// Returns a request header as text, or `None` if the header is absent. A header that is not UTF-8, contains
+/// control characters or occurs twice is rejected, because ignoring it could widen the scope of a request.
+/// Non-ASCII text may be sent as raw UTF-8 or encoded as in RFC 8187 (`UTF-8''j%C3%BCrgen`).
 pub fn header_text(headers: &HeaderMap, name: &str) -> Result<Option<String>, ApiError> {
     let wrong = |why: &str| ApiError::invalid(name, format!("the header {name} {why}"));
     let mut all = headers.get_all(name).iter();
@@ -34,10 +34,10 @@ fn percent_decoded(text: &str) -> Option<String> {
     percent_decode_str(text).decode_utf8().ok().map(Cow::into_owned)
 }
 
-/// What stays as it is in an RFC 8187 value.
+/// Characters that are not percent-encoded in an RFC 8187 value.
 const IN_EXTENDED_VALUES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A text as the value of a header: as it is if it is plain ASCII, else as RFC 8187 has it.
+/// Encodes a text as a header value: unchanged if it is plain ASCII, otherwise as in RFC 8187.
 pub fn header_value(text: &str) -> String {
     let is_plain = |b: u8| b.is_ascii_graphic() || b == b' ';
     if text.bytes().all(is_plain) && !text.get(..7).is_some_and(|p| p.eq_ignore_ascii_case("utf-8''")) {
@@ -46,7 +46,7 @@ pub fn header_value(text: &str) -> String {
     format!("UTF-8''{}", utf8_percent_encode(text, &IN_EXTENDED_VALUES))
 }
 
-/// A header that only helps: what can not be read of it is as good as none.
+/// Returns an optional header that only serves as a hint. A value that is not visible ASCII is treated as absent.
 pub fn header_hint<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|v| v.to_str().ok()).map(str::trim)
 }

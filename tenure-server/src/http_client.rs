@@ -1,18 +1,19 @@
-//! Calls to others: one TLS implementation for the whole binary, the one that the library uses for PostgreSQL.
+//! Construction of outgoing HTTP clients. The whole binary uses one TLS implementation, the one that the library
+//! uses for PostgreSQL.
 
-/// Chooses the implementation. May be called often.
+/// Installs the process-wide TLS provider. Idempotent.
 pub fn install() {
-    // An error says that one was chosen before.
+    // An error means that a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// A client to be.
+/// Returns a builder for an HTTP client with the TLS provider installed and `TCP_NODELAY` set.
 pub fn client() -> reqwest::ClientBuilder {
     install();
     reqwest::Client::builder().tcp_nodelay(true)
 }
 
-/// An error with its causes, and without the URL, which may hold a secret.
+/// Formats the causes of an error without its URL, which may contain a secret.
 pub fn error_chain(e: &reqwest::Error) -> String {
     use std::error::Error;
     let mut causes = Vec::new();

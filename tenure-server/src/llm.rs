@@ -1,4 +1,4 @@
-//! Models: servers that speak OpenAI's protocol, and the one that is built in.
+//! Model backends: OpenAI-compatible servers and the built-in echo model.
 
 pub mod echo;
 mod models;

@@ -1,20 +1,22 @@
-//! Names in other alphabets: of tools as models can call them, and of files.
+//! Conversion of arbitrary names to restricted character sets: tool names for model servers, and file names.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// The longest name of a tool that model servers accept.
+/// Maximum length of a tool name that model servers accept.
 const MAX_TOOL_NAME: usize = 64;
 
-/// A name as models can call it: letters, digits, `_` and `-`, at most 64.
+/// Converts a name to a valid tool name: at most 64 ASCII letters, digits, `_` and `-`. Other characters become `_`.
 pub fn callable_name(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' };
     name.chars().take(MAX_TOOL_NAME).map(plain).collect()
 }
 
-/// What stays as it is in the name of a file.
+/// Characters that are not percent-encoded in a file name.
 const IN_FILE_NAMES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b':').remove(b'.');
 
-/// A name as a part of a path. Most stay as they are; what could lead astray is written as `%2F`, what is too long as its hash.
+/// Converts a name to a single safe path component. Most names stay unchanged; characters that could escape the
+/// directory are percent-encoded (`%2F`), and a name that is longer than 200 bytes when encoded is replaced by its
+/// BLAKE3 hash.
 pub fn file_name(name: &str) -> String {
     let mut safe = utf8_percent_encode(name, &IN_FILE_NAMES).to_string();
     if safe.starts_with('.') {

@@ -1,4 +1,4 @@
-//! What operators see: metrics, logs and traces.
+//! Observability for operators: metrics, logs and traces.
 
 pub mod metrics;
 pub mod telemetry;

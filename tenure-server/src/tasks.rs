@@ -1,4 +1,4 @@
-//! Background tasks that the server waits for before it stops.
+//! Background tasks. A graceful shutdown waits for all of them.
 #![expect(clippy::disallowed_methods, reason = "background tasks are spawned here")]
 
 use std::future::{Future, poll_fn};
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Work that outlives its request: a turn is finished although its client has gone away.
+/// Tracks tasks that outlive their request: a turn is completed even if its client has disconnected.
 #[derive(Debug)]
 pub struct Tasks {
-    /// Each running task holds a clone.
+    /// Each running task holds a clone, so the reference count is the number of running tasks plus one.
     running: Arc<()>,
     stopping: watch::Sender<bool>,
 }
@@ -22,7 +22,7 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    /// Starts a task that the server waits for before it stops.
+    /// Spawns a task that [`Tasks::ended`] waits for during shutdown.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let running = self.running.clone();
         tokio::spawn(async move {
@@ -31,7 +31,7 @@ impl Tasks {
         });
     }
 
-    /// Ends when the server is stopping: for tasks that go on until then.
+    /// Resolves when shutdown begins. For tasks that run until then.
     pub async fn stopping(&self) {
         let mut stopping = self.stopping.subscribe();
         if stopping.wait_for(|s| *s).await.is_err() {
@@ -39,12 +39,12 @@ impl Tasks {
         }
     }
 
-    /// Tells tasks to stop.
+    /// Signals shutdown to all tasks that await [`Tasks::stopping`].
     pub fn stop(&self) {
         self.stopping.send_replace(true);
     }
 
-    /// Waits until all have ended.
+    /// Waits until all spawned tasks have finished.
     pub async fn ended(&self) {
         while Arc::strong_count(&self.running) > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -52,20 +52,20 @@ impl Tasks {
     }
 }
 
-/// Drives a future on the caller's task, which saves a wake-up; if it is dropped before the future has ended, the rest becomes a
-/// background task. A client that disconnects does not end its turn so.
+/// Polls a future on the caller's task, which saves a wake-up. If it is dropped before the future completes, the
+/// rest runs as a background task, so a client that disconnects does not cancel its turn.
 pub struct DetachOnDrop {
     tasks: Arc<Tasks>,
     work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl DetachOnDrop {
-    /// Nothing is done yet.
+    /// Wraps a future without polling it.
     pub fn new(tasks: Arc<Tasks>, work: impl Future<Output = ()> + Send + 'static) -> Self {
         Self { tasks, work: Some(Box::pin(work)) }
     }
 
-    /// Works until another future has ended; its result.
+    /// Polls the wrapped future concurrently with `other` until `other` completes, and returns the result of `other`.
     pub async fn until<T>(&mut self, other: impl Future<Output = T>) -> T {
         let mut other = pin!(other);
         poll_fn(|context| {

@@ -1,6 +1,6 @@
-//! Tools that the server calls itself: those of MCP servers, those behind a URL, and Python.
+//! Tools that the server executes itself: tools of MCP servers, HTTP tools, and Python.
 //!
-//! Where they come from is declared in the configuration, and nowhere else. What is called and what comes back is never logged.
+//! Tool sources are declared only in the configuration (D-059). Arguments and results are never logged.
 
 mod http;
 mod interpreter;

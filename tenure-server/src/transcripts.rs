@@ -1,8 +1,8 @@
-//! Transcripts: one JSONL file per session, redacted, for people and programs that read files. Written when a session ends, and if that
-//! is wanted as it goes.
+//! Transcripts: one redacted JSONL file per session, for consumers that read files. Written when a session ends
+//! and, if `transcripts.live` is set, continuously.
 //!
-//! A file is computed from its session, so whatever went wrong with one is mended by writing it again. Its time of change is set to that of
-//! the session: a file with another time is behind, or was torn by a crash.
+//! A file is derived from its session, so any damage is repaired by writing it again (D-086). Its modification time
+//! is set to the session's update time: a file with a different time is stale or was torn by a crash.
 
 use crate::config::Config;
 use crate::names::file_name;
@@ -27,43 +27,44 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// After trouble, all files are looked at again after so long.
+/// Interval at which all files are compared with their sessions again after a failure.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Of so many files it is known how far they are. Others are written whole when they change.
+/// Maximum number of cached write positions. A file without one is rewritten completely when its session changes.
 const MAX_KNOWN: usize = 10_000;
 
-/// Where transcripts are written. Cheap to clone.
+/// Writes and removes transcripts. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TranscriptWriter {
     dir: Option<PathBuf>,
     live: bool,
-    /// What is known of the files. Whoever has it is the only one who reads a session in order to write its file, or removes one: what was
-    /// removed is not written again by somebody who had read it before.
+    /// Cached write position of each file. Holding the lock gives the exclusive right to read a session in order to
+    /// write its file, or to remove a file, so a removed file cannot be written again from a stale read.
     known: Arc<Mutex<HashMap<SessionKey, WrittenTranscript>>>,
-    /// What changes, while nobody follows it.
+    /// The change subscription, handed over from `follow` to `finish`.
     changes: Arc<Mutex<Option<Receiver<SessionKey>>>>,
 }
 
-/// How far a file is.
+/// Write position of a transcript file.
 #[derive(Clone, Copy, Debug)]
 struct WrittenTranscript {
-    /// Of which session, if its id is used again.
+    /// Creation time of the session, which distinguishes sessions that reuse an id.
     created_at: Timestamp,
     messages: usize,
-    /// The record of the last message. As long as that is there, so is all before it.
+    /// Sequence number of the last written message. While that record exists, so do all messages before it.
     last: Seq,
     bytes: u64,
 }
 
 impl TranscriptWriter {
-    /// As the configuration says.
+    /// Creates a writer from the configuration. Without `transcripts.dir` it does nothing.
     pub fn new(config: &Config) -> Self {
         let dir = Some(&config.transcripts.dir).filter(|d| !d.is_empty()).map(PathBuf::from);
         let (known, changes) = Default::default();
         Self { dir, live: config.transcripts.live, known, changes }
     }
 
-    /// Makes the directory, and a file in it, so that trouble is known today and not when the first session ends.
+    /// Creates the directory and a probe file in it, so that a configuration error is reported at startup and not
+    /// when the first session ends.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let probe = dir.join(".tenure-probe");
@@ -75,12 +76,13 @@ impl TranscriptWriter {
         make().with_context(|| format!("transcripts.dir: can not write to {}", dir.display()))
     }
 
-    /// Writes the file of each session before it ends.
+    /// Registers hooks that write the file of each session before the session ends, and rename it when the session
+    /// is archived under another id.
     pub fn install(&self, tenure: &Tenure) {
         if self.dir.is_none() {
             return;
         }
-        // Not the house itself, which would then hold itself for ever.
+        // Captures the store, not `Tenure` itself: that would be a reference cycle.
         let (this, store, redaction) = (self.clone(), tenure.store().clone(), tenure.redaction().clone());
         tenure.on_expire(move |session, _| {
             let (this, store, redaction) = (this.clone(), store.clone(), redaction.clone());
@@ -93,7 +95,8 @@ impl TranscriptWriter {
         });
     }
 
-    /// Gives the file of a session that moves to another id the name of that id: the next session under the old id writes its own.
+    /// Renames the file of a session that moves to another id, so that the next session under the old id writes its
+    /// own file.
     async fn rename(&self, old: &Head, new: &Head) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let mut known = self.known.lock().await;
@@ -112,7 +115,7 @@ impl TranscriptWriter {
         let Some(dir) = &self.dir else { return Ok(()) };
         let key = session.head().key();
         let mut known = self.known.lock().await;
-        // It was read before we had the files to ourselves: it may be gone.
+        // The session was read before the lock was acquired: it may be deleted by now.
         match store.head(&key).await? {
             Some(head) if head.status.is_live() && head.info.created_at == session.info.created_at => {}
             _ => return Ok(()),
@@ -126,13 +129,14 @@ impl TranscriptWriter {
         .await
     }
 
-    /// Writes what sessions say as they say it, until the server stops. Nobody waits for it, and nothing fails because of it.
+    /// Writes new messages of sessions as they are committed, until shutdown. Runs in the background: no request
+    /// waits for it, and its errors fail nothing else.
     pub async fn follow(&self, tenure: &Tenure, tasks: &Tasks) {
         if !self.live {
             return;
         }
         let mut changes = tenure.changes();
-        // At once for what an earlier process did not finish, and after trouble.
+        // True at startup, for what an earlier process did not finish, and after a failure.
         let (mut behind, mut again) = (true, tokio::time::interval(AGAIN));
         loop {
             let mut keys = HashSet::new();
@@ -155,15 +159,15 @@ impl TranscriptWriter {
         *self.changes.lock().await = Some(changes);
     }
 
-    /// Writes what was said since [`TranscriptWriter::follow`] has ended.
+    /// Writes the messages that were committed since [`TranscriptWriter::follow`] returned.
     pub async fn finish(&self, tenure: &Tenure) {
         if let Some(mut changes) = self.changes.lock().await.take() {
-            // What goes wrong now is mended at the next start.
+            // A failure here is repaired at the next start.
             self.write_all(tenure, &mut changes, HashSet::new()).await;
         }
     }
 
-    /// Writes these, and what has changed meanwhile. Whether all of it went well.
+    /// Writes the given sessions and all that have changed meanwhile. Returns true if everything succeeded.
     async fn write_all(
         &self,
         tenure: &Tenure,
@@ -184,7 +188,7 @@ impl TranscriptWriter {
         well
     }
 
-    /// Writes every live session whose file is not as new as the session. Whether all of it went well.
+    /// Writes every live session whose file is stale. Returns true if everything succeeded.
     async fn catch_up(&self, tenure: &Tenure) -> bool {
         let Some(dir) = &self.dir else { return true };
         let mut query = SessionQuery::new(OwnerFilter::Everyone, 100);
@@ -210,10 +214,10 @@ impl TranscriptWriter {
         }
     }
 
-    /// Brings one file up to its session. Whether that went well.
+    /// Brings one file up to date with its session. Returns true on success.
     async fn bring_up(&self, tenure: &Tenure, key: &SessionKey) -> bool {
         match self.write_new(tenure, key).await {
-            // It ended meanwhile. What is to become of its file is decided by how.
+            // The session ended meanwhile. The operation that ended it decides about the file.
             Ok(()) | Err(Error::NotFound { .. } | Error::Gone { .. }) => true,
             Err(e) => {
                 tracing::warn!(session_id = %key.session, error = %e, "a transcript could not be written; it is tried again");
@@ -229,7 +233,7 @@ impl TranscriptWriter {
         let who =
             Principal { tenant: head.tenant.clone(), user: head.user.clone(), reach: AccessScope::Own, quota: None };
         let path = file(dir, &head);
-        // What is known is not relied on until the step that changes it is done.
+        // The cached position is removed first: it must not be used again if the write fails halfway.
         let before = known.remove(key).filter(|w| {
             let same = w.created_at == head.info.created_at && w.messages <= head.mark.messages && w.messages > 0;
             same && fs::metadata(&path).is_ok_and(|m| m.len() == w.bytes)
@@ -259,7 +263,7 @@ impl TranscriptWriter {
         Ok(())
     }
 
-    /// Does what deletes a session, and takes its file away.
+    /// Runs an operation that deletes a session, then removes its file (D-088).
     pub async fn take_away(
         &self,
         tenure: &Tenure,
@@ -279,7 +283,7 @@ impl TranscriptWriter {
         blocking(move || remove(&path).map_err(|e| left_behind(&path, e))).await.map(|()| deleted)
     }
 
-    /// Takes away all files of a user, also of sessions that ended long ago.
+    /// Removes all files of a user, including those of sessions that ended long ago.
     pub async fn erase(&self, tenant: &Tenant, user: &User) -> tenure::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let _known = self.known.lock().await;
@@ -316,7 +320,7 @@ fn redacted(redaction: &Redaction, messages: Vec<impl Borrow<Message>>) -> Vec<M
     messages.iter().map(|m| redaction.message(m.borrow()).0).collect()
 }
 
-/// Writes a whole file; its length.
+/// Writes a complete file and returns its length in bytes.
 fn write(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
     let made = path.parent().map_or(Ok(()), private_files::create_dir_all);
     made.map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))?;
@@ -324,7 +328,7 @@ fn write(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64
     stamp(path, at)
 }
 
-/// Adds to a file; its length.
+/// Appends messages to a file and returns its length in bytes.
 fn append(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u64> {
     if !messages.is_empty() {
         JsonlTranscript::append(path, messages)?;
@@ -332,7 +336,7 @@ fn append(path: &Path, messages: &[Message], at: Timestamp) -> tenure::Result<u6
     stamp(path, at)
 }
 
-/// Gives a file that is whole the time of its session; its length.
+/// Sets the modification time of a complete file to its session's update time, and returns its length in bytes.
 fn stamp(path: &Path, at: Timestamp) -> tenure::Result<u64> {
     let stamp = || -> io::Result<u64> {
         let file = fs::OpenOptions::new().append(true).open(path)?;
@@ -342,7 +346,8 @@ fn stamp(path: &Path, at: Timestamp) -> tenure::Result<u64> {
     stamp().map_err(|e| Error::unavailable(format!("{}: {e}", path.display())))
 }
 
-/// Whether a file lacks something of its session.
+/// Returns true if a file is stale: its modification time differs from its session's update time, or it is missing
+/// although the session has messages.
 fn is_behind(path: &Path, head: &Head) -> bool {
     match fs::metadata(path).and_then(|m| m.modified()) {
         Ok(at) => {
@@ -352,7 +357,7 @@ fn is_behind(path: &Path, head: &Head) -> bool {
     }
 }
 
-/// Removes a file, and what a crash left of its next version.
+/// Removes a file and the temporary files that a crash left while it was being replaced.
 fn remove(path: &Path) -> io::Result<()> {
     let gone = |done: io::Result<()>| match done {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

@@ -1,4 +1,4 @@
-//! Web hooks: who is notified when a session or a run ends.
+//! Webhooks: HTTP notifications sent when a session or a run ends.
 
 use crate::clock;
 use crate::config::{self, OnExpire, RunsConfig, http_url};
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tenure::{EndReason, Export, Session, Tenant, Tenure, User};
 
-/// Sets up who is told when a session ends. All of it must succeed before a session goes; what failed is tried again.
+/// Registers a webhook callback for each entry of `on_expire.webhooks`. All of them must succeed before a session
+/// expires or is evicted; a failed one is retried.
 pub fn install(tenure: &Tenure, config: &OnExpire) -> anyhow::Result<()> {
     for (i, hook) in config.webhooks.iter().enumerate() {
         let receiver = Arc::new(Webhook::new(hook).with_context(|| format!("on_expire.webhooks[{i}]"))?);
@@ -22,23 +23,24 @@ pub fn install(tenure: &Tenure, config: &OnExpire) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How often a web hook about a run is tried, and how long it waits before the second time; each time twice as long.
+/// Maximum number of attempts to deliver a webhook about a run, and the delay before the second attempt. The delay
+/// doubles after each attempt (exponential backoff).
 const TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Those who are told when a run ends.
+/// Returns the webhooks that are notified when a run ends (`runs.webhooks`).
 pub fn run_hooks(config: &RunsConfig) -> anyhow::Result<Vec<Arc<Webhook>>> {
     let hooks = config.webhooks.iter().enumerate();
     let made = hooks.map(|(i, hook)| Webhook::new(hook).with_context(|| format!("runs.webhooks[{i}]")).map(Arc::new));
     made.collect()
 }
 
-/// An address that is notified.
+/// A webhook: a URL that receives notifications by POST.
 #[derive(Debug)]
 pub struct Webhook {
     client: reqwest::Client,
     url: reqwest::Url,
-    /// Signs the body.
+    /// Key of the keyed BLAKE3 hash that signs the body. `None` means that deliveries are not signed.
     key: Option<[u8; 32]>,
 }
 
@@ -56,7 +58,7 @@ impl Webhook {
         self.send(session_ended(session, why).map_err(|e| e.to_string())?).await
     }
 
-    /// Tells until it is heard, for a while.
+    /// Delivers a body, with at most `TRIES` attempts and exponential backoff. A final failure is only logged.
     pub async fn deliver_with_retries(&self, body: String) {
         let mut pause = FIRST_PAUSE;
         for _ in 1..TRIES {
@@ -78,7 +80,7 @@ impl Webhook {
             let signature = blake3::keyed_hash(key, body.as_bytes()).to_hex();
             request = request.header("X-Tenure-Signature", format!("blake3={signature}"));
         }
-        // Its address may hold a secret.
+        // Errors name only the host: the URL may contain a secret.
         let host = self.url.host_str().unwrap_or_default();
         match request.body(body).send().await {
             Ok(response) if response.status().is_success() => Ok(()),
@@ -91,7 +93,7 @@ impl Webhook {
     }
 }
 
-/// What a web hook is sent.
+/// Payload of the notification that a session has ended.
 #[derive(Serialize)]
 struct SessionEndedEvent<'a> {
     event: &'static str,
@@ -108,12 +110,13 @@ fn session_ended(session: &Session, why: EndReason) -> serde_json::Result<String
         EndReason::Evicted => "session.evicted",
     };
     let (id, at) = (delivery_id(session, event), clock::now());
-    // Straight to text: messages are told byte for byte.
+    // Serialized directly to text, so that messages are sent byte for byte.
     let (tenant, user) = (&session.tenant, &session.user);
     serde_json::to_string(&SessionEndedEvent { event, id, at, tenant, user, session: Export::from(session.clone()) })
 }
 
-/// The same for every attempt to tell of one ending; another for the next time that the session ends.
+/// Returns the delivery id for deduplication by the receiver: the same for every attempt to report one end of a
+/// session, different when the session ends again later.
 fn delivery_id(session: &Session, event: &str) -> String {
     let mut hash = blake3::Hasher::new();
     let times = format!("{} {}", session.active_at, session.status_at);

@@ -1,8 +1,9 @@
-//! Workspaces: the directory that a session names is kept in git, at the session's checkpoints and at its end, and a rewind can bring it
-//! back.
+//! Workspaces: the directory that a session names is committed to git at the session's checkpoints and when the
+//! session ends, and a rewind can restore it.
 //!
-//! What is in a workspace was written by an agent, its `.git` included. So nothing in it is run (no hook, no filter, no program of git),
-//! no link is followed, and nothing outside of it is written.
+//! The contents of a workspace, including its `.git`, were written by an agent and are untrusted. Therefore nothing
+//! in it is executed (no hook, no filter, no git program), no symbolic link is followed, and nothing outside it is
+//! written.
 
 mod error;
 mod note;

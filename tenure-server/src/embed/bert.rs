@@ -1,13 +1,14 @@
-//! The model itself: from the numbers of a text's pieces to one vector, as BERT does it. One text at a time, so that nothing must be padded.
+//! Forward pass of a BERT encoder: from the token ids of a text to one embedding. Texts are processed one at a
+//! time, so that no padding is needed (D-079).
 
 use super::weights::Weights;
 use ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
 use serde::Deserialize;
 
-/// Nobody's model of this family has more.
+/// Maximum number of layers. No model of this family has more.
 const MAX_LAYERS: usize = 64;
 
-/// A model, ready to be asked.
+/// A loaded BERT encoder.
 pub struct Bert {
     words: Array2<f32>,
     places: Array2<f32>,
@@ -15,7 +16,7 @@ pub struct Bert {
     layers: Vec<EncoderLayer>,
 }
 
-/// What is read of a `config.json`.
+/// The deserialized fields of a `config.json`.
 #[derive(Deserialize)]
 struct BertConfig {
     model_type: String,
@@ -55,7 +56,8 @@ struct EncoderLayer {
 }
 
 impl Bert {
-    /// From a `config.json` and the weights. All shapes are checked here, so that nothing can go wrong later.
+    /// Builds a model from a `config.json` and the weights. All shapes are validated here, so that inference cannot
+    /// fail.
     pub fn new(config: &[u8], weights: &Weights<'_>) -> Result<Self, String> {
         let shape: BertConfig =
             serde_json::from_slice(config).map_err(|e| format!("its config.json is not that of a BERT model: {e}"))?;
@@ -85,7 +87,7 @@ impl Bert {
             return Err("its config.json has sizes that do not fit".into());
         }
         let matrix = |name: &str, rows| weights.matrix(&format!("embeddings.{name}_embeddings.weight"), rows, size);
-        // Each text is all of one type, so what is added for it can be added now.
+        // Every text has token type 0, so that embedding is added to the position embeddings in advance.
         let places = matrix("position", shape.max_position_embeddings)?;
         let places = places + matrix("token_type", shape.type_vocab_size)?.row(0);
         let layer = |i| EncoderLayer::new(weights, &format!("encoder.layer.{i}"), &shape);
@@ -97,22 +99,23 @@ impl Bert {
         })
     }
 
-    /// How many pieces it knows.
+    /// Returns the size of the vocabulary.
     pub fn words(&self) -> usize {
         self.words.nrows()
     }
 
-    /// How many pieces of a text it can take.
+    /// Returns the maximum number of tokens of a text.
     pub fn places(&self) -> usize {
         self.places.nrows()
     }
 
-    /// How many numbers a vector has.
+    /// Returns the number of dimensions of an embedding.
     pub fn dimensions(&self) -> usize {
         self.words.ncols()
     }
 
-    /// The vector of a text: the mean over its pieces. There is at least one piece, at most as many as there are places, and each is known.
+    /// Computes the embedding of a text: the mean over its tokens. `ids` must contain at least one token and at
+    /// most [`Bert::places`], each less than [`Bert::words`].
     pub fn vector(&self, ids: &[u32]) -> Vec<f32> {
         let mut x = self.places.slice_axis(Axis(0), Slice::from(..ids.len())).to_owned();
         for (mut row, id) in x.rows_mut().into_iter().zip(ids) {
@@ -153,7 +156,7 @@ impl EncoderLayer {
         x
     }
 
-    /// Attention: each piece looks at all pieces, once with each head.
+    /// Multi-head self-attention over all tokens.
     fn look_around(&self, x: &Array2<f32>) -> Array2<f32> {
         let [query, key, value] = [&self.query, &self.key, &self.value].map(|l| l.apply(&x.view()));
         let (mut seen, width) = (Array2::zeros(x.raw_dim()), x.ncols() / self.heads);
@@ -202,12 +205,12 @@ impl LayerNorm {
     }
 }
 
-/// Lets what is large pass and holds back what is small: x · Φ(x).
+/// The GELU activation function: x · Φ(x).
 fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
-/// The error function to within 2 · 10⁻⁷ (Abramowitz and Stegun, 7.1.26).
+/// The error function, accurate to 2 · 10⁻⁷ (Abramowitz and Stegun, 7.1.26).
 fn erf(x: f32) -> f32 {
     const FACTORS: [f32; 5] = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
     let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());

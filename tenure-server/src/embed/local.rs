@@ -1,4 +1,4 @@
-//! A model in this process.
+//! An embedding model that runs in this process.
 
 use super::bert::Bert;
 use super::vector::unit;
@@ -14,15 +14,15 @@ use tokio::sync::Semaphore;
 /// The BLAKE3 hash of the files of [`LOCAL_MODEL_NAME`].
 pub const HASH: &str = "82c66dfde10c549afadc56acc32690697f091ab9923c65438ed6dfaaa37f03de";
 
-/// The files of a model, the tokenizer's two forms in the order in which they are looked for.
+/// The files of a model. Of the two tokenizer formats, `tokenizer.json` takes precedence over `vocab.txt`.
 const FILES: [&str; 4] = ["config.json", "tokenizer.json", "vocab.txt", "model.safetensors"];
-/// So large a file may be.
+/// Maximum size in bytes of a model file.
 const MAX_FILE_BYTES: u64 = 2 << 30;
-/// So many pieces of a text are looked at, as this family was trained.
+/// Maximum number of tokens of a text that are embedded, as in the training of this model family. The rest is ignored.
 const MAX_TOKENS: usize = 256;
-/// So many texts are done in one go, so that one question need not wait for a thousand texts.
+/// Maximum number of texts per blocking task, so that one query does not have to wait for a batch of a thousand texts.
 const AT_ONCE: usize = 16;
-/// A model in this process.
+/// A BERT embedding model in this process, with its tokenizer.
 pub struct LocalModel {
     name: String,
     bytes: usize,
@@ -37,7 +37,8 @@ impl std::fmt::Debug for LocalModel {
 }
 
 impl LocalModel {
-    /// Reads a model's directory and checks all of it. Takes a while: not for an async thread.
+    /// Loads a model from a directory and validates all of it. Blocks for a while: must not be called on an async
+    /// thread.
     pub fn load(dir: &Path) -> anyhow::Result<Self> {
         if !dir.join("model.safetensors").exists() {
             bail!(
@@ -64,30 +65,31 @@ impl LocalModel {
             bail!("its tokenizer has pieces that the weights do not know");
         }
         let hash = hash([&config, &text, &weights].map(|file| &file[..]));
-        // Vectors of different names are never compared: another model needs another name.
+        // Vectors with different model names are never compared, so a different model must get a different name
+        // (D-080).
         let name = if hash == HASH { LOCAL_MODEL_NAME.to_owned() } else { format!("local-{}", &hash[..12]) };
         let bytes = config.len() + text.len() + weights.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { name, bytes, model: Arc::new((tokens, bert)), at_once: Semaphore::new(cores) })
     }
 
-    /// Its name. A model other than the one that can be pulled is called after its hash.
+    /// Returns the model's name. A model other than [`LOCAL_MODEL_NAME`] is named by its hash (D-080).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many numbers a vector has.
+    /// Returns the number of dimensions of an embedding.
     pub fn dimensions(&self) -> usize {
         self.model.1.dimensions()
     }
 
-    /// Bytes of its files.
+    /// Returns the total size in bytes of the model's files.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A vector of length one for each text, and how many pieces of words were looked at. Works on threads of its own, on no more
-    /// than there are cores.
+    /// Returns a unit-length embedding for each text, and the total number of tokens. Runs on blocking threads, at
+    /// most one per core at a time.
     pub async fn embed(&self, texts: Vec<String>) -> Result<(Vec<Vec<f32>>, usize), String> {
         let (mut vectors, mut count) = (Vec::with_capacity(texts.len()), 0);
         let mut texts = texts.into_iter().peekable();
@@ -110,7 +112,7 @@ impl LocalModel {
     }
 }
 
-/// The hash of a model's files: configuration, tokenizer, weights.
+/// Computes the BLAKE3 hash of a model's files: configuration, tokenizer, weights.
 pub fn hash(files: [&[u8]; 3]) -> String {
     let mut hasher = blake3::Hasher::new();
     for file in files {
@@ -119,7 +121,7 @@ pub fn hash(files: [&[u8]; 3]) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// A file, if it is there.
+/// Reads a file of the model. Returns `None` if it does not exist.
 fn read(dir: &Path, name: &str) -> anyhow::Result<Option<Vec<u8>>> {
     let path = dir.join(name);
     match std::fs::metadata(&path) {
@@ -129,7 +131,7 @@ fn read(dir: &Path, name: &str) -> anyhow::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Refuses a model whose vectors are not the mean over its pieces, if it says so.
+/// Rejects a model that declares a pooling other than the mean over its tokens.
 fn means(pooling: Option<Vec<u8>>) -> anyhow::Result<()> {
     #[derive(Deserialize)]
     struct Pooling {

@@ -1,4 +1,4 @@
-//! A server that makes vectors.
+//! Client of an embedding server.
 
 use super::vector::unit;
 use crate::config::embeddings::Embeddings;
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use std::time::Duration;
 use tenure::RawObject;
 
-/// So many characters of a text are sent to a server: most refuse more than 8,000 tokens.
+/// Maximum number of characters of a text that are sent: most servers reject more than 8,000 tokens.
 const MAX_LETTERS: usize = 8000;
 
-/// An OpenAI-compatible server that embeds.
+/// An OpenAI-compatible embedding server.
 #[derive(Debug)]
 pub struct EmbeddingServer {
     name: String,
@@ -20,7 +20,7 @@ pub struct EmbeddingServer {
     batch: usize,
 }
 
-/// What is read of its answer.
+/// The deserialized fields of a response.
 #[derive(Deserialize)]
 struct EmbeddingResponse {
     data: Vec<Embedding>,
@@ -33,21 +33,21 @@ struct Embedding {
 }
 
 impl EmbeddingServer {
-    /// The name of its vectors: its model's, and how many numbers they have if that was chosen.
+    /// Returns the name of the embedding space: the model's name, with the number of dimensions if that is configured.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// As it is configured; it is asked when it is needed.
+    /// Creates a client from the configuration. The server is contacted on first use.
     pub fn new(config: &Embeddings) -> anyhow::Result<Self> {
         let (dimensions, batch) = (config.dimensions, config.batch);
-        // The first numbers of a longer vector are not the same as all of a shorter one.
+        // A prefix of a longer vector is not comparable with a shorter vector, so the name includes the dimensions.
         let name = dimensions.map_or(config.model.clone(), |n| format!("{}:{n}", config.model));
         let timeout = config.timeout.duration().unwrap_or(Duration::MAX);
         Ok(Self { name, upstream: Upstream::new(&config.server()?)?, dimensions, timeout, batch })
     }
 
-    /// A vector of length one for each text.
+    /// Returns a unit-length embedding for each text. Texts are sent in batches, each with the configured timeout.
     pub async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, String> {
         let mut vectors = Vec::with_capacity(texts.len());
         for some in texts.chunks(self.batch) {
@@ -81,7 +81,7 @@ impl EmbeddingServer {
     }
 }
 
-/// The first characters of a text.
+/// Returns the first `letters` characters of a text.
 fn first(text: &str, letters: usize) -> &str {
     text.char_indices().nth(letters).map_or(text, |(end, _)| &text[..end])
 }

@@ -1,4 +1,4 @@
-//! What makes vectors, as it is configured.
+//! The configured embedding backend.
 
 use super::local::LocalModel;
 use super::server::EmbeddingServer;
@@ -6,20 +6,20 @@ use crate::config::embeddings::{EmbeddingBackend, Embeddings};
 use std::sync::Arc;
 use tenure::Embedder;
 
-/// What makes vectors.
+/// An embedding backend.
 #[derive(Clone, Debug, Default)]
 pub enum EmbeddingSource {
-    /// Nothing.
+    /// No embeddings are configured.
     #[default]
     None,
     /// A model in this process.
     Local(Arc<LocalModel>),
-    /// A server.
+    /// An OpenAI-compatible embedding server.
     Server(Arc<EmbeddingServer>),
 }
 
 impl EmbeddingSource {
-    /// As it is configured. A local model is read and checked now, a server asked when it is needed.
+    /// Opens the configured backend. A local model is loaded and validated now; a server is contacted on first use.
     pub async fn open(config: &Embeddings) -> anyhow::Result<Self> {
         Ok(match config.which() {
             EmbeddingBackend::None => Self::None,
@@ -31,7 +31,7 @@ impl EmbeddingSource {
         })
     }
 
-    /// For the library.
+    /// Returns the backend as the library's `Embedder`, or `None` if no embeddings are configured.
     pub fn embedder(&self) -> Option<Embedder> {
         match self.clone() {
             Self::None => None,
@@ -46,7 +46,7 @@ impl EmbeddingSource {
         }
     }
 
-    /// The model in this process, if this is its name.
+    /// Returns the local model if it has this name.
     pub fn local(&self, name: &str) -> Option<&Arc<LocalModel>> {
         match self {
             Self::Local(local) if local.name() == name => Some(local),
@@ -54,7 +54,7 @@ impl EmbeddingSource {
         }
     }
 
-    /// The name of the model in this process.
+    /// Returns the name of the local model, or `None` if the backend is not local.
     pub fn local_name(&self) -> Option<&str> {
         match self {
             Self::Local(local) => Some(local.name()),

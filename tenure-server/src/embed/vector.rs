@@ -1,6 +1,6 @@
-//! Vectors of length one.
+//! Normalization of vectors.
 
-/// A vector of length one in the same direction.
+/// Normalizes a vector to unit length. A zero vector stays unchanged.
 pub fn unit(mut vector: Vec<f32>) -> Vec<f32> {
     let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
     if length > 0.0 {

@@ -1,14 +1,14 @@
-//! The numbers of a model, from a file in the format of safetensors.
+//! The weights of a model, parsed from a safetensors file.
 
 use half::f16;
 use ndarray::{Array1, Array2};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
-/// The numbers of a model, where they lie.
+/// Tensors of a model, borrowed from the bytes of its file.
 pub struct Weights<'a>(SafeTensors<'a>);
 
 impl<'a> Weights<'a> {
-    /// Reads the header, and checks that every tensor lies where it says.
+    /// Parses the header and checks that every tensor lies within the file as declared.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         SafeTensors::deserialize(bytes).map(Self).map_err(|e| match e {
             SafeTensorError::HeaderTooSmall => "it is too short".to_owned(),
@@ -22,13 +22,13 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// A matrix of this shape.
+    /// Returns a matrix. Fails if its shape differs, or if it contains a non-finite number.
     pub fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Array2<f32>, String> {
         let numbers = self.numbers(name, &[rows, columns])?;
         Array2::from_shape_vec((rows, columns), numbers).map_err(|e| format!("{name}: {e}"))
     }
 
-    /// A vector of this length.
+    /// Returns a vector. Fails if its length differs, or if it contains a non-finite number.
     pub fn vector(&self, name: &str, length: usize) -> Result<Array1<f32>, String> {
         self.numbers(name, &[length]).map(Array1::from_vec)
     }

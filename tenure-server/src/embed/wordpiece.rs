@@ -1,14 +1,15 @@
-//! Texts as the pieces of words that a BERT model knows: in lower case, without accents, each CJK character and each mark alone.
+//! The WordPiece tokenizer of BERT models: lower case, without accents; each CJK character and each punctuation
+//! character is a separate word.
 
 use serde::Deserialize;
 use std::collections::HashMap;
 use unicode_normalization::UnicodeNormalization;
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
 
-/// A longer word is unknown as a whole.
+/// Maximum number of characters of a word. A longer one becomes the unknown token.
 const MAX_LETTERS: usize = 100;
 
-/// The pieces and their numbers.
+/// The vocabulary: token ids by token.
 pub struct TokenIds {
     ids: HashMap<String, u32>,
     unknown: u32,
@@ -16,7 +17,7 @@ pub struct TokenIds {
     end: u32,
 }
 
-/// What is read of a `tokenizer.json`.
+/// The deserialized fields of a `tokenizer.json`.
 #[derive(Deserialize)]
 struct TokenizerFile {
     model: WordPieces,
@@ -41,7 +42,7 @@ struct Normalizer {
 }
 
 impl TokenIds {
-    /// From a `tokenizer.json`. Only the kind that this family has is understood.
+    /// Parses a `tokenizer.json`. Only the WordPiece format of this model family is supported.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
         let file: TokenizerFile = serde_json::from_slice(bytes).map_err(|e| format!("it is no tokenizer: {e}"))?;
         if file.model.kind.as_deref().is_some_and(|k| k != "WordPiece") {
@@ -55,7 +56,7 @@ impl TokenIds {
         Self::new(ids)
     }
 
-    /// From a `vocab.txt`: a piece in each line, its number the line's.
+    /// Parses a `vocab.txt`: one token per line, whose id is the zero-based line number.
     pub fn from_vocab(bytes: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text")?;
         let (mut ids, mut lines) = (HashMap::new(), 0);
@@ -75,13 +76,13 @@ impl TokenIds {
         Ok(Self { ids, unknown, begin, end })
     }
 
-    /// The largest number of a piece.
+    /// Returns the largest token id.
     pub fn largest(&self) -> usize {
         self.ids.values().max().map_or(0, |id| *id as usize)
     }
 
-    /// The numbers of a text's pieces between those of its begin and its end, at most `max` in all. Words that look like a
-    /// model's own signs (`[SEP]`) are words.
+    /// Encodes a text as token ids between the start and the end token, at most `max` in total. Words that look
+    /// like special tokens (`[SEP]`) are encoded as ordinary words.
     pub fn encode(&self, text: &str, max: usize) -> Vec<u32> {
         let (mut ids, mut word) = (vec![self.begin], String::new());
         let letters = text.chars().filter(|c| is_said(*c)).nfd();
@@ -97,7 +98,7 @@ impl TokenIds {
                 word.push(c);
                 self.take(&mut word, &mut ids);
             } else if word.len() <= MAX_LETTERS * 4 {
-                // No letter has more than four bytes: a word that does not fit is too long, whatever comes.
+                // A character has at most four bytes, so a word that exceeds this is too long in any case.
                 word.push(c);
             }
         }
@@ -107,7 +108,7 @@ impl TokenIds {
         ids
     }
 
-    /// Cuts a word into the longest pieces that are known, from its beginning.
+    /// Splits a word into tokens by greedy longest match from its start. If any part is unknown, the whole word is.
     fn take(&self, word: &mut String, ids: &mut Vec<u32>) {
         let before = ids.len();
         let (mut rest, mut piece) = (word.as_str(), String::new());
@@ -136,7 +137,7 @@ impl TokenIds {
     }
 }
 
-/// Whether a character is part of a text, and no sign for machines.
+/// Returns true for characters that are part of the text, as opposed to control, format and private-use characters.
 fn is_said(c: char) -> bool {
     use GeneralCategory::{Control, Format, PrivateUse};
     match c {
@@ -146,7 +147,7 @@ fn is_said(c: char) -> bool {
     }
 }
 
-/// Whether a character is a word by itself.
+/// Returns true if a character is a word by itself (CJK or punctuation).
 fn is_alone(c: char) -> bool {
     let cjk = matches!(c, '\u{4e00}'..='\u{9fff}' | '\u{3400}'..='\u{4dbf}' | '\u{20000}'..='\u{2a6df}' | '\u{2a700}'..='\u{2ceaf}' | '\u{f900}'..='\u{faff}' | '\u{2f800}'..='\u{2fa1f}');
     cjk || c.is_ascii_punctuation() || c.general_category_group() == GeneralCategoryGroup::Punctuation
@@ -176,10 +177,10 @@ mod tests {
         check("渡轮ferry渡", &["渡", "轮", "ferry", "渡"]);
         check("АБ", &["а", "##б"]);
         check("한", &["\u{1112}", "##\u{1161}", "##\u{11ab}"]);
-        // A mark that takes room is a letter, one that takes none is an accent.
+        // A spacing mark is a letter, a nonspacing mark is an accent.
         check("न\u{93c}क", &["नक"]);
         check("न\u{93e}क", &["[UNK]"]);
-        // An unknown end makes the whole word unknown.
+        // An unknown suffix makes the whole word unknown.
         check("ferryz ferry", &["[UNK]", "ferry"]);
         check("new\u{200b}\0\nline\u{7}", &["new", "line"]);
         check("[SEP]", &["[", "sep", "]"]);

@@ -1,7 +1,8 @@
-//! The built-in model: answers at once, offline, and the same each time, so that everything can be tried without a model server.
+//! The built-in model: answers immediately, offline and deterministically, so that everything can be tried without
+//! a model server.
 //!
-//! It repeats what it was asked and says how many messages it sees. `CALL name {json}` makes it call a tool. Its summaries list what the
-//! user said.
+//! It repeats the user's message and states the number of messages in the prompt. `CALL name {json}` makes it call
+//! a tool. Its summaries list the user's messages.
 
 use crate::config::BUILT_IN_MODEL;
 use async_trait::async_trait;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use tenure::summary::{BEFORE, REQUEST, TURNS};
 use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, Role};
 
-/// The built-in model.
+/// The built-in, deterministic model.
 #[derive(Clone, Copy, Debug)]
 pub struct EchoModel;
 
@@ -84,7 +85,7 @@ fn answer(messages: &[Message]) -> Value {
     }
 }
 
-/// What the user said until now, the beginning of each.
+/// Summarizes a conversation as a list of the first 40 characters of each user message.
 fn summary(told: &str) -> String {
     let (before, turns) = told.split_once(TURNS).unwrap_or(("", told));
     let before = before.trim().strip_prefix(BEFORE).map(|b| b.trim().to_owned());
@@ -94,7 +95,7 @@ fn summary(told: &str) -> String {
     if all.starts_with("The user said: ") { all } else { format!("The user said: {all}") }
 }
 
-/// `CALL name {json}`; without arguments, `{}`.
+/// Parses a line `CALL name {json}` into name and arguments. Missing arguments become `{}`.
 fn call(line: &str) -> Option<(String, String)> {
     let rest = line.trim().strip_prefix("CALL ")?.trim();
     let (name, arguments) = rest.split_once(char::is_whitespace).unwrap_or((rest, "{}"));

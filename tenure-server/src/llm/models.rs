@@ -1,4 +1,4 @@
-//! The models by name.
+//! Registry of the configured models.
 
 use super::echo::EchoModel;
 use super::upstream::Upstream;
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tenure::Model;
 
-/// The models that can be asked.
+/// Looks models up by name.
 pub struct ModelRegistry {
     order: Vec<String>,
     by_name: BTreeMap<String, Arc<Upstream>>,
-    /// The server that gets requests for any other name.
+    /// The server that receives requests for unknown model names. `None` means that such names are rejected.
     pass_unknown: Option<Arc<Upstream>>,
 }
 
-/// The name under which the first model can always be asked for: the built-in one, if none is configured.
+/// Alias under which the built-in model can be requested if no model is configured.
 const DEFAULT_MODEL: &str = "default";
 
 impl ModelRegistry {
-    /// Of the configured servers.
+    /// Creates a registry of the configured model servers.
     pub fn new(configured: &[ModelConfig]) -> anyhow::Result<Self> {
         let (mut by_name, mut pass_unknown) = (BTreeMap::new(), None);
         for model in configured {
@@ -32,17 +32,17 @@ impl ModelRegistry {
         Ok(Self { order: configured.iter().map(|m| m.name.clone()).collect(), by_name, pass_unknown })
     }
 
-    /// The names, in the order of the configuration; the built-in model last.
+    /// Returns the model names in the order of the configuration, with the built-in model last.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.order.iter().map(String::as_str).chain([BUILT_IN_MODEL])
     }
 
-    /// The model that is meant if none is named.
+    /// Returns the name of the model that is used if a request names none.
     pub fn default_name(&self) -> &str {
         self.order.first().map_or(BUILT_IN_MODEL, String::as_str)
     }
 
-    /// A model by name.
+    /// Returns a model by name, or `None` if the name is unknown and no server accepts unknown names.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Model>> {
         if name == BUILT_IN_MODEL || (self.order.is_empty() && name == DEFAULT_MODEL) {
             return Some(Arc::new(EchoModel));
@@ -50,7 +50,7 @@ impl ModelRegistry {
         self.upstream(name).map(|u| u as Arc<dyn Model>)
     }
 
-    /// A model server by the name of its model.
+    /// Returns the model server for a model name, or `None` if no server serves it.
     pub fn upstream(&self, name: &str) -> Option<Arc<Upstream>> {
         self.by_name.get(name).or(self.pass_unknown.as_ref()).cloned()
     }

@@ -1,22 +1,22 @@
-//! Server-sent events, decoded as they arrive.
+//! Incremental decoder for server-sent events.
 
 use serde_json::value::RawValue;
 
-/// Bytes of an answer that is not streamed, and of one chunk of one that is.
+/// Maximum size in bytes of a non-streamed answer, and of one event of a streamed one.
 pub const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// Decodes server-sent events that arrive in parts.
+/// Decodes server-sent events that arrive in chunks of any size.
 #[derive(Debug, Default)]
 pub struct SseDecoder {
     bytes: Vec<u8>,
-    /// Up to here there is no line end.
+    /// Offset up to which `bytes` was scanned and contains no line end.
     looked: usize,
     data: Option<String>,
     ready: std::collections::VecDeque<String>,
 }
 
 impl SseDecoder {
-    /// Takes a part in, wherever it was cut.
+    /// Decodes a chunk; chunk boundaries may be anywhere, even inside a character.
     pub fn push(&mut self, part: &[u8]) -> Result<(), String> {
         self.bytes.extend_from_slice(part);
         let mut start = 0;
@@ -47,14 +47,15 @@ impl SseDecoder {
         Ok(())
     }
 
-    /// The stream has ended: whether what is left of it is a whole event.
+    /// Ends the stream and completes an event that lacks its final empty line. Returns true if that yields a valid
+    /// event.
     pub fn finish(&mut self) -> bool {
         let Ok(()) = self.push(b"\n\n") else { return false };
         self.ready.retain(|data| data == "[DONE]" || serde_json::from_str::<&RawValue>(data).is_ok());
         !self.ready.is_empty()
     }
 
-    /// The data of the next whole event.
+    /// Returns the data of the next complete event.
     pub fn next_event(&mut self) -> Option<String> {
         self.ready.pop_front()
     }

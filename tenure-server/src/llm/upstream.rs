@@ -1,4 +1,4 @@
-//! A model behind an OpenAI-compatible server. Requests and answers are passed on as they are.
+//! A model behind an OpenAI-compatible server. Requests and answers are forwarded unchanged, except for the model name.
 
 use super::sse::{MAX_ANSWER_BYTES, SseDecoder};
 use crate::config::ModelConfig;
@@ -11,15 +11,15 @@ use reqwest::{Client, Response};
 use std::time::Duration;
 use tenure::{Message, Model, ModelChunk, ModelError, ModelStream, Prompt, RawObject};
 
-/// Bytes of an error's body that are passed on.
+/// Maximum size in bytes of an error body that is forwarded.
 const MAX_ERROR_BYTES: usize = 1 << 20;
 
-/// A model behind a server.
+/// Client for one configured model server.
 #[derive(Debug)]
 pub struct Upstream {
     client: Client,
     url: String,
-    /// What the server calls it; `None`: what the request calls it.
+    /// The model name that is sent to the server. `None` means that the name in the request is sent.
     model: Option<String>,
     key: Option<String>,
     idle: Duration,
@@ -27,7 +27,7 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// A model as it is configured.
+    /// Creates a client from the configuration of a model.
     pub fn new(config: &ModelConfig) -> anyhow::Result<Self> {
         let forever = Duration::from_secs(24 * 60 * 60);
         let client = crate::http_client::client()
@@ -44,7 +44,8 @@ impl Upstream {
         })
     }
 
-    /// Sends a body to a route of the server, again if it could not be reached or is not ready: nothing was answered then.
+    /// Sends a body to a route of the server. Retries with exponential backoff if the server is unreachable or
+    /// responds with 502, 503 or 504, because no answer was generated then.
     pub async fn post(&self, route: &str, body: String) -> Result<Response, ModelError> {
         let body = Bytes::from(body);
         let mut tries = 0;
@@ -79,12 +80,12 @@ impl Upstream {
         let status = response.status().as_u16();
         let body = self.read(response, MAX_ERROR_BYTES).await.unwrap_or_default();
         let content_type = content_type.unwrap_or_else(|| "text/plain".to_owned());
-        // What is neither success nor error, such as a redirect, is of no use to our client.
+        // A status that is neither success nor error, such as a redirect, is of no use to the client.
         let status = if status < 400 { 502 } else { status };
         Err(ModelError::Refused { status, content_type, body, retry_after })
     }
 
-    /// Passes a request for embeddings on; the answer's type and body.
+    /// Forwards a request for embeddings. Returns content type and body of the response.
     pub async fn embed(&self, mut body: RawObject) -> Result<(String, String), ModelError> {
         if let Some(model) = &self.model {
             body.set("model", model);
@@ -133,9 +134,9 @@ impl Upstream {
                         Ok(Some(Err(e))) => {
                             return Some((Err(broken(format!("the stream broke off: {}", error_chain(&e)))), None));
                         }
-                        // Some servers end without a word once they have said why they stopped.
+                        // Some servers close the stream without `[DONE]` after they have sent a finish reason.
                         Ok(None) if finished => return None,
-                        // And some without the empty line that ends an event.
+                        // Some servers omit the empty line after the last event.
                         Ok(None) if events.finish() => continue,
                         Ok(None) => return Some((Err(broken("the stream ended before the answer did")), None)),
                     };
@@ -166,7 +167,7 @@ impl Model for Upstream {
     }
 }
 
-/// Messages as one JSON list.
+/// Serializes messages as a JSON array.
 fn list(messages: &[Message]) -> String {
     let mut json = String::with_capacity(messages.iter().map(|m| m.as_str().len() + 1).sum::<usize>() + 2);
     json.push('[');

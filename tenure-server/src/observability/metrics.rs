@@ -1,4 +1,4 @@
-//! What is counted and timed, for Prometheus.
+//! Prometheus metrics of the server.
 
 use crate::clock::Stopwatch;
 use async_trait::async_trait;
@@ -16,10 +16,10 @@ static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 const SECONDS: [f64; 14] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0];
 const SIZES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0];
 
-/// Sessions are counted at most so often.
+/// Minimum interval between two counts of all sessions.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
 
-/// Begins to count. Only the first call in a process does something.
+/// Installs the global metrics recorder. Idempotent: only the first call in a process has an effect.
 pub fn install() {
     HANDLE.get_or_init(|| {
         let builder = PrometheusBuilder::new();
@@ -34,7 +34,7 @@ pub fn install() {
     });
 }
 
-/// Where requests of one kind are counted and timed.
+/// Metric handles of requests with one method and status.
 struct RequestMetrics {
     method: &'static str,
     status: u16,
@@ -42,12 +42,12 @@ struct RequestMetrics {
     seconds: Histogram,
 }
 
-/// The places of each route: to find one anew takes longer than to count.
+/// Cached metric handles by route, because looking one up in the recorder is slower than counting.
 static PLACES: RwLock<BTreeMap<String, Vec<RequestMetrics>>> = RwLock::new(BTreeMap::new());
 
-/// A request was answered.
+/// Records a completed request.
 pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
-    // A client may make up any other: they would be counted for ever.
+    // Clients can invent methods; each would add a time series that is never removed.
     let mut known = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"].into_iter();
     let method = known.find(|m| method == m).unwrap_or("other");
     let count = |place: &RequestMetrics| {
@@ -69,12 +69,12 @@ pub fn request(method: &Method, route: &str, status: u16, took: Duration) {
     PLACES.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(place);
 }
 
-/// A client is here, for as long as this lives.
+/// Counts an open client connection for as long as it exists.
 #[derive(Debug)]
 pub struct ConnectionGuard(());
 
 impl ConnectionGuard {
-    /// A client came.
+    /// Increments the number of open connections.
     pub fn opened() -> Self {
         gauge!("tenure_connections").increment(1.0);
         Self(())
@@ -87,25 +87,25 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// A client was turned away.
+/// Records a rejected connection.
 pub fn connection_refused() {
     counter!("tenure_connections_refused_total").increment(1);
 }
 
-/// The server closed a connection.
+/// Records a connection that the server closed.
 pub fn connection_closed(reason: &'static str) {
     counter!("tenure_connections_closed_total", "reason" => reason).increment(1);
 }
 
-/// A model that is timed.
+/// A model wrapper that measures the duration of requests.
 pub struct TimedModel {
     model: Arc<dyn Model>,
-    /// Microseconds that it took until the end of its answer.
+    /// Duration in microseconds of the most recent request, up to the last chunk of its answer.
     answered: Arc<AtomicU64>,
 }
 
 impl TimedModel {
-    /// It was not asked yet.
+    /// Wraps a model. The measured duration is zero until the first request.
     pub fn new(model: Arc<dyn Model>) -> Self {
         Self { model, answered: Arc::default() }
     }
@@ -124,7 +124,7 @@ impl Model for TimedModel {
     }
 }
 
-/// A turn ended.
+/// Records a completed turn: its outcome, the time spent in the model, and the remaining time.
 pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Result<TurnOutcome, TurnError>) {
     let word = match outcome {
         Ok(_) => "completed",
@@ -137,7 +137,7 @@ pub fn turn(opened: Duration, ran: Duration, model: &TimedModel, outcome: &Resul
     histogram!("tenure_turn_model_seconds").record(asked.as_secs_f64());
 }
 
-/// A pass of the sweep ended.
+/// Records a completed sweep.
 pub fn sweep(report: &tenure::SweepReport, took: Duration) {
     for (what, count) in [
         ("expired", report.expired.len()),
@@ -151,12 +151,12 @@ pub fn sweep(report: &tenure::SweepReport, took: Duration) {
     histogram!("tenure_sweep_seconds").record(took.as_secs_f64());
 }
 
-/// When sessions were last counted.
+/// Time of the last count of all sessions.
 #[derive(Debug, Default)]
 pub struct SessionCounts(tokio::sync::Mutex<Option<Stopwatch>>);
 
 impl SessionCounts {
-    /// Counts the sessions by their state, unless that was done a moment ago: it is not free.
+    /// Counts the sessions by status, at most once per `COUNT_EVERY`, because counting is not free.
     async fn take(&self, tenure: &Tenure) -> tenure::Result<()> {
         let mut last = self.0.lock().await;
         if last.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
@@ -170,7 +170,8 @@ impl SessionCounts {
     }
 }
 
-/// Puts what was timed in order now and then, until the server stops: it would pile up if nobody looked.
+/// Runs the recorder's maintenance periodically until `stop` completes. Without it, histogram samples accumulate
+/// until the next scrape.
 pub async fn upkeep(stop: impl Future<Output = ()>) {
     tokio::pin!(stop);
     loop {
@@ -181,7 +182,7 @@ pub async fn upkeep(stop: impl Future<Output = ()>) {
     }
 }
 
-/// Everything that was counted.
+/// Renders all metrics in the Prometheus text format.
 pub async fn render(census: &SessionCounts, tenure: &Tenure) -> tenure::Result<String> {
     census.take(tenure).await?;
     Ok(HANDLE.get().map(PrometheusHandle::render).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! Logs and traces. Ids, counts and times; never what was said.
+//! Logs and traces. They contain ids, counts and times, never the content of messages.
 
 use crate::config::{LogFormat, Telemetry};
 use anyhow::anyhow;
@@ -9,13 +9,14 @@ use tracing::field::Empty;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
 use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt, reload};
 
-/// The target of spans that are for traces only: logs leave them out, and traces have nothing else.
+/// Target of spans that are exported as traces. Logs exclude this target, and traces include nothing else.
 pub const TRACE: &str = "tenure::trace";
 
-/// Begins to log, to standard error, and to send traces if they are wanted.
+/// Installs logging to standard error and, if configured, the export of traces.
 ///
-/// What other crates write with `log` is left out on purpose: a database driver writes the parameters of its statements there, and
-/// those are what people said. So are the arguments and results of tools, which the MCP library shows when something is odd.
+/// Records that other crates emit through `log` are deliberately not captured: a database driver logs the
+/// parameters of its statements, which contain messages. Logs of the MCP library are excluded as well, because they
+/// show arguments and results of tools in unusual cases.
 pub fn install(config: &Telemetry) -> anyhow::Result<(Traces, LogFilter)> {
     let (filter, handle) = reload::Layer::new(log_filter(&config.log)?);
     let text = fmt::layer().with_writer(std::io::stderr).with_target(false);
@@ -35,18 +36,18 @@ fn log_filter(text: &str) -> anyhow::Result<EnvFilter> {
     EnvFilter::try_new(text).map_err(|e| anyhow!("telemetry.log: {e}"))
 }
 
-/// What is logged, which can be changed while the server runs.
+/// Handle to the log filter, which can be changed at run time.
 #[derive(Clone, Debug)]
 pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
 
 impl LogFilter {
-    /// Logs what this says (`telemetry.log`) from now on. An invalid text changes nothing.
+    /// Replaces the log filter (`telemetry.log`). An invalid filter is rejected and changes nothing.
     pub fn set(&self, text: &str) -> anyhow::Result<()> {
         self.0.reload(log_filter(text)?).map_err(|e| anyhow!("telemetry.log: {e}"))
     }
 }
 
-/// Traces on their way. What is not sent yet is sent when this is dropped.
+/// Guard of the trace exporter. Dropping it flushes pending traces.
 #[must_use = "traces are sent for as long as this lives"]
 #[derive(Debug, Default)]
 pub struct Traces {
@@ -93,12 +94,13 @@ impl Drop for Traces {
     }
 }
 
-/// What logs say about everything that a request does. There whatever the level, so that a warning has its ids too.
+/// Creates the log span of a request, which adds its ids to every log line. Enabled at all log levels, so that
+/// warnings have the ids, too.
 pub fn request_span(request_id: &str) -> Span {
     tracing::error_span!("request", request_id, session_id = Empty)
 }
 
-/// A request as traces tell it.
+/// Creates the trace span of a request.
 pub fn request_trace(request_id: &str, method: &str, route: &str) -> Span {
     tracing::info_span!(
         target: TRACE, "http", otel.name = format!("{method} {route}"), otel.kind = "server", request_id,
@@ -106,12 +108,12 @@ pub fn request_trace(request_id: &str, method: &str, route: &str) -> Span {
     )
 }
 
-/// A turn of a conversation as traces tell it, with the names that OpenTelemetry has for it.
+/// Trace span of a turn, with the attributes of OpenTelemetry's semantic conventions for generative AI.
 #[derive(Debug)]
 pub struct ChatSpan(Span);
 
 impl ChatSpan {
-    /// A model is going to be asked.
+    /// Starts the span before the model is called.
     pub fn begin(model: &str) -> Self {
         Self(tracing::info_span!(
             target: TRACE, "chat", otel.name = format!("chat {model}"), otel.kind = "client", otel.status_code = Empty,
@@ -121,12 +123,12 @@ impl ChatSpan {
         ))
     }
 
-    /// It is known in which session.
+    /// Records the id of the session.
     pub fn in_session(&self, id: &SessionId) {
         self.0.record("gen_ai.conversation.id", id.as_str());
     }
 
-    /// It has answered, or not.
+    /// Records the outcome: model, finish reason and token usage, or the error.
     pub fn ended(&self, outcome: &Result<TurnOutcome, TurnError>) {
         let answer = match outcome {
             Ok(answered) => &answered.answer,

@@ -1,8 +1,8 @@
-//! A tool behind a URL.
+//! HTTP tools.
 //!
-//! It gets the arguments as the JSON body of a POST; the ids are in headers, and `Idempotency-Key` is the same whenever the same call is made.
-//! Any status is an answer: 2xx is what the tool says, everything else is what it complains about. No answer is a lost call, unless there was
-//! nobody to connect to.
+//! The arguments are the JSON body of a POST. The ids are sent in headers; `Idempotency-Key` is the same for every
+//! attempt of the same call. Any status is an answer: 2xx is a result, everything else a failed result. A missing
+//! response is a lost call, unless the connection could not be established (D-054).
 
 use super::text::{MAX_ANSWER_BYTES, clip, spoken};
 use crate::config::{http_url, tools::reveal};
@@ -12,7 +12,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
 use tenure::{HttpSource, Tool, ToolError, ToolInvocation, ToolOutput};
 
-/// A tool behind a URL.
+/// A tool that is called over HTTP.
 pub struct Endpoint {
     tool: Tool,
     client: reqwest::Client,
@@ -20,7 +20,7 @@ pub struct Endpoint {
     timeout: Duration,
 }
 
-/// Headers as they are declared; what they hold is not shown by anything that shows headers.
+/// Builds the declared headers. Their values are marked as sensitive, so that debug output omits them.
 pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> anyhow::Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in reveal(secrets)? {
@@ -34,6 +34,7 @@ pub fn headers(secrets: &std::collections::BTreeMap<String, tenure::Secret>) -> 
 }
 
 impl Endpoint {
+    /// Creates a tool from its declaration. Redirects are not followed.
     pub fn new(source: &HttpSource) -> anyhow::Result<Self> {
         let client = crate::http_client::client()
             .default_headers(headers(&source.headers)?)
@@ -51,10 +52,12 @@ impl Endpoint {
         Ok(Self { tool, client, url: http_url("url", &source.url)?, timeout: source.limit() })
     }
 
+    /// Returns the tool's definition.
     pub fn tool(&self) -> &Tool {
         &self.tool
     }
 
+    /// Executes a call, with the declared timeout.
     pub async fn call(&self, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let (session, run, id) = (plain(call.session.session.as_str()), plain(call.run.as_ref()), plain(&call.id));
         let request = self
@@ -73,7 +76,7 @@ impl Endpoint {
     }
 
     async fn answer(&self, request: reqwest::RequestBuilder) -> Result<ToolOutput, ToolError> {
-        // Its address may hold a secret.
+        // The URL is removed from errors: it may contain a secret.
         let mut response = request.send().await.map_err(|e| match e.is_connect() || e.is_builder() {
             true => ToolError::NotCalled(format!(
                 "it can not be reached: {}",
@@ -107,10 +110,10 @@ fn lost(e: &reqwest::Error) -> ToolError {
     ToolError::Lost(format!("the connection broke: {}", crate::http_client::error_chain(e)))
 }
 
-/// What is not plain in a header.
+/// Characters that are percent-encoded in header values.
 const NOT_PLAIN: AsciiSet = CONTROLS.add(b' ').add(b'%');
 
-/// An id as a header can hold it: what is not plain is written as `%0A`.
+/// Percent-encodes an id for use in a header (`%0A`).
 fn plain(id: &str) -> String {
     utf8_percent_encode(id, &NOT_PLAIN).to_string()
 }

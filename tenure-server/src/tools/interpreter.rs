@@ -1,4 +1,4 @@
-//! A running interpreter: starts it in its sandbox, sends it calls and reads its answers.
+//! A running interpreter: starts it in its sandbox, sends calls to it and parses its answers.
 
 use super::process_group::{Interrupter, ProcessGroup};
 use super::sandbox::plan::{
@@ -16,28 +16,28 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
-/// How long an interpreter may take to start.
+/// Timeout for starting a sandbox, and for starting the interpreter in it.
 pub const TIME_TO_START: Duration = Duration::from_secs(20);
-/// How long to wait for files to be removed; removing them goes on after that.
+/// How long to wait for the removal of files, which continues in the background after that.
 const TIME_TO_CLEAN: Duration = Duration::from_secs(10);
 
-/// How a call ended.
+/// Result of waiting for an answer.
 enum InterpreterEnded {
     Answered(InterpreterReply),
-    /// The interpreter is not there any more, or must go.
+    /// The interpreter has exited, or must be ended.
     Died(String),
 }
 
-/// What a call returned.
+/// The answer to a call.
 #[derive(Debug, Deserialize)]
 pub struct InterpreterReply {
     pub text: String,
     pub failed: bool,
 }
 
-/// A line from the sandbox.
+/// A parsed line of the sandbox's output.
 enum ProtocolLine {
-    /// Written by the interpreter, and so by whatever code runs in it.
+    /// Written by the interpreter, and therefore controlled by the code that runs in it.
     Answer(ProtocolMessage),
     /// Written by the sandbox itself.
     Report(SandboxReport),
@@ -56,14 +56,14 @@ enum ProtocolMessage {
     },
 }
 
-/// Sets a sandbox up and ends it again: what is enforced on this system.
+/// Sets up a sandbox and ends it again. Returns the features that are enforced on this system.
 pub async fn probe(helper: &Path, plan: SandboxPlan) -> anyhow::Result<Features> {
     let (process, features) = Process::confined(helper, plan, 1 << 16).await?;
     process.end().await;
     Ok(features)
 }
 
-/// Removes directories that sandboxes have left behind, in a process of its own.
+/// Removes directories of the host that sandboxes have left behind, in a separate process.
 pub async fn clean(helper: &Path, scratch: &Path) {
     let job = serde_json::to_string(&SandboxJob::Clean(scratch.to_owned())).expect("plain data");
     let mut command = Command::new(helper);
@@ -86,34 +86,34 @@ pub struct Process {
     group: ProcessGroup,
     input: ChildStdin,
     output: ChildStdout,
-    /// What was read and not understood yet.
+    /// Buffered output that is not parsed yet.
     read: Vec<u8>,
     max_line: usize,
     calls: u64,
     state: InterpreterState,
-    /// An answer whose check has not come yet.
+    /// An answer whose usage check has not arrived yet.
     answered: Option<InterpreterReply>,
-    /// The executable to clean up with, if files of the session are on the host.
+    /// Executable and directory for the cleanup. `None` if no files of the session are on the host.
     cleaner: Option<(PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, Copy)]
 enum InterpreterState {
     Idle,
-    /// A call is being written: broken off here, what comes next would not be understood.
+    /// A call is being written. If that is cancelled here, the protocol is out of sync.
     Writing,
-    /// An answer is owed.
+    /// A call was sent and its answer is outstanding.
     Asked(Stopwatch),
 }
 
-/// How a call went.
+/// Outcome of a call.
 pub enum CallOutcome {
     Done(InterpreterReply),
     Interrupted(InterpreterReply),
     Died(String),
 }
 
-/// Interrupts a call that nobody waits for any more.
+/// Interrupts the interpreter if the future of a call is dropped before it has completed.
 struct AbandonedCall(Option<Interrupter>);
 
 impl Drop for AbandonedCall {
@@ -125,7 +125,7 @@ impl Drop for AbandonedCall {
 }
 
 impl Process {
-    /// Starts a sandbox with an interpreter in it.
+    /// Starts a sandbox with an interpreter in it, and waits until the interpreter is ready.
     pub async fn start(helper: &Path, plan: SandboxPlan, max_line: usize) -> anyhow::Result<Self> {
         let (mut process, _) = Self::confined(helper, plan, max_line).await?;
         let ready = tokio::time::timeout(TIME_TO_START, process.line()).await.context("it did not start in time")?;
@@ -160,6 +160,8 @@ impl Process {
         }
     }
 
+    /// Executes code and waits up to `limit` for the answer, then interrupts it and waits up to `grace` more. Dropping
+    /// the future interrupts the call as well.
     pub async fn ask(&mut self, code: &str, limit: Duration, grace: Duration) -> CallOutcome {
         self.calls += 1;
         let mut abandoned = AbandonedCall(Some(self.group.interrupter()));
@@ -190,7 +192,8 @@ impl Process {
         outcome
     }
 
-    /// Whether it is ready for a call: one that was given up before may have to end first.
+    /// Waits up to `grace` for the answer to a cancelled call. Returns true if the interpreter is ready for the
+    /// next one.
     pub async fn settles(&mut self, grace: Duration) -> bool {
         match self.state {
             InterpreterState::Idle => true,
@@ -201,7 +204,7 @@ impl Process {
         }
     }
 
-    /// For how long an answer is owed that nobody waits for.
+    /// Returns how long the answer to a cancelled call has been outstanding, or `None` if the interpreter is idle.
     pub fn given_up(&self) -> Option<Duration> {
         match self.state {
             InterpreterState::Idle => None,
@@ -210,7 +213,7 @@ impl Process {
         }
     }
 
-    /// The answer to the last call. When this is dropped, it can be asked for again.
+    /// Reads the answer to the last call. Cancel-safe: after a drop, it can be called again.
     async fn answer(&mut self) -> InterpreterEnded {
         loop {
             match self.line().await {
@@ -256,10 +259,11 @@ impl Process {
         }
     }
 
-    /// Ends it with everything that it started. Its files are gone with it, or removed by a process of their own.
+    /// Ends the interpreter and all of its descendants. Its files disappear with the sandbox, or are removed by a
+    /// separate process.
     pub async fn end(self) {
         let Self { group, input, output, cleaner, .. } = self;
-        // The supervisor sees that, and ends the sandbox.
+        // The supervisor sees the closed pipe and ends the sandbox.
         drop((input, output));
         group.end().await;
         if let Some((helper, scratch)) = cleaner {

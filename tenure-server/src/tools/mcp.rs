@@ -1,7 +1,7 @@
-//! The tools of an MCP server: a program of ours, or an address.
+//! Client of an MCP server, which is either a child process or a remote address.
 //!
-//! Connected when it is first needed, kept, and connected anew when it has died. What it can do is asked once for each connection, and again when
-//! it says that this has changed.
+//! The connection is opened on first use, reused, and reopened after the server has died. The list of tools is
+//! requested once per connection, and again when the server notifies that it has changed.
 
 use super::patterns::said;
 use super::process_group::ProcessGroup;
@@ -22,25 +22,25 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tenure::{McpSource, Tool, ToolError, ToolInvocation, ToolOutput};
 
-/// How long a server may take to start; some are downloaded first.
+/// Timeout for starting a server; some are downloaded first.
 const TIME_TO_START: Duration = Duration::from_secs(60);
-/// How long it may take to end.
+/// Timeout for closing a connection.
 const TIME_TO_CLOSE: Duration = Duration::from_secs(2);
-/// Bytes of one message from it.
+/// Maximum size in bytes of one message from the server.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Bytes of one line that it logs.
+/// Maximum length in bytes of one log line of the server; longer ones are split.
 const MAX_LINE_BYTES: u64 = 4 << 10;
 
-/// An MCP server.
+/// An MCP server with its cached connection and list of tools.
 pub struct McpServer {
-    /// For logs and errors; without arguments, which may be secret.
+    /// Name for logs and errors: the command without its arguments, which may be secret, or the host.
     name: String,
     source: McpSource,
     place: McpTransport,
     connection: tokio::sync::Mutex<Option<Arc<McpConnection>>>,
-    /// What it can do, as far as is known.
+    /// The most recently received list of tools.
     known: Mutex<Option<Arc<Vec<McpTool>>>>,
-    /// Why that is not known.
+    /// Why the last attempt to update the list of tools failed. `None` if it succeeded.
     trouble: Mutex<Option<String>>,
 }
 
@@ -49,7 +49,7 @@ enum McpTransport {
     Address { url: String, client: reqwest::Client },
 }
 
-/// A tool, and what the server calls it.
+/// A tool, and its original name on the server.
 struct McpTool {
     name: String,
     tool: Tool,
@@ -58,7 +58,7 @@ struct McpTool {
 struct McpConnection {
     service: tokio::sync::Mutex<RunningService<RoleClient, Listener>>,
     peer: rmcp::Peer<RoleClient>,
-    /// Whether its list of tools is to be asked for.
+    /// Whether the list of tools must be requested again.
     stale: Arc<AtomicBool>,
     group: Mutex<Option<ProcessGroup>>,
 }
@@ -70,7 +70,7 @@ impl McpConnection {
     }
 }
 
-/// Hears what the server says by itself.
+/// Handles notifications of the server.
 struct Listener {
     stale: Arc<AtomicBool>,
 }
@@ -86,6 +86,7 @@ impl rmcp::ClientHandler for Listener {
 }
 
 impl McpServer {
+    /// Creates a client from its declaration. The connection is opened on first use.
     pub fn new(source: &McpSource) -> anyhow::Result<Self> {
         let (name, place) = match (&source.command, &source.url) {
             (Some(command), _) => {
@@ -108,12 +109,12 @@ impl McpServer {
         Ok(Self { name, source: source.clone(), place, connection, known, trouble })
     }
 
-    /// What it can do. A server that can not be reached now can do what it could before.
+    /// Returns the server's tools. If the server is unreachable, the last known list is returned.
     pub async fn tools(&self) -> Result<Vec<Tool>, ToolError> {
         Ok(self.known().await?.iter().map(|k| k.tool.clone()).collect())
     }
 
-    /// Makes a call, if it is one of ours.
+    /// Executes a call. Returns `None` if the tool is not one of this server's, or if its tools are unknown.
     pub async fn call(&self, call: &ToolInvocation) -> Option<Result<ToolOutput, ToolError>> {
         let known = self.known().await.ok()?;
         let name = known.iter().find(|k| k.tool.name == call.tool)?.name.clone();
@@ -121,7 +122,7 @@ impl McpServer {
         Some(self.ask(params).await)
     }
 
-    /// Why it is not known which tools are ours.
+    /// Returns why the list of tools could not be updated, or `None` if that succeeded.
     pub fn why_unknown(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -140,7 +141,7 @@ impl McpServer {
         }
     }
 
-    /// Asks what it can do, if that has to be asked.
+    /// Requests the list of tools if it is stale. Returns `None` if it is not.
     async fn look(&self) -> Result<Option<Vec<McpTool>>, ToolError> {
         let connection = self.connection().await?;
         if !connection.stale.swap(false, Ordering::AcqRel) {
@@ -149,7 +150,7 @@ impl McpServer {
         let listed = tokio::time::timeout(TIME_TO_START, connection.peer.list_all_tools()).await;
         let tools = listed.map_err(|_| self.silent(TIME_TO_START)).and_then(|l| l.map_err(|e| self.error(e)));
         let tools = tools.inspect_err(|_| connection.stale.store(true, Ordering::Release));
-        // Nothing was called.
+        // Listing executes no tool, so a lost request is never a lost call.
         let tools = tools.map_err(|e| match e {
             ToolError::NotCalled(why) | ToolError::Lost(why) => ToolError::NotCalled(why),
         })?;
@@ -176,7 +177,7 @@ impl McpServer {
 
     async fn ask(&self, params: CallToolRequestParams) -> Result<ToolOutput, ToolError> {
         match self.ask_once(params.clone()).await {
-            // It has died since it was last spoken to: nothing has happened, and there may be another.
+            // The server has died since the last request. The call was not executed, so it is safe to retry once.
             Err(ToolError::NotCalled(_)) => self.ask_once(params).await,
             outcome => outcome,
         }
@@ -184,7 +185,7 @@ impl McpServer {
 
     async fn ask_once(&self, params: CallToolRequestParams) -> Result<ToolOutput, ToolError> {
         let connection = self.connection().await?;
-        // Dropped, it tells the server that nobody waits any more.
+        // On timeout the request future is dropped, which sends a cancellation to the server.
         let limit = self.source.limit();
         let asked = tokio::time::timeout(limit, connection.peer.call_tool_once(params)).await;
         match asked.map_err(|_| self.silent(limit))? {
@@ -207,7 +208,7 @@ impl McpServer {
     fn error(&self, e: ServiceError) -> ToolError {
         let name = &self.name;
         let sent = match &e {
-            // A program that is not there reads no line. A request to an address may have been read.
+            // A dead child process reads no request. A remote address may have received it.
             ServiceError::TransportSend(e) => match e.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
                 Some(StreamableHttpError::Client(e)) => !e.is_connect(),
                 Some(StreamableHttpError::SessionExpired) => false,
@@ -219,7 +220,7 @@ impl McpServer {
         match (sent, e) {
             (false, _) => ToolError::NotCalled(format!("the MCP server {name} is not there")),
             (true, ServiceError::TransportClosed) => ToolError::Lost(format!("the MCP server {name} went away")),
-            // What it says may quote what was said.
+            // The error's text is omitted: it may quote messages.
             (true, _) => ToolError::Lost(format!("the connection to the MCP server {name} broke")),
         }
     }
@@ -267,7 +268,7 @@ impl McpServer {
                 (listener.serve(transport).await, Some(group))
             }
         };
-        // The error may be long, and quote what was said.
+        // The error may be long and may quote messages, so it is truncated.
         let service = service.map_err(|e| {
             let why = e.to_string();
             anyhow::anyhow!("{}", why.chars().take(200).collect::<String>())
@@ -284,13 +285,13 @@ impl McpServer {
         let mut child = program.process_group(0).kill_on_drop(true).spawn()?;
         if let Some(log) = child.stderr.take() {
             let (log, name) = (std::fs::File::from(log.into_owned_fd()?), self.name.clone());
-            // A thread of its own, which ends with the program: what it says is read whatever else goes on.
+            // A separate thread, which ends with the process, so that its standard error is always drained.
             std::thread::Builder::new().name("mcp-stderr".into()).spawn(move || copy_to_log(log, &name))?;
         }
         Ok(ProcessGroup::of(child))
     }
 
-    /// Ends the connection, and the program.
+    /// Closes the connection and ends the child process.
     pub async fn close(&self) {
         let Some(connection) = self.connection.lock().await.take() else { return };
         let _ = connection.service.lock().await.close_with_timeout(TIME_TO_CLOSE).await;
@@ -314,8 +315,8 @@ fn failed(content: String) -> ToolOutput {
     ToolOutput { content: clip(content), failed: true }
 }
 
-/// What the model is shown: texts; of everything else, that it was there. Structured content only if there is nothing else to read: servers
-/// say the same as text.
+/// Converts a result to text for the model. Non-text content is replaced by a marker. Structured content is used
+/// only if there is no other content, because servers repeat it as text.
 fn output(result: CallToolResult) -> ToolOutput {
     let mut content = String::new();
     for block in result.content {

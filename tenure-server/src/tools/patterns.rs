@@ -1,8 +1,9 @@
-//! Patterns of tool names.
+//! Pattern lists for tool names.
 
 use tenure::matches_pattern;
 
-/// Whether a list of patterns says yes or no to a name; the last one that fits counts.
+/// Returns whether a list of patterns includes (`Some(true)`) or excludes (`Some(false)`, with the prefix `!`) a
+/// name; the last matching pattern wins. `None` means that no pattern matches.
 pub fn said(patterns: &[String], name: &str) -> Option<bool> {
     patterns.iter().rev().find_map(|pattern| match pattern.strip_prefix('!') {
         Some(pattern) => matches_pattern(pattern, name).then_some(false),

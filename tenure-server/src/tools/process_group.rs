@@ -1,13 +1,13 @@
-//! A program that we started, with everything that it starts itself.
+//! A child process together with all of its descendants in the same process group.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::time::Duration;
 use tokio::process::Child;
 
-/// How long a program may take to end by itself once its input was closed.
+/// Grace period for a process to exit by itself after its input was closed.
 const TIME_TO_END: Duration = Duration::from_secs(2);
 
-/// The leader of a process group. When this is dropped, the whole group is killed.
+/// Owner of a process group. Dropping it kills the whole group.
 #[derive(Debug)]
 pub struct ProcessGroup {
     child: Child,
@@ -15,25 +15,26 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Takes over a child that was started with `process_group(0)`.
+    /// Takes ownership of a child that was started with `process_group(0)`.
     pub fn of(child: Child) -> Self {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         Self { child, id }
     }
 
-    /// The leader.
+    /// Returns the leader of the group.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// What interrupts it later.
+    /// Returns a handle that can interrupt the group later.
     pub fn interrupter(&self) -> Interrupter {
         Interrupter { id: self.id }
     }
 
-    /// Waits a moment for the leader to end by itself, then ends the group. Its input must have been closed.
+    /// Waits up to two seconds for the leader to exit by itself, then kills the group. Its input must already be
+    /// closed.
     pub async fn end(mut self) {
-        // Not `wait`: until the leader is reaped, its number is not given to another group.
+        // Not `wait`: until the leader is reaped, its process id cannot be reused by another group.
         let mut pause = Duration::from_millis(2);
         let mut waited = Duration::ZERO;
         while waited < TIME_TO_END && !self.has_ended() {
@@ -45,7 +46,7 @@ impl ProcessGroup {
         let _ = self.child.wait().await;
     }
 
-    /// Whether the leader has ended, without reaping it.
+    /// Returns true if the leader has exited, without reaping it.
     pub fn has_ended(&self) -> bool {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -65,14 +66,15 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Interrupts a group, as Ctrl-C does.
+/// Handle that sends SIGINT to a process group.
 #[derive(Clone, Copy, Debug)]
 pub struct Interrupter {
     id: Option<Pid>,
 }
 
 impl Interrupter {
-    /// Interrupts it. Only while its [`ProcessGroup`] is there.
+    /// Sends SIGINT to the group. Must be called only while its [`ProcessGroup`] exists, because the process id may
+    /// be reused afterwards.
     pub fn interrupt(self) {
         if let Some(id) = self.id {
             let _ = kill_process_group(id, Signal::INT);

@@ -1,7 +1,8 @@
-//! The Python tool: an interpreter for each session that uses it, apart from the server and from other sessions.
+//! The Python tool: one interpreter per session that uses it, isolated from the server and from other sessions.
 //!
-//! It is started by a session's first call and keeps what was defined until it ends: because it was idle, because others needed its place, because
-//! it had to be killed, or because the session or the server ended. Then the next call starts another, which knows nothing.
+//! An interpreter is started by the session's first call and keeps its state until it ends: because it was idle,
+//! was evicted, had to be killed, or because the session or the server ended. The next call then starts a new one
+//! without that state.
 
 use super::interpreter::{self, CallOutcome, Process, TIME_TO_START};
 use super::sandbox::plan::{FileLimits, Interpreter, ProcessLimits, SandboxPlan};
@@ -19,19 +20,19 @@ use std::time::Duration;
 use tenure::{PythonSource, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput};
 use tokio::process::Command;
 
-/// What the model calls it.
+/// Name of the tool, as models call it.
 pub const NAME: &str = "python";
-/// Tells where the interpreter is: what is on the path may be a script that looks for it.
+/// Code that prints the location of the interpreter: the program found in `PATH` may be a wrapper script.
 const WHERE: &str =
     "import sys, json; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, list(sys.version_info)[:2]]))";
-/// Sessions of which is remembered that their interpreter is gone.
+/// Maximum number of sessions for which the reason is stored why their interpreter has ended.
 const MAX_GONE: usize = 10_000;
-/// What Python says when a file system has no space or no files left.
+/// Python's error message when a file system has no space or no inodes left.
 const DISK_IS_FULL: &str = "No space left on device";
-/// Files that it may have open.
+/// Maximum number of open files of an interpreter.
 const OPEN_FILES: u32 = 256;
 
-/// What the model is told of it.
+/// Returns the tool's definition for the model.
 pub fn tool() -> Tool {
     let description = "Runs Python code. What is printed and the value of the last expression come back. Variables, functions and imports are \
                        kept between calls. There is no network; files can be written to the current directory.";
@@ -44,14 +45,14 @@ pub fn tool() -> Tool {
     }
 }
 
-/// The interpreters.
+/// The pool of interpreters, at most `python.max_processes`.
 pub struct Pool {
     settings: Python,
     found: tokio::sync::OnceCell<AcquiredInterpreter>,
     seats: Mutex<InterpreterSlots>,
 }
 
-/// An interpreter's place on this machine.
+/// Location of a Python installation on this machine.
 #[derive(Debug)]
 struct AcquiredInterpreter {
     program: PathBuf,
@@ -61,24 +62,25 @@ struct AcquiredInterpreter {
 #[derive(Default)]
 struct InterpreterSlots {
     taken: HashMap<SessionKey, Arc<InterpreterSlot>>,
-    /// Whose interpreter is gone, and why. They are told with their next call.
+    /// Sessions whose interpreter has ended, with the reason, which is reported with their next call.
     gone: HashMap<SessionKey, &'static str>,
 }
 
-/// A session's interpreter. Its lock is held for as long as a call takes.
+/// A session's interpreter. The lock of `process` is held for the duration of a call.
 struct InterpreterSlot {
     used: Mutex<Stopwatch>,
     process: tokio::sync::Mutex<Option<Process>>,
-    /// The session has ended: a call in progress is given up.
+    /// Notified when the session has ended: a call in progress is cancelled.
     ended: tokio::sync::Notify,
 }
 
 impl Pool {
+    /// Creates an empty pool.
     pub fn new(settings: Python) -> Self {
         Self { settings, found: tokio::sync::OnceCell::new(), seats: Mutex::default() }
     }
 
-    /// How long to wait between two looks for idle interpreters.
+    /// Returns the interval between two checks for idle interpreters.
     pub fn pause(&self) -> Duration {
         let idle = self.settings.idle.duration().unwrap_or(Duration::MAX);
         (idle / 4).clamp(Duration::from_millis(50), Duration::from_secs(1))
@@ -88,6 +90,8 @@ impl Pool {
         self.seats.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Executes code in the session's interpreter, starting one if necessary. A call over its timeout is interrupted;
+    /// an interpreter that does not react within `python.grace` is killed.
     pub async fn call(&self, source: &PythonSource, call: &ToolInvocation) -> Result<ToolOutput, ToolError> {
         let Some(code) = call.arguments.get("code").and_then(|c| c.as_str()) else {
             return Ok(ToolOutput {
@@ -144,7 +148,8 @@ impl Pool {
         Ok(output)
     }
 
-    /// The session's seat; if there is none free, that of the session that was idle for longest.
+    /// Returns the session's slot. If all slots are taken, evicts the session that has been idle for longest; fails
+    /// if none is idle.
     async fn seat(&self, session: &SessionKey) -> Result<Arc<InterpreterSlot>, ToolError> {
         let (seat, evicted) = {
             let mut seats = self.seats();
@@ -173,7 +178,7 @@ impl Pool {
         Ok(seat)
     }
 
-    /// Ends an interpreter whose session may come back.
+    /// Ends an interpreter whose session may continue, and stores the reason for its next call.
     async fn leave(&self, session: &SessionKey, process: Option<Process>, why: &'static str) {
         let Some(process) = process else { return };
         {
@@ -186,7 +191,7 @@ impl Pool {
         process.end().await;
     }
 
-    /// Ends the interpreters that were idle for too long, and those that do not stop although nobody waits for them.
+    /// Ends interpreters that have been idle for too long, and those that do not stop after their call was cancelled.
     pub async fn reap(&self) {
         let idle = self.settings.idle.duration().unwrap_or(Duration::MAX);
         let grace = self.settings.grace.duration().unwrap_or_default();
@@ -194,7 +199,7 @@ impl Pool {
         {
             let mut seats = self.seats();
             seats.taken.retain(|key, seat| {
-                // In use, if somebody else has it.
+                // Another reference to the slot means that a call is using it.
                 let Some(mut process) = (Arc::strong_count(seat) == 1).then(|| seat.process.try_lock().ok()).flatten()
                 else {
                     return true;
@@ -212,7 +217,7 @@ impl Pool {
         }
     }
 
-    /// Ends a session's interpreter for good, in the middle of a call if need be.
+    /// Ends a session's interpreter permanently, cancelling a call in progress.
     pub async fn end(&self, session: &SessionKey) {
         let seat = {
             let mut seats = self.seats();
@@ -227,6 +232,7 @@ impl Pool {
         }
     }
 
+    /// Ends all interpreters.
     pub async fn close(&self) {
         let keys: Vec<SessionKey> = self.seats().taken.keys().cloned().collect();
         for key in keys {
@@ -234,7 +240,8 @@ impl Pool {
         }
     }
 
-    /// Removes what earlier servers left behind, and logs whether interpreters can be isolated as `python.require` says.
+    /// Removes files that earlier servers left behind, and logs whether interpreters can be isolated as
+    /// `python.require` demands.
     pub async fn prepare(&self) {
         interpreter::clean(&self.settings.helper, &scratch()).await;
         let probe = async {
@@ -256,7 +263,7 @@ impl Pool {
         }
     }
 
-    /// The directories of `python.read`.
+    /// Returns the directories of `python.read` as absolute paths. Fails if one does not exist.
     fn read(&self) -> anyhow::Result<Vec<PathBuf>> {
         let check = |path: &String| {
             let absolute = std::path::absolute(path)?;
@@ -301,7 +308,7 @@ impl Pool {
     }
 }
 
-/// The host's directory for temporary files.
+/// Returns the host's directory for temporary files.
 fn scratch() -> PathBuf {
     std::env::temp_dir()
 }
@@ -324,7 +331,7 @@ async fn find(program: &str) -> anyhow::Result<AcquiredInterpreter> {
     if version < (3, 9) {
         bail!("Python {}.{} is too old; 3.9 or later is needed", version.0, version.1);
     }
-    // `/` would be everything, and `/usr` can be read anyway.
+    // `/` would expose the whole host, and `/usr` is readable anyway.
     let prefixes = [prefix, base].into_iter().filter(|p| is_mountable(p) && p != Path::new("/usr"));
     Ok(AcquiredInterpreter { program, prefixes: prefixes.collect() })
 }

@@ -1,12 +1,14 @@
-//! The sandbox of the `python` tool: set-up, supervision and clean-up, all outside the server process.
+//! The sandbox of the `python` tool: setup, supervision and cleanup, all outside the server process (D-109).
 //!
-//! The server starts its own executable again with [`SUBCOMMAND`]. That process is the *supervisor*: it enters new namespaces, starts
-//! the *init* process inside them and waits until the server closes the pipe or the init process ends. The init process is process 1
-//! of the PID namespace. It builds a private root file system, applies Landlock and seccomp, starts the interpreter, relays its
-//! output, and checks the session's files after each call. When it ends, the kernel ends everything that was started below it.
+//! The server starts its own executable again with [`SUBCOMMAND`]. That process is the *supervisor*: it enters new
+//! namespaces, starts the *init* process inside them and waits until the server closes the pipe or the init process
+//! exits. The init process is process 1 of the PID namespace. It builds a private root file system, applies
+//! Landlock and seccomp, starts the interpreter, relays its output, and checks the session's files after each call.
+//! When it exits, the kernel kills all of its descendants.
 //!
-//! With a private root file system all files of a session are in a tmpfs of limited size: there is nothing to remove afterwards.
-//! Without one (`python.require` is not `full`) they are in a directory of the host, which [`cleanup`] removes.
+//! With a private root file system, all files of a session are in a tmpfs of limited size, so nothing needs to be
+//! removed afterwards. Without one (`python.require` is not `full`) they are in a directory of the host, which
+//! [`cleanup`] removes.
 
 pub mod cleanup;
 mod init;
@@ -22,8 +24,8 @@ use plan::{SUBCOMMAND, SandboxJob, SandboxReport, report};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Does the work of a helper process, if the arguments of this process ask for it. Must be called before any thread is started: a
-/// process with threads can not enter a user namespace.
+/// Runs a helper job if the arguments of this process request one, and returns `None` otherwise. Must be called
+/// before any thread is started: a multithreaded process cannot enter a user namespace.
 pub fn dispatch(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut arguments = arguments.into_iter().skip(1);
     if arguments.next()? != SUBCOMMAND {
@@ -42,7 +44,7 @@ pub fn dispatch(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCod
     Some(match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // Nobody may be there to read it.
+            // Ignored: the server may have closed the pipe.
             let _ = report(&mut std::io::stdout(), &SandboxReport::Refused(format!("{e:#}")));
             ExitCode::FAILURE
         }

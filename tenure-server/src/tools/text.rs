@@ -1,14 +1,14 @@
-//! Texts for models: how long they may be, and how times are written.
+//! Formatting of texts for models: truncation of tool results, and durations.
 
 use std::time::Duration;
 
-/// Bytes of an answer that the model is shown; there is no use for more, and no answer may take all the memory.
+/// Maximum size in bytes of a tool result. More is of no use to the model, and the limit bounds memory.
 pub const MAX_ANSWER_BYTES: usize = 1 << 20;
 
-/// Bytes reserved for the note that says how much was left out, so that a clipped text is within the limit as well.
+/// Bytes reserved for the truncation note, so that a truncated text including its note is within the limit.
 const NOTE_BYTES: usize = 64;
 
-/// Clips a text to at most [`MAX_ANSWER_BYTES`] bytes, the note included that says how much was left out.
+/// Truncates a text to at most [`MAX_ANSWER_BYTES`] bytes, including the note that says how much was omitted.
 pub fn clip(mut text: String) -> String {
     if text.len() > MAX_ANSWER_BYTES {
         let (all, mut end) = (text.len(), MAX_ANSWER_BYTES - NOTE_BYTES);
@@ -21,7 +21,7 @@ pub fn clip(mut text: String) -> String {
     text
 }
 
-/// A time as people write it.
+/// Formats a duration in human-readable units.
 pub fn spoken(time: Duration) -> String {
     tenure::HumanDuration::of(time).to_string()
 }

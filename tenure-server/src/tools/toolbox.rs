@@ -1,4 +1,4 @@
-//! All the tools of this server, as the library calls them.
+//! All server-side tools behind the library's `Tools` trait.
 
 use super::{http, mcp, python};
 use crate::config::Config;
@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::future::Future;
 use tenure::{Assistant, SessionKey, Tool, ToolError, ToolInvocation, ToolOutput, ToolSource, Tools};
 
-/// All the tools of this server.
+/// Dispatches tool calls to MCP servers, HTTP endpoints and the Python pool.
 pub struct Toolbox {
-    /// By how they are declared: assistants that declare the same share it.
+    /// Tool sources by their serialized declaration. Assistants with equal declarations share a source.
     sources: HashMap<String, ToolboxSource>,
     python: python::Pool,
-    /// Whether an assistant has the tool `python`.
+    /// Whether any assistant has the tool `python`.
     has_python: bool,
 }
 
@@ -33,7 +33,7 @@ fn key(source: &ToolSource) -> String {
 }
 
 impl Toolbox {
-    /// The tools of the declared assistants. Nothing is started or connected before it is needed.
+    /// Creates the tools of the declared assistants. Processes and connections are started lazily.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         let mut sources = HashMap::new();
         for (i, assistant) in config.assistants.iter().enumerate() {
@@ -52,8 +52,8 @@ impl Toolbox {
         Ok(Self { sources, python: python::Pool::new(config.python.clone()), has_python })
     }
 
-    /// Removes what an earlier server left behind and checks that interpreters can be isolated; then ends idle interpreters, again and
-    /// again, until `stop` ends.
+    /// Removes files that an earlier server left behind and checks that interpreters can be isolated; then
+    /// periodically ends idle interpreters until `stop` completes.
     pub async fn reap_until(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         if self.has_python {
@@ -93,7 +93,7 @@ impl Tools for Toolbox {
         for source in &assistant.tools {
             let found = match source {
                 ToolSource::Python(_) => vec![python::tool()],
-                // The library's own.
+                // Memory tools are provided by the library.
                 ToolSource::Memory => continue,
                 declared => match self.source(declared)? {
                     ToolboxSource::Mcp(server) => server.tools().await?,

@@ -1,38 +1,38 @@
-//! What can be wrong with a workspace.
+//! Errors of workspaces.
 
 use std::path::Path;
 use tenure::SessionId;
 
-/// Where a session's metadata names its workspace.
+/// Metadata key under which a session names its workspace.
 pub const METADATA_KEY: &str = "workspace";
 
-/// What can be wrong with a workspace.
+/// An error of a workspace operation.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkspaceError {
-    /// It can not be one.
+    /// The name is invalid, or does not denote a directory of the tenant.
     #[error("{0}")]
     Name(String),
-    /// It was not kept at that point.
+    /// There is no commit of the workspace at or before the requested point.
     #[error("{0}")]
     NotKept(String),
-    /// Another session or another process is at it.
+    /// Another session or another process holds the workspace's lock.
     #[error("the workspace is in use by another session; try again in a moment")]
     Busy,
-    /// It is over a limit.
+    /// The workspace exceeds a limit.
     #[error("the workspace is over its limit `{limit}` of {max}; leave out what need not be kept with a .gitignore")]
     TooLarge {
-        /// The limit's name.
+        /// Name of the limit.
         limit: &'static str,
-        /// What it is set to.
+        /// Value of the limit.
         max: u64,
     },
-    /// This server keeps no workspaces.
+    /// Workspaces are not enabled on this server.
     #[error("workspaces are not kept here; set `workspaces.root` in the configuration")]
     Disabled,
-    /// The session has no workspace.
+    /// The session names no workspace.
     #[error("session {0} names no workspace; set `metadata.{METADATA_KEY}` first")]
     Unnamed(SessionId),
-    /// Something else went wrong, such as a full disk.
+    /// Any other failure, such as a full disk.
     #[error("{0}")]
     Failed(String),
 }

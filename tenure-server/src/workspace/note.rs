@@ -1,19 +1,21 @@
-//! What a commit is about.
+//! Description of a workspace commit.
 
 use jiff::Timestamp;
 use tenure::{Head, Seq, SessionId};
 
-/// What a commit is about.
+/// The session, record and reason of a workspace commit.
 pub struct CommitNote {
     pub session: SessionId,
-    /// When the session began: another may have had its name before.
+    /// Creation time of the session, which distinguishes sessions that reuse an id.
     pub born: Timestamp,
-    /// The record of the session that it belongs to; what is only put by before a rewind belongs to none.
+    /// The record of the session that the commit belongs to. `None` for a commit that only saves the files before a
+    /// rewind.
     pub seq: Option<Seq>,
     pub what: String,
 }
 
 impl CommitNote {
+    /// Creates a note for a commit of the session's workspace.
     pub fn new(head: &Head, seq: Option<Seq>, what: impl Into<String>) -> Self {
         let (session, born) = (head.info.session_id.clone(), head.info.created_at);
         Self { session, born, seq, what: what.into() }

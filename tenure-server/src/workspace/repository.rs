@@ -1,4 +1,5 @@
-//! A workspace's repository: commits on a ref of ours. HEAD, branches and index are the user's, and stay as they are.
+//! The git repository of a workspace. Commits are on a ref of the session (D-113); the user's HEAD, branches and
+//! index stay unchanged.
 
 use super::error::WorkspaceError;
 use super::note::CommitNote;
@@ -14,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tenure::Seq;
 
-/// So long, in steps, one waits for another who is at the same workspace.
+/// Number and interval of attempts to lock a workspace, 5 seconds in total.
 const WAITS: usize = 100;
 const STEP: Duration = Duration::from_millis(50);
 
-/// A repository, held.
+/// An open repository. Holds the workspace's lock until it is dropped.
 pub struct SessionRepository {
     git: Repository,
     dir: PathBuf,
@@ -27,7 +28,8 @@ pub struct SessionRepository {
 }
 
 impl SessionRepository {
-    /// Opens the repository of a workspace, or makes one, and waits for others who are at it. The lock is a file that no agent can reach.
+    /// Locks a workspace and opens its repository, creating it if necessary. Waits for other lock holders. The lock
+    /// file is outside the workspace, where no agent can reach it.
     pub fn open(dir: &Path, lock: &Path) -> Result<Self, WorkspaceError> {
         let held = hold(lock)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -37,35 +39,35 @@ impl SessionRepository {
             begin(&dir.join(tree::UNFINISHED), &inner)?;
         }
         check(&inner)?;
-        // Bare, so that no configuration can say that the files are somewhere else.
+        // Opened as bare, so that no configuration can redirect the working directory.
         let flags = RepositoryOpenFlags::NO_SEARCH | RepositoryOpenFlags::NO_DOTGIT | RepositoryOpenFlags::BARE;
         let git = Repository::open_ext(&inner, flags, std::iter::empty::<&str>())?;
         git.set_workdir(dir, false)?;
         Ok(Self { git, dir: dir.to_owned(), files, _held: held })
     }
 
-    /// The files as they are now, as a tree. What is in `also` counts even if it is ignored.
+    /// Writes the current files as a tree and returns its id. Paths in `also` are included even if they are ignored.
     pub fn read(&self, limits: tree::TreeLimits, also: Option<Oid>) -> Result<Oid, WorkspaceError> {
         let also = also.map(|id| self.git.find_tree(id)).transpose()?;
         tree::read(&self.git, &self.dir, &self.files, limits, also.as_ref())
     }
 
-    /// Makes the files, which are as one tree says, as another says.
+    /// Updates the files from the tree `have`, which they match now, to the tree `want`.
     pub fn write(&self, have: Oid, want: Oid) -> Result<(), WorkspaceError> {
         let (have, want) = (self.git.find_tree(have)?, self.git.find_tree(want)?);
         tree::write(&self.git, &self.dir, &self.files, Some(&have), Some(&want))
     }
 
-    /// The tree of a commit.
+    /// Returns the tree of a commit.
     pub fn tree_of(&self, commit: Oid) -> Result<Oid, WorkspaceError> {
         Ok(self.git.find_commit(commit)?.tree_id())
     }
 
-    /// Commits a tree, unless it is there already.
+    /// Commits a tree. Returns `None` if the newest commit of the session already has it.
     pub fn commit(&self, note: &CommitNote, tree: Oid) -> Result<Option<Oid>, WorkspaceError> {
         let name = ref_name(note);
         let tip = self.tip(&name)?;
-        // What was only put by is not found by its record: a commit that is to be found is made beside it.
+        // A commit saved before a rewind has no record and cannot be found by one, so it does not replace one that has.
         let there = |c: &Commit<'_>| c.tree_id() == tree && (note.seq.is_none() || said(c, note).flatten().is_some());
         if tip.as_ref().is_some_and(there) {
             return Ok(None);
@@ -82,7 +84,7 @@ impl SessionRepository {
         Ok(Some(self.git.commit(Some(&name), &who, &who, &message, &tree, &parents)?))
     }
 
-    /// The newest commit that belongs to a record of the session, or to one before it.
+    /// Returns the newest commit of the session at or before the record `note.seq` (D-114).
     pub fn find(&self, note: &CommitNote) -> Result<Option<Oid>, WorkspaceError> {
         let mut next = self.tip(&ref_name(note))?;
         while let Some(commit) = next {
@@ -121,22 +123,23 @@ fn is_ours(commit: &Commit<'_>) -> bool {
     line(commit, SESSION).is_some()
 }
 
-/// The record that a commit belongs to, if it is one of this session's.
+/// Returns the record that a commit belongs to: `None` if the commit is not of this session, `Some(None)` if it has
+/// no record.
 fn said(commit: &Commit<'_>, note: &CommitNote) -> Option<Option<Seq>> {
     let (session, born) = line(commit, SESSION)?.split_once(' ')?;
     let ours = session == note.session.as_str() && born.parse::<Timestamp>().ok()? == note.born;
     ours.then(|| line(commit, SEQ)?.parse().ok())
 }
 
-/// What stays as it is in the name of a ref.
+/// Characters that are not percent-encoded in a ref name.
 const IN_REF_NAMES: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
-/// `refs/tenure/SESSION`; what a ref's name may not hold is written as `%3A`.
+/// Returns `refs/tenure/SESSION`; characters that are not permitted in a ref are percent-encoded (`%3A`).
 fn ref_name(note: &CommitNote) -> String {
     format!("refs/tenure/{}", utf8_percent_encode(note.session.as_str(), &IN_REF_NAMES))
 }
 
-/// Makes a repository, all at once: half of one would be in the way for ever.
+/// Creates a repository atomically by renaming a complete one: a partial one would block the workspace permanently.
 fn begin(unfinished: &Path, inner: &Path) -> Result<(), WorkspaceError> {
     let _ = std::fs::remove_file(unfinished);
     let _ = std::fs::remove_dir_all(unfinished);
@@ -146,7 +149,7 @@ fn begin(unfinished: &Path, inner: &Path) -> Result<(), WorkspaceError> {
     std::fs::rename(unfinished, inner).map_err(|e| WorkspaceError::at(inner, e))
 }
 
-/// A repository that is only here: whoever could write to it may have made it lead elsewhere.
+/// Rejects a repository that refers to files outside the workspace. It is untrusted: an agent could have redirected it.
 fn check(inner: &Path) -> Result<(), WorkspaceError> {
     let elsewhere = |path: &Path| {
         Err(WorkspaceError::at(path, "it leads out of the workspace; only a repository that is all in it is used"))
@@ -176,7 +179,7 @@ fn check(inner: &Path) -> Result<(), WorkspaceError> {
     for dir in dirs.map(|name| inner.join(name)) {
         let Ok(list) = std::fs::read_dir(&dir) else { continue };
         for path in list.filter_map(|entry| Some(entry.ok()?.path())) {
-            // A pipe would never be read to its end. Hooks are never looked at, and sockets can not be opened.
+            // A read from a pipe would block forever. Hooks are never read, and sockets cannot be opened.
             let plain =
                 path.symlink_metadata().map(|m| m.is_file() || m.is_dir() || m.file_type().is_socket()).unwrap_or(true);
             if !plain && !path.ends_with("hooks") {
@@ -187,7 +190,7 @@ fn check(inner: &Path) -> Result<(), WorkspaceError> {
     Ok(())
 }
 
-/// Holds a workspace, against other sessions and other processes. A process that dies lets go of it.
+/// Locks a workspace against other sessions and processes. The lock is released when the process dies.
 fn hold(path: &Path) -> Result<File, WorkspaceError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|e| WorkspaceError::at(path, e))?;

@@ -1,4 +1,5 @@
-//! Files become a tree, and a tree becomes files: byte for byte, without git's filters, from directory to directory without following a link.
+//! Converts files to a git tree and back: byte for byte, without git's filters, and descending by directory
+//! descriptor so that no symbolic link is followed.
 
 use super::error::WorkspaceError;
 use git2::{ObjectType, Oid, Repository, Tree, TreeEntry};
@@ -16,28 +17,29 @@ const PLAIN: i32 = 0o100644;
 const PROGRAM: i32 = 0o100755;
 const LINK: i32 = 0o120000;
 
-/// Directories in directories.
+/// Maximum depth of nested directories.
 const MAX_DEPTH: usize = 100;
 
-/// Says what is ignored.
+/// Name of the file with ignore rules.
 const IGNORE: &str = ".gitignore";
 
-/// What is being written; a crash may leave one behind.
+/// Name of the temporary file that is renamed when it is complete. A crash may leave one behind.
 pub const UNFINISHED: &str = ".tenure-unfinished";
 
-/// How large a workspace may be.
+/// Size limits of a workspace.
 #[derive(Clone, Copy, Debug)]
 pub struct TreeLimits {
     pub max_files: usize,
     pub max_bytes: u64,
 }
 
-/// Whether a name is git's own.
+/// Returns true if a name is reserved for git.
 pub fn is_git(name: &[u8]) -> bool {
     name.eq_ignore_ascii_case(b".git")
 }
 
-/// The files below a directory as a tree, without what is ignored; but with what is in `also`.
+/// Writes the files below a directory as a tree and returns its id. Ignored files are skipped unless they are in
+/// `also`.
 pub fn read(
     git: &Repository,
     at: &Path,
@@ -59,7 +61,7 @@ struct TreeReader<'a> {
 }
 
 impl TreeReader<'_> {
-    /// The tree of a directory; `None` if there is nothing in it: git has no empty directories.
+    /// Returns the tree of a directory, or `None` if it is empty: git does not represent empty directories.
     fn directory(
         &mut self,
         dir: &OwnedFd,
@@ -97,7 +99,7 @@ impl TreeReader<'_> {
                     self.file(dir, name, &path)?.map(|id| (id, mode))
                 }
                 FileType::Symlink => Some(self.link(dir, name, &path)?),
-                // Sockets, pipes and devices are not contents.
+                // Sockets, pipes and devices have no contents to store.
                 _ => None,
             };
             if let Some((id, mode)) = found {
@@ -107,7 +109,7 @@ impl TreeReader<'_> {
         if tree.is_empty() { Ok(None) } else { Ok(Some(tree.write()?)) }
     }
 
-    /// Refuses a `.gitignore` that is not a plain file: libgit2 reads it, and would wait for a pipe for ever.
+    /// Rejects a `.gitignore` that is not a regular file: libgit2 reads it, and would block forever on a pipe.
     fn check_ignore_file(&self, dir: &OwnedFd, at: &Path) -> Result<(), WorkspaceError> {
         let plain = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::Directory);
         match fs::statat(dir, IGNORE, AtFlags::SYMLINK_NOFOLLOW) {
@@ -141,12 +143,12 @@ impl TreeReader<'_> {
     }
 
     fn is_ignored(&self, path: &Path, kind: FileType) -> Result<bool, WorkspaceError> {
-        // With a slash it is known to be a directory.
+        // A trailing slash marks the path as a directory.
         let path = if kind == FileType::Directory { path.join("") } else { path.to_owned() };
         Ok(self.git.is_path_ignored(path)?)
     }
 
-    /// `None` if it is no file any more.
+    /// Stores a file as a blob. Returns `None` if it was removed or is no longer a regular file.
     fn file(&mut self, dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Oid>, WorkspaceError> {
         let wrong = |e: std::io::Error| WorkspaceError::at(&self.root.join(path), e);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -178,7 +180,7 @@ impl TreeReader<'_> {
     }
 }
 
-/// Whether an entry of a tree is a tree itself.
+/// Returns true if an entry of a tree is a tree itself.
 fn is_tree(kind: Option<ObjectType>) -> bool {
     kind == Some(ObjectType::Tree)
 }
@@ -192,7 +194,8 @@ fn subtree<'a>(git: &'a Repository, entry: Option<&TreeEntry<'_>>) -> Result<Opt
     Ok(entry.map(|e| git.find_tree(e.id())).transpose()?)
 }
 
-/// Makes a directory, which is as `have` says, as `want` says. What is in neither stays.
+/// Updates a directory from the tree `have`, which it matches now, to the tree `want`. Files in neither are not
+/// touched.
 pub fn write(
     git: &Repository,
     at: &Path,
@@ -213,7 +216,7 @@ pub fn write(
     Ok(())
 }
 
-/// Removes a file, or a directory with what the tree has of it.
+/// Removes a file, or a directory with those of its files that are in the tree.
 fn remove(git: &Repository, at: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> Result<(), WorkspaceError> {
     let name = OsStr::from_bytes(entry.name_bytes());
     let path = at.join(name);
@@ -224,13 +227,13 @@ fn remove(git: &Repository, at: &Path, dir: &OwnedFd, entry: &TreeEntry<'_>) -> 
         flags = AtFlags::REMOVEDIR;
     }
     match fs::unlinkat(dir, name, flags) {
-        // Something ignored is in it, and stays.
+        // A directory that still contains ignored files is not removed.
         Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
         Err(e) => Err(WorkspaceError::at(&path, e)),
     }
 }
 
-/// Writes a file, a link, or a directory with what is in it, unless it is there already.
+/// Writes a file, a symbolic link, or a directory with its contents, unless it is unchanged.
 fn write_entry(
     git: &Repository,
     at: &Path,
@@ -259,7 +262,7 @@ fn write_entry(
     write(git, &path, &inner, subtree(git, had)?.as_ref(), Some(&tree))
 }
 
-/// Puts a file in its place, whole.
+/// Writes a file or symbolic link atomically by renaming a temporary one.
 fn put(dir: &OwnedFd, name: &OsStr, content: &[u8], mode: i32) -> std::io::Result<()> {
     match fs::unlinkat(dir, UNFINISHED, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}

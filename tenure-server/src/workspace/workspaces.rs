@@ -1,4 +1,4 @@
-//! The workspaces of all sessions.
+//! Commits and restores the workspaces of all sessions.
 
 use super::error::{METADATA_KEY, WorkspaceError};
 use super::note::CommitNote;
@@ -15,16 +15,17 @@ use std::time::Duration;
 use tenure::excerpt;
 use tenure::{Head, Seq, Tenant, Tenure};
 
-/// Below the root: a file for each workspace that was ever held. No tenant's directory begins with a dot.
+/// Directory below the root with a lock file for each workspace that was ever locked. No tenant's directory begins
+/// with a dot.
 const LOCKS: &str = ".locks";
 
-/// Nobody waits longer for a workspace.
+/// Timeout of a workspace operation.
 const MAX_TIME: Duration = Duration::from_secs(60);
 
-/// The longest name.
+/// Maximum length of a workspace name in bytes.
 const MAX_NAME: usize = 255;
 
-/// All workspaces.
+/// The workspaces below `workspaces.root`, one directory per tenant.
 #[derive(Debug)]
 pub struct Workspaces {
     root: PathBuf,
@@ -33,7 +34,7 @@ pub struct Workspaces {
 }
 
 impl Workspaces {
-    /// As the configuration says; `None` if there are to be none.
+    /// Creates the workspaces from the configuration. Returns `None` if they are not enabled.
     pub fn new(config: &config::WorkspacesConfig) -> anyhow::Result<Option<Arc<Self>>> {
         if config.root.is_empty() {
             return Ok(None);
@@ -47,7 +48,8 @@ impl Workspaces {
         Ok(Some(Arc::new(Self { root, checkpoints: config.checkpoints, limits })))
     }
 
-    /// Keeps workspaces when sessions end and, if that is wished, at their checkpoints.
+    /// Registers hooks that commit workspaces when sessions end and, if `workspaces.checkpoints` is set, at
+    /// checkpoints.
     pub fn install(self: Arc<Self>, tenure: &Tenure) {
         let here = self.clone();
         tenure.on_expire(move |session, _| {
@@ -62,7 +64,8 @@ impl Workspaces {
         }
     }
 
-    /// Where a workspace is. It must be there, inside of the tenant's own directory, whatever links say.
+    /// Resolves the path of a workspace. It must exist inside the tenant's own directory, after symbolic links are
+    /// resolved.
     fn place(&self, tenant: &Tenant, name: &str) -> Result<PathBuf, WorkspaceError> {
         check_name(name)?;
         let home = self.root.join(file_name(tenant.as_str()));
@@ -87,14 +90,15 @@ impl Workspaces {
         SessionRepository::open(place, &self.root.join(LOCKS).join(name.as_str()))
     }
 
-    /// libgit2 and files make their thread wait. Where the root is is nobody's business.
+    /// Runs blocking work (libgit2, file system) on a blocking thread with a timeout. Removes the root's path from
+    /// errors, because it must not be disclosed.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, WorkspaceError> + Send + 'static,
     ) -> Result<T, WorkspaceError> {
         let done = match tokio::time::timeout(MAX_TIME, tokio::task::spawn_blocking(work)).await {
             Ok(done) => done.unwrap_or_else(|e| Err(WorkspaceError::Failed(format!("workspace: {e}")))),
-            // It goes on by itself, and holds the workspace until it is done.
+            // The work continues in the background, and holds the lock until it is done.
             Err(_) => Err(WorkspaceError::Failed(format!("the workspace took longer than {} s", MAX_TIME.as_secs()))),
         };
         done.map_err(|e| match e {
@@ -105,12 +109,12 @@ impl Workspaces {
         })
     }
 
-    /// Commits a session's workspace, if it has one and something has changed.
+    /// Commits a session's workspace, if it has one and its files have changed.
     pub async fn keep(self: &Arc<Self>, head: &Head, seq: Seq, what: &str) -> Result<(), WorkspaceError> {
         let name = match named(&head.info.metadata) {
             Ok(Some(name)) => name.to_owned(),
             Ok(None) => return Ok(()),
-            // From before there were workspaces here: it never was one.
+            // The metadata predates the workspaces feature, so it never denoted a workspace.
             Err(why) => {
                 tracing::warn!(session_id = %head.info.session_id, %why, "a session names no workspace that could be kept");
                 return Ok(());
@@ -125,14 +129,15 @@ impl Workspaces {
         .await
     }
 
-    /// Whether metadata that a session is to have names a workspace that can be one.
+    /// Checks that new metadata of a session names no workspace, or a valid and existing one (D-116).
     pub async fn check(self: &Arc<Self>, tenant: &Tenant, metadata: &Map<String, Value>) -> Result<(), WorkspaceError> {
         let Some(name) = named(metadata)?.map(str::to_owned) else { return Ok(()) };
         let (here, tenant) = (self.clone(), tenant.clone());
         self.blocking(move || here.place(&tenant, &name).map(drop)).await
     }
 
-    /// Finds the newest commit at or before a record of a session; `what` names that point. Changes nothing.
+    /// Finds the newest commit at or before a record of a session; `what` describes that point in errors. Restores
+    /// nothing.
     pub async fn find(self: &Arc<Self>, head: Head, seq: Seq, what: String) -> Result<RestorePlan, WorkspaceError> {
         let Some(name) = named(&head.info.metadata)?.map(str::to_owned) else {
             return Err(WorkspaceError::Unnamed(head.info.session_id.clone()));
@@ -146,13 +151,13 @@ impl Workspaces {
                  With `workspaces.checkpoints: true` it is committed at each checkpoint"
                 ))
             };
-            // Looking must not make a repository.
+            // A lookup must not create a repository.
             if place.join(".git").symlink_metadata().is_err() {
                 return Err(not_kept());
             }
             let repo = here.open(&place)?;
             let to = repo.find(&CommitNote::new(&head, Some(seq), ""))?.ok_or_else(not_kept)?;
-            // What can not be put by is found out before the session is rewound.
+            // Checks that the current files can be saved, before the session is rewound.
             repo.read(here.limits, Some(repo.tree_of(to)?))?;
             Ok(RestorePlan { here, place, head, to })
         };
@@ -160,7 +165,7 @@ impl Workspaces {
     }
 }
 
-/// The workspace that metadata names.
+/// Returns the name of the workspace in a session's metadata.
 fn named(metadata: &Map<String, Value>) -> Result<Option<&str>, WorkspaceError> {
     match metadata.get(METADATA_KEY) {
         None | Some(Value::Null) => Ok(None),
@@ -187,7 +192,7 @@ fn check_name(name: &str) -> Result<(), WorkspaceError> {
     }
 }
 
-/// A commit that a workspace can be restored to.
+/// A workspace and the commit that it can be restored to.
 #[derive(Debug)]
 pub struct RestorePlan {
     here: Arc<Workspaces>,
@@ -196,23 +201,24 @@ pub struct RestorePlan {
     to: Oid,
 }
 
-/// What was brought back.
+/// Result of restoring a workspace.
 #[derive(Debug)]
 pub struct RestoredWorkspace {
-    /// The commit that the workspace is like now.
+    /// The commit that was restored.
     pub commit: String,
-    /// The commit with what was there before, if it was not in any.
+    /// The commit that saved the previous files. `None` if they were already committed.
     pub saved: Option<String>,
 }
 
 impl RestorePlan {
-    /// Puts by what is there, then makes the workspace what it was. `seq` is the session's end after its rewind.
+    /// Commits the current files, then restores the workspace to the commit. `seq` is the end of the session's log
+    /// after its rewind.
     pub async fn restore(self, seq: Seq) -> Result<RestoredWorkspace, WorkspaceError> {
         let here = self.here.clone();
         here.blocking(move || {
             let repo = self.here.open(&self.place)?;
             let want = repo.tree_of(self.to)?;
-            // Also what is ignored, where it would be written over.
+            // Includes ignored files that would be overwritten.
             let have = repo.read(self.here.limits, Some(want))?;
             let saved = repo.commit(&CommitNote::new(&self.head, None, "before a rewind"), have)?;
             repo.write(have, want)?;

@@ -1,7 +1,9 @@
-//! Directories of the host for sandboxes without a private root file system: made by the supervisor, removed by a process of its own.
+//! Directories of the host for sandboxes without a private root file system: created by the supervisor, removed by
+//! a separate process.
 //!
-//! `TMPDIR/tenure-sandbox-*` is locked with `flock` for as long as its supervisor lives, and holds the session's files in `files`.
-//! One that can be locked was left behind: after the interpreter has ended, or because everything was killed.
+//! `TMPDIR/tenure-sandbox-*` is locked with `flock` while its supervisor lives, and holds the session's files in
+//! `files`. A directory whose lock is free is abandoned: its interpreter has exited, or all its processes were
+//! killed.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
@@ -13,11 +15,11 @@ use rustix::path::Arg;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
-/// How the names of these directories begin.
+/// Name prefix of these directories.
 const PREFIX: &str = "tenure-sandbox-";
-/// The session's files. Code in the sandbox can change everything in it and nothing beside it.
+/// Subdirectory for the session's files. Code in the sandbox can change everything in it and nothing beside it.
 const FILES: &str = "files";
-/// Names that are held in memory at once.
+/// Maximum number of names held in memory at once.
 const BATCH: usize = 1024;
 
 /// A directory of the host for one sandbox, locked until this is dropped.
@@ -28,14 +30,14 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes and locks one.
+    /// Creates and locks a new directory.
     pub fn create(scratch: &Path) -> std::io::Result<Self> {
         loop {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
             let path = tempfile::Builder::new().prefix(PREFIX).permissions(mode).tempdir_in(scratch)?.keep();
             let lock = open(CWD, &path)?;
             flock(&lock, FlockOperation::LockExclusive)?;
-            // Between the two it may have been taken for one left behind.
+            // Between creation and lock, `clean` may have removed it as abandoned: try again with a new one.
             match mkdirat(&lock, FILES, Mode::RWXU) {
                 Ok(()) => return Ok(Self { path, _lock: lock }),
                 Err(Errno::NOENT) => {}
@@ -44,13 +46,13 @@ impl Directory {
         }
     }
 
-    /// Where the session's files are.
+    /// Returns the path of the session's files.
     pub fn files(&self) -> PathBuf {
         self.path.join(FILES)
     }
 }
 
-/// Removes every directory of this user that no supervisor holds.
+/// Removes every directory of this user that is not locked by a supervisor.
 pub fn clean(scratch: &Path) -> std::io::Result<()> {
     let scratch = openat(CWD, scratch, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?;
     let user = rustix::process::geteuid().as_raw();
@@ -65,7 +67,7 @@ pub fn clean(scratch: &Path) -> std::io::Result<()> {
             Ok(stat) if stat.st_uid == user && FileType::from_raw_mode(stat.st_mode).is_dir() => stat,
             _ => continue,
         };
-        // The others are not held up by one that can not be removed.
+        // One directory that fails does not block the others; the last error is returned at the end.
         if let Err(e) = remove_unlocked(&scratch, name, stat.st_ino)
             && e != Errno::WOULDBLOCK
             && e != Errno::NOENT
@@ -86,8 +88,8 @@ fn remove_unlocked(scratch: &OwnedFd, name: &std::ffi::CStr, inode: u64) -> Resu
     unlinkat(scratch, name, AtFlags::REMOVEDIR)
 }
 
-/// Removes everything in a directory, however deep it is nested, with two descriptors and without recursion: directories inside a
-/// directory are first moved up to `top`.
+/// Removes everything in a directory, however deeply nested, with two descriptors and without recursion: nested
+/// directories are first moved up to `top`.
 fn empty(top: &OwnedFd) -> Result<(), Errno> {
     let mut moved = 0u64;
     loop {
@@ -102,7 +104,7 @@ fn empty(top: &OwnedFd) -> Result<(), Errno> {
                 removed += 1;
                 continue;
             }
-            // Nothing can be removed from a directory that was made unreadable.
+            // Nothing can be removed from an unreadable directory.
             chmodat(top, &name, Mode::RWXU, AtFlags::empty())?;
             let directory = open(top, &name)?;
             for entry in Dir::read_from(&directory)? {
@@ -112,7 +114,7 @@ fn empty(top: &OwnedFd) -> Result<(), Errno> {
                     continue;
                 }
                 if is_directory(&directory, inner)? {
-                    // To move a directory, its own entry for its parent is written.
+                    // Moving a directory rewrites its `..` entry, which requires write permission on it.
                     chmodat(&directory, inner, Mode::RWXU, AtFlags::empty())?;
                     renameat(&directory, inner, top, format!("moved-{moved}"))?;
                     moved += 1;
@@ -123,7 +125,7 @@ fn empty(top: &OwnedFd) -> Result<(), Errno> {
             }
             match unlinkat(top, &name, AtFlags::REMOVEDIR) {
                 Ok(()) => removed += 1,
-                // Entries may be passed over while others are removed: the next round has them.
+                // The scan may skip entries while others are being removed: the next round finds them.
                 Err(Errno::NOTEMPTY | Errno::EXIST) => {}
                 Err(e) => return Err(e),
             }
@@ -160,12 +162,12 @@ fn open(at: impl AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
 mod tests {
     use super::*;
 
-    /// Entries below a directory.
+    /// Counts the entries of a directory.
     fn left(scratch: &Path) -> usize {
         std::fs::read_dir(scratch).unwrap().count()
     }
 
-    /// Nests directories `depth` deep in `at`, each made through a descriptor: the path would be too long.
+    /// Creates directories nested `depth` deep in `at`, each through a descriptor, because the path would be too long.
     fn nest(at: &Path, depth: usize, mode: Mode) {
         let mut here = open(CWD, at).unwrap();
         let mut path = Vec::new();

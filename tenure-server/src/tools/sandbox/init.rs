@@ -1,4 +1,4 @@
-//! The first process inside the sandbox: puts every restriction in force, then starts the interpreter and relays its output.
+//! The init process inside the sandbox: enforces every restriction, then starts the interpreter and relays its output.
 
 use super::plan::{FROM_INTERPRETER, Features, Interpreter, ProcessLimits, SandboxPlan, SandboxReport, report};
 use super::usage::{self, UsageLimit};
@@ -13,23 +13,24 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Runs in the interpreter.
+/// The Python driver that runs in the interpreter.
 const DRIVER: &str = include_str!("../python_driver.py");
-/// Bytes of the interpreter's output that are read at once.
+/// Maximum number of bytes of the interpreter's output per read.
 const CHUNK: usize = 64 << 10;
-/// How long to wait for output that the interpreter wrote before it ended.
+/// Timeout for each remaining chunk of output after the interpreter has exited.
 const TIME_TO_DRAIN: Duration = Duration::from_millis(20);
 
-/// Chunks that are read then.
+/// Maximum number of chunks that are read after the interpreter has exited.
 const MAX_DRAINED: usize = 64;
 
-/// The session's files.
+/// Location of the session's files, and how limits on them are enforced.
 struct SandboxFiles {
     directory: PathBuf,
     enforced: UsageLimit,
 }
 
-/// Sets the sandbox up and runs the interpreter in it until it ends. Standard input and output are the pipes to the server.
+/// Sets up the sandbox and runs the interpreter in it until it exits. Standard input and output are the pipes to
+/// the server.
 pub fn run(plan: &SandboxPlan) -> anyhow::Result<()> {
     signal_hook::flag::register(signal_hook::consts::SIGINT, Default::default())?;
     namespaces::guard();
@@ -44,7 +45,7 @@ pub fn run(plan: &SandboxPlan) -> anyhow::Result<()> {
     relay(child, &mut output, || usage::exceeded(&files.directory, &plan.files, files.enforced))
 }
 
-/// Puts every restriction in force that the system has, and fails if one is missing that is required.
+/// Enforces every restriction that the system supports. Fails if a required one is missing.
 fn confine(plan: &SandboxPlan) -> anyhow::Result<(Features, SandboxFiles)> {
     let mut features = Features { namespaces: plan.namespaces, ..Features::default() };
     if plan.namespaces {
@@ -73,7 +74,7 @@ fn confine(plan: &SandboxPlan) -> anyhow::Result<(Features, SandboxFiles)> {
     Ok((features, files))
 }
 
-/// A file in memory for what the code prints: a full disk does not keep the model from seeing why.
+/// Creates an in-memory file for the output of the code, so that the model sees the error even if the disk is full.
 fn memory_file() -> std::io::Result<File> {
     #[cfg(target_os = "linux")]
     return Ok(rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?.into());
@@ -97,13 +98,14 @@ fn start(
 
 enum InitEvent {
     Output(Vec<u8>),
-    /// The interpreter has ended, not only a process that it started.
+    /// The interpreter itself has exited, as opposed to a process that it started.
     Exited(WaitStatus),
-    /// The server is gone.
+    /// The server has closed the pipe.
     InputClosed,
 }
 
-/// Relays calls and answers until the interpreter ends. Every line of the interpreter is marked and followed by a check.
+/// Relays calls and answers until the interpreter exits. Every line of the interpreter is prefixed and followed by
+/// a check of the session's files.
 fn relay(mut child: Child, output: &mut impl Write, check: impl Fn() -> Option<String>) -> anyhow::Result<()> {
     let (events, received) = sync_channel(4);
     let (Some(calls), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
@@ -129,7 +131,7 @@ fn relay(mut child: Child, output: &mut impl Write, check: impl Fn() -> Option<S
 }
 
 fn forward(mut calls: impl Write, events: &SyncSender<InitEvent>) {
-    // If it fails, the interpreter is gone, which `reap` reports.
+    // An error means that the interpreter is gone, which `reap` reports.
     if std::io::copy(&mut std::io::stdin(), &mut calls).is_ok() {
         let _ = events.send(InitEvent::InputClosed);
     }
@@ -192,7 +194,7 @@ fn write_lines(
             Ok(InitEvent::InputClosed) | Err(_) => return Ok(()),
         }
     };
-    // What the interpreter wrote before it ended. A process that it left behind may hold the pipe open.
+    // Drains output that was written before the exit. Bounded, because an orphaned child may keep the pipe open.
     for _ in 0..MAX_DRAINED {
         match events.recv_timeout(TIME_TO_DRAIN) {
             Ok(InitEvent::Output(bytes)) => unfinished = pass_on(output, &bytes)?,
@@ -221,7 +223,7 @@ fn how_it_ended(status: WaitStatus) -> String {
 mod tests {
     use super::*;
 
-    /// Whatever the interpreter writes, it can not speak for the sandbox.
+    /// The interpreter cannot forge a report of the sandbox, whatever it writes.
     #[test]
     fn lines_are_marked() {
         let (events, received) = sync_channel(10);

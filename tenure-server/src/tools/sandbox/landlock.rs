@@ -1,16 +1,16 @@
-//! Landlock rules: which files the interpreter may reach, and that it may not use TCP.
+//! Landlock rules: the files that the interpreter may access, and a ban on TCP.
 //!
-//! They hold in addition to the private root file system, and are all there is for files without one.
+//! They complement the private root file system, and are the only file restriction without one.
 
 use super::plan::MissingFeature;
 use std::path::{Path, PathBuf};
 
-/// What an operator can do about it.
+/// Remedy for the operator if Landlock is unavailable.
 const REMEDY: &str = "Use Linux 5.13 or later with Landlock enabled (CONFIG_SECURITY_LANDLOCK, `lsm=landlock,…` on the kernel command \
                       line), or run without isolation of files with python.require: none (docs/tools.md).";
 
-/// Restricts this process and all that it starts to `own`, where everything is permitted, and to `system`, `read` and `devices`.
-/// Returns whether TCP is refused.
+/// Restricts this process and all of its descendants to `own` (full access), the system paths and `read` (read and
+/// execute), and the permitted devices (read and write). Returns true if TCP is blocked as well.
 #[cfg(target_os = "linux")]
 pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, MissingFeature> {
     use super::mounts::{DEVICES, SYSTEM};
@@ -18,7 +18,7 @@ pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, MissingFeature> {
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr,
         RulesetError, RulesetStatus, Scope, path_beneath_rules,
     };
-    // The newest that the library knows; of that, what the kernel has.
+    // The newest ABI that the crate knows, applied as far as the kernel supports it (best effort).
     let abi = ABI::V9;
     let look = AccessFs::Execute | AccessFs::ReadFile | AccessFs::ReadDir;
     let change = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
@@ -45,7 +45,7 @@ pub fn restrict(own: &Path, read: &[PathBuf]) -> Result<bool, MissingFeature> {
     }
 }
 
-/// Fails: Landlock is a feature of Linux.
+/// Always fails: Landlock is a feature of Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn restrict(_: &Path, _: &[PathBuf]) -> Result<bool, MissingFeature> {
     Err(MissingFeature::new("Landlock", REMEDY, "this system is not Linux"))

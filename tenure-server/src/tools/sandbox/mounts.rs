@@ -1,9 +1,10 @@
-//! The private root file system of the sandbox: the system's programs and libraries, read-only, and one tmpfs of limited size.
+//! The private root file system of the sandbox: the system's programs and libraries, read-only, and one tmpfs of
+//! limited size.
 
 use super::plan::{FileLimits, MissingFeature};
 use std::path::PathBuf;
 
-/// Files and directories of the host that may be read.
+/// Files and directories of the host that are readable in the sandbox.
 pub const SYSTEM: &[&str] = &[
     "/usr",
     "/bin",
@@ -20,22 +21,23 @@ pub const SYSTEM: &[&str] = &[
     "/proc/meminfo",
     "/sys/devices/system/cpu",
 ];
-/// Devices that may be read and written.
+/// Devices that are readable and writable in the sandbox.
 pub const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
-/// What an operator can do about it.
+/// Remedy for the operator if mount namespaces are unavailable.
 const REMEDY: &str = "Allow file systems to be mounted in user namespaces (kernel.apparmor_restrict_unprivileged_userns; in a container, \
                       a seccomp and AppArmor profile that permits mount), or accept weaker isolation with python.require: landlock \
                       (docs/tools.md).";
 
-/// Replaces the root file system of this mount namespace by one with [`SYSTEM`], [`DEVICES`] and `read`, all read-only, and an empty
-/// [`SESSION_DIRECTORY`](crate::config::tools::SESSION_DIRECTORY), which becomes the working directory. The kernel enforces the limits on bytes and
-/// files, and removes everything with the last process of the namespace.
+/// Replaces the root file system of this mount namespace by one with [`SYSTEM`], [`DEVICES`] and `read`, all
+/// read-only, and an empty [`SESSION_DIRECTORY`](crate::config::tools::SESSION_DIRECTORY), which becomes the
+/// working directory. The kernel enforces the limits on bytes and files, and removes everything with the last
+/// process of the namespace.
 #[cfg(target_os = "linux")]
 pub fn enter(read: &[PathBuf], base: &std::path::Path, limits: &FileLimits) -> Result<(), MissingFeature> {
     linux::enter(read, base, limits).map_err(|detail| MissingFeature::new("a private mount namespace", REMEDY, detail))
 }
 
-/// Fails: mount namespaces are a feature of Linux.
+/// Always fails: mount namespaces are a feature of Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn enter(_: &[PathBuf], _: &std::path::Path, _: &FileLimits) -> Result<(), MissingFeature> {
     Err(MissingFeature::new("a private mount namespace", REMEDY, "this system is not Linux"))
@@ -57,12 +59,12 @@ mod linux {
     use std::os::unix::ffi::OsStringExt;
     use std::path::{Path, PathBuf};
 
-    /// Flags of the file systems that are made here.
+    /// Mount flags of the tmpfs instances created here.
     const PRIVATE: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
     type Outcome<T> = Result<T, String>;
 
-    /// What failed, and at which path.
+    /// Returns a closure that adds the failed operation and its path to an error.
     fn at<E: std::fmt::Display>(what: &str, path: impl AsRef<Path>) -> impl FnOnce(E) -> String {
         let path = path.as_ref().to_owned();
         move |error| format!("{what} {}: {error}", path.display())
@@ -72,7 +74,7 @@ mod linux {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change("/", private).map_err(at("make private", "/"))?;
         let base = base.canonicalize().map_err(at("find", base))?;
-        // The sources are opened first: `base` may be above one of them.
+        // The sources are opened first: `base` may be an ancestor of one of them.
         let trees = open_sources(read)?;
         mount("tmpfs", &base, "tmpfs", PRIVATE, c"mode=0755,size=1m,nr_inodes=4096").map_err(at("mount", &base))?;
         // Until the root is replaced, everything can be undone.
@@ -82,7 +84,7 @@ mod linux {
         }
         built?;
         chdir(&base).map_err(at("enter", &base))?;
-        // The old root ends up below the new one, from where it is detached.
+        // The old root is stacked on the new one, from where it is detached.
         pivot_root(".", ".").map_err(at("make the root", &base))?;
         unmount(".", UnmountFlags::DETACH).map_err(at("detach the old root of", &base))?;
         chdir(SESSION_DIRECTORY).map_err(at("enter", SESSION_DIRECTORY))
@@ -103,7 +105,8 @@ mod linux {
         mount("tmpfs", &session, "tmpfs", PRIVATE, data.as_c_str()).map_err(at("mount", &session))
     }
 
-    /// Copies of the mounts to show, not attached anywhere yet. What the host does not have is left out, except what was asked for.
+    /// Clones the mounts to expose, not attached anywhere yet. [`SYSTEM`] and [`DEVICES`] entries that the host
+    /// lacks are skipped; a missing path of `read` is an error.
     fn open_sources(read: &[PathBuf]) -> Outcome<Vec<(PathBuf, OwnedFd)>> {
         let fixed = SYSTEM.iter().chain(DEVICES).map(PathBuf::from).filter(|path| path.exists());
         let mut trees = Vec::new();
@@ -129,13 +132,14 @@ mod linux {
         move_mount(tree, "", CWD, &target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at("show", path))
     }
 
-    /// Makes the mount at `base` and every mount below it read-only, also those that came with a directory.
+    /// Remounts the mount at `base` and all of its descendants read-only, including those cloned along with a
+    /// directory.
     fn make_read_only(base: &Path) -> Outcome<()> {
         let table = std::fs::read("/proc/self/mountinfo").map_err(at("read", "/proc/self/mountinfo"))?;
         let mounts: Vec<Mount> = table.split(|byte| *byte == b'\n').filter_map(Mount::parse).collect();
         let stat = statx(CWD, base, AtFlags::empty(), StatxFlags::MNT_ID).map_err(at("look at", base))?;
         for mount in tree_of(&mounts, stat.stx_mnt_id) {
-            // Flags of the host's mount may not be taken away in a user namespace.
+            // The kernel does not permit clearing flags of the host's mount in a user namespace.
             let mut flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
             for (option, flag) in [("nodev", MountFlags::NODEV), ("noexec", MountFlags::NOEXEC)] {
                 if mount.options.split(',').any(|set| set == option) {
@@ -147,7 +151,7 @@ mod linux {
         Ok(())
     }
 
-    /// A line of `/proc/self/mountinfo`.
+    /// An entry of `/proc/self/mountinfo`.
     #[derive(Debug, PartialEq)]
     struct Mount {
         id: u64,
@@ -167,7 +171,8 @@ mod linux {
         }
     }
 
-    /// A mount and all mounts below it, by their numbers: other mounts may have the same path and be hidden.
+    /// Returns a mount and all of its descendants. They are selected by mount id, because a hidden mount may have
+    /// the same path.
     fn tree_of(mounts: &[Mount], root: u64) -> Vec<&Mount> {
         let mut tree: Vec<&Mount> = mounts.iter().filter(|mount| mount.id == root).collect();
         let mut next = 0;
@@ -178,7 +183,8 @@ mod linux {
         tree
     }
 
-    /// Spaces, tabs, line breaks and backslashes are written as three octal digits.
+    /// Decodes the octal escapes of `/proc/self/mountinfo` (space, tab, newline and backslash, each `\` and three
+    /// digits).
     fn unescape(text: &[u8]) -> Vec<u8> {
         let mut plain = Vec::with_capacity(text.len());
         let mut rest = text;

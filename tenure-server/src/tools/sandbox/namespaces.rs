@@ -2,13 +2,13 @@
 
 use super::plan::MissingFeature;
 
-/// What an operator can do about it.
+/// Remedy for the operator if user namespaces are unavailable.
 const REMEDY: &str = "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
                       kernel.apparmor_restrict_unprivileged_userns; in a container, a seccomp profile that permits unshare and mount), \
                       or accept weaker isolation with python.require: landlock (docs/tools.md).";
 
-/// Enters new user, mount, PID, network, IPC and UTS namespaces. The PID namespace holds for processes started afterwards, which keep
-/// the capability to mount file systems.
+/// Enters new user, mount, PID, network, IPC and UTS namespaces. The PID namespace applies to processes that are
+/// started afterwards; they keep the capability to mount file systems.
 #[cfg(target_os = "linux")]
 #[expect(deprecated, reason = "only `UnshareFlags::FILES` makes `unshare` unsafe")]
 pub fn enter() -> Result<(), MissingFeature> {
@@ -27,7 +27,7 @@ pub fn enter() -> Result<(), MissingFeature> {
         | UnshareFlags::NEWIPC
         | UnshareFlags::NEWUTS;
     unshare(flags).map_err(|e| missing("unshare", &e))?;
-    // The server's user has another, unprivileged number inside, so that starting a program grants no capabilities.
+    // Maps the server's user to another, unprivileged id inside, so that `exec` grants no capabilities.
     for (file, text) in [
         ("/proc/self/setgroups", "deny".to_owned()),
         ("/proc/self/uid_map", format!("{USER} {user} 1")),
@@ -41,20 +41,20 @@ pub fn enter() -> Result<(), MissingFeature> {
     configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true).map_err(|e| missing("prctl", &e))
 }
 
-/// The number of the user and of the group inside the user namespace.
+/// User and group id inside the user namespace.
 #[cfg(target_os = "linux")]
 const USER: u32 = 1000;
 
-/// Limits the process ids of the namespace and hides the host's name.
+/// Limits the number of process ids of the PID namespace and hides the host's name.
 ///
-/// `RLIMIT_NPROC` does not hold for root; this does, since Linux 6.14. The kernel permits no fewer than 301.
+/// `RLIMIT_NPROC` does not apply to root; this limit does, since Linux 6.14. The kernel permits no value below 301.
 #[cfg(target_os = "linux")]
 pub fn settle(processes: usize) {
     let _ = std::fs::write("/proc/sys/kernel/pid_max", processes.max(301).to_string());
     let _ = rustix::system::sethostname(b"sandbox");
 }
 
-/// Ties this process to its parent, and takes over processes that lose theirs.
+/// Makes this process die with its parent, adopt orphaned descendants (subreaper), and not be dumpable.
 #[cfg(target_os = "linux")]
 pub fn guard() {
     use rustix::process::{
@@ -65,7 +65,7 @@ pub fn guard() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// Gives up every capability, for this process and all that it starts.
+/// Drops all capabilities of this process and its descendants, and sets `no_new_privs`.
 #[cfg(target_os = "linux")]
 pub fn drop_capabilities() -> rustix::io::Result<()> {
     use rustix::thread::{
@@ -77,21 +77,21 @@ pub fn drop_capabilities() -> rustix::io::Result<()> {
     set_no_new_privs(true)
 }
 
-/// Fails: namespaces are a feature of Linux.
+/// Always fails: namespaces are a feature of Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn enter() -> Result<(), MissingFeature> {
     Err(MissingFeature::new("user namespaces", REMEDY, "this system is not Linux"))
 }
 
-/// Does nothing: there is no namespace.
+/// Does nothing: there is no namespace on this platform.
 #[cfg(not(target_os = "linux"))]
 pub fn settle(_: usize) {}
 
-/// Does nothing: the process group is all there is.
+/// Does nothing: on this platform, descendants are tracked only by the process group.
 #[cfg(not(target_os = "linux"))]
 pub fn guard() {}
 
-/// Does nothing: there are no capabilities.
+/// Does nothing: this platform has no capabilities.
 #[cfg(not(target_os = "linux"))]
 pub fn drop_capabilities() -> rustix::io::Result<()> {
     Ok(())

@@ -1,48 +1,51 @@
-//! What the processes of a sandbox tell each other: what to run, in which limits, and what is enforced.
+//! Messages between the server and the processes of a sandbox: the job, its limits, and reports about what is enforced.
 
 use crate::config::tools::Require;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// First argument of a process that the server starts for the sandbox. The second one is a [`SandboxJob`] as JSON.
+/// First argument of a helper process that the server starts for the sandbox. The second one is a [`SandboxJob`] as
+/// JSON.
 pub const SUBCOMMAND: &str = "sandbox-helper";
-/// Begins a line of the interpreter.
+/// First byte of a line that the interpreter wrote.
 pub const FROM_INTERPRETER: u8 = b'+';
-/// Begins a line of the sandbox itself. The interpreter can not write such a line: the init process marks every line it relays.
+/// First byte of a line that the sandbox itself wrote. The interpreter cannot forge such a line, because the init
+/// process prefixes every line it relays with [`FROM_INTERPRETER`].
 pub const FROM_SANDBOX: u8 = b'!';
 
-/// What a helper process is started for.
+/// The job of a helper process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxJob {
-    /// Run an interpreter.
+    /// Supervise a sandbox that runs an interpreter.
     Supervise(SandboxPlan),
-    /// Started by the supervisor inside the new namespaces.
+    /// Act as the init process. Started by the supervisor inside the new namespaces.
     Init(SandboxPlan),
-    /// Remove what earlier sandboxes left in this directory.
+    /// Remove directories that earlier sandboxes left in this directory.
     Clean(PathBuf),
 }
 
-/// What to run, and in which limits.
+/// Configuration of one sandbox: the program to run and its limits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SandboxPlan {
-    /// What must be enforced.
+    /// The required level of isolation.
     pub require: Require,
-    /// What to run once everything is enforced; without it, the sandbox is only set up, reported and ended.
+    /// The interpreter to run once everything is enforced. `None` means that the sandbox is only set up, reported
+    /// and ended.
     pub interpreter: Option<Interpreter>,
-    /// Directories of the host that may be read, besides the system's programs and libraries.
+    /// Directories of the host that are readable, in addition to the system's programs and libraries.
     pub read: Vec<PathBuf>,
     /// The host's directory for temporary files.
     pub scratch: PathBuf,
     /// Limits on the session's files.
     pub files: FileLimits,
-    /// Processes and threads.
+    /// Maximum number of processes and threads.
     pub processes: usize,
     /// Whether the supervisor has entered new namespaces.
     #[serde(default)]
     pub namespaces: bool,
-    /// The directory of the host for the session's files, unless a private root file system is required.
+    /// The directory of the host for the session's files. `None` if a private root file system is required.
     #[serde(default)]
     pub directory: Option<PathBuf>,
 }
@@ -50,66 +53,67 @@ pub struct SandboxPlan {
 /// A Python interpreter, and the limits that its driver sets before it runs any code.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Interpreter {
-    /// Its executable.
+    /// Path of the executable.
     pub program: PathBuf,
-    /// Limits of each of its processes.
+    /// Limits of each process.
     pub limits: ProcessLimits,
 }
 
-/// Limits of each process.
+/// Resource limits of each process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ProcessLimits {
-    /// Bytes of address space.
+    /// Maximum address space in bytes.
     pub memory: u64,
-    /// Bytes of a file that it writes.
+    /// Maximum size in bytes of a file that the process writes.
     pub file: u64,
-    /// Bytes of output that a call returns.
+    /// Maximum number of bytes of output that a call returns.
     pub output: u64,
-    /// File descriptors.
+    /// Maximum number of open file descriptors.
     pub open_files: u32,
-    /// Seconds of CPU time of one call on one core.
+    /// Maximum CPU time in seconds of one call on one core.
     pub seconds: u64,
-    /// Processes and threads of the interpreter's user; `None` where that would count other programs of the user.
+    /// Maximum number of processes and threads of the interpreter's user. `None` where that limit would also count
+    /// other programs of the user.
     #[serde(default)]
     pub processes: Option<usize>,
 }
 
-/// Limits on all files of a session together.
+/// Limits on the total of all files of a session.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct FileLimits {
-    /// Bytes on disk (`python.disk`).
+    /// Maximum bytes on disk (`python.disk`).
     pub disk: u64,
-    /// Files and directories (`python.max_files`).
+    /// Maximum number of files and directories (`python.max_files`).
     pub max_files: u64,
-    /// Nested directories (`python.max_depth`).
+    /// Maximum depth of nested directories (`python.max_depth`).
     pub max_depth: usize,
 }
 
-/// What the sandbox tells the server, one JSON line each.
+/// A message from the sandbox to the server, serialized as one JSON line.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxReport {
-    /// Nothing was run; the text says which feature is missing and what to do.
+    /// Nothing was run. The text says which feature is missing and how to fix it.
     Refused(String),
     /// The sandbox is in force.
     Confined(Features),
-    /// After each line of the interpreter: which limit on the session's files is exceeded, if any.
+    /// Result of the check after each line of the interpreter.
     Checked {
-        /// In words for the model.
+        /// The exceeded limit on the session's files, worded for the model. `None` means that no limit is exceeded.
         exceeded: Option<String>,
     },
-    /// The interpreter has ended, and how.
+    /// The interpreter has exited; the text is its exit code or signal.
     Ended(String),
 }
 
-/// What is enforced.
+/// Isolation features that are enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
-    /// User, PID, network, IPC and UTS namespaces: no network, no other processes.
+    /// User, PID, network, IPC and UTS namespaces: no network access, and other processes are invisible.
     pub namespaces: bool,
-    /// A private root file system: no other files.
+    /// A private root file system: other files of the host are invisible.
     pub mounts: bool,
-    /// Landlock rules on files.
+    /// Landlock rules on file access.
     pub landlock: bool,
     /// Landlock rules on TCP.
     pub landlock_tcp: bool,
@@ -118,13 +122,13 @@ pub struct Features {
 }
 
 impl Features {
-    /// Whether everything that `python.require: full` asks for is enforced.
+    /// Returns true if everything that `python.require: full` requires is enforced.
     pub fn is_full(self) -> bool {
         self.namespaces && self.mounts && self.landlock && self.seccomp
     }
 }
 
-/// A feature that this system does not have or does not permit.
+/// A feature that this system lacks or does not permit.
 #[derive(Debug, thiserror::Error)]
 #[error("{feature} can not be used ({detail}). {remedy}")]
 pub struct MissingFeature {
@@ -140,7 +144,7 @@ impl MissingFeature {
 }
 
 impl SandboxPlan {
-    /// Passes over a missing feature, unless this level of isolation needs it.
+    /// Tolerates a missing feature, unless the configured level of isolation requires it.
     pub(super) fn accept(&self, missing: MissingFeature, needed_by: &[Require]) -> anyhow::Result<()> {
         if needed_by.contains(&self.require) {
             anyhow::bail!("python.require is `{}`, but {missing}", self.require);
@@ -149,7 +153,7 @@ impl SandboxPlan {
     }
 }
 
-/// Writes one line for the server.
+/// Writes one report line to the server and flushes it.
 pub(super) fn report(output: &mut impl Write, report: &SandboxReport) -> std::io::Result<()> {
     let mut line = vec![FROM_SANDBOX];
     line.extend(serde_json::to_vec(report).expect("plain data"));
@@ -158,7 +162,7 @@ pub(super) fn report(output: &mut impl Write, report: &SandboxReport) -> std::io
     output.flush()
 }
 
-/// Paths below none of the others.
+/// Returns the paths that are not below any of the others.
 pub(super) fn topmost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.sort();
     let mut kept: Vec<PathBuf> = Vec::new();

@@ -1,24 +1,25 @@
 //! The seccomp filter of the sandbox.
 //!
-//! System calls that were reviewed are permitted, except those listed here. What is newer than the review, and other system call
-//! tables of the same processor, do not exist for the interpreter (`ENOSYS`), so that libraries use what they used before.
+//! System calls that were reviewed are permitted, except for a deny list (D-111). Newer system calls, and other
+//! system call tables of the same processor, fail with `ENOSYS`, so that libraries fall back to older ones.
 
 use super::plan::MissingFeature;
 
-/// What an operator can do about it.
+/// Remedy for the operator if seccomp is unavailable.
 const REMEDY: &str = "Use a kernel with CONFIG_SECCOMP_FILTER on x86_64, aarch64 or riscv64, or accept weaker isolation with \
                       python.require: landlock (docs/tools.md).";
 
 /// Which files the interpreter can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VisibleFiles {
-    /// Those of its private root file system.
+    /// Files of its private root file system.
     Private,
-    /// Those of the host. Then calls that Landlock does not cover are refused: they could change files of the server.
+    /// Files of the host. System calls that Landlock does not cover are then denied: they could change files of the
+    /// server.
     Host,
 }
 
-/// Applies the filter to this process and all that it starts.
+/// Applies the filter to this process and all of its descendants.
 #[cfg(target_os = "linux")]
 pub fn apply(visible: VisibleFiles) -> Result<(), MissingFeature> {
     let missing = |error: &dyn std::fmt::Display| MissingFeature::new("seccomp", REMEDY, error);
@@ -26,7 +27,7 @@ pub fn apply(visible: VisibleFiles) -> Result<(), MissingFeature> {
     seccompiler::apply_filter(&program).map_err(|e| missing(&e))
 }
 
-/// Fails: seccomp is a feature of Linux.
+/// Always fails: seccomp is a feature of Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn apply(_: VisibleFiles) -> Result<(), MissingFeature> {
     Err(MissingFeature::new("seccomp", REMEDY, "this system is not Linux"))
@@ -42,16 +43,16 @@ mod linux {
     use std::collections::BTreeMap;
     use std::ops::RangeInclusive;
 
-    /// The system calls that were reviewed: those of Linux 6.10. New ones have the same number on all processors since 424.
+    /// The reviewed system calls: those of Linux 6.10. From 424 on, new ones have the same number on all processors.
     const REVIEWED: [RangeInclusive<i64>; 2] = [0..=LAST_OF_PROCESSOR, 424..=462];
     #[cfg(target_arch = "x86_64")]
     const LAST_OF_PROCESSOR: i64 = 334;
     #[cfg(not(target_arch = "x86_64"))]
     const LAST_OF_PROCESSOR: i64 = 294;
 
-    /// Never permitted.
+    /// System calls that are never permitted.
     const DENIED: &[i64] = &[
-        // Namespaces and mounts. `clone3` has its flags in memory, where a filter can not see them.
+        // Namespaces and mounts. `clone3` passes its flags in memory, which a filter cannot read.
         libc::SYS_unshare,
         libc::SYS_setns,
         libc::SYS_clone3,
@@ -74,7 +75,7 @@ mod linux {
         libc::SYS_open_by_handle_at,
         457, // statmount
         458, // listmount
-        // Other processes.
+        // Access to other processes.
         libc::SYS_ptrace,
         libc::SYS_process_vm_readv,
         libc::SYS_process_vm_writev,
@@ -84,13 +85,13 @@ mod linux {
         libc::SYS_kcmp,
         libc::SYS_migrate_pages,
         libc::SYS_move_pages,
-        // Events of files that others use.
+        // Events of files that other processes use.
         libc::SYS_inotify_init1,
         libc::SYS_inotify_add_watch,
         libc::SYS_inotify_rm_watch,
         libc::SYS_fanotify_init,
         libc::SYS_fanotify_mark,
-        // Memory that no limit on files or processes counts.
+        // Memory that no limit on files or processes accounts for.
         libc::SYS_memfd_create,
         libc::SYS_memfd_secret,
         libc::SYS_shmget,
@@ -107,7 +108,7 @@ mod linux {
         libc::SYS_semtimedop,
         libc::SYS_mq_open,
         libc::SYS_mq_unlink,
-        // Parts of the kernel that are large, rarely needed, and where flaws were found.
+        // Kernel subsystems that are large, rarely needed, and have a history of vulnerabilities.
         libc::SYS_bpf,
         libc::SYS_perf_event_open,
         libc::SYS_userfaultfd,
@@ -120,7 +121,7 @@ mod linux {
         libc::SYS_lookup_dcookie,
         libc::SYS_personality,
         libc::SYS_vhangup,
-        // The machine.
+        // Administration of the machine.
         libc::SYS_reboot,
         libc::SYS_syslog,
         libc::SYS_acct,
@@ -154,7 +155,8 @@ mod linux {
         libc::SYS__sysctl,
     ];
 
-    /// Not permitted where files of the host can be named: what changes a file without opening it for writing.
+    /// System calls that are denied where files of the host can be named: they change a file without opening it for
+    /// writing.
     const DENIED_ON_HOST: &[i64] = &[
         libc::SYS_fchmod,
         libc::SYS_fchmodat,
@@ -182,9 +184,9 @@ mod linux {
         libc::SYS_futimesat,
     ];
 
-    /// The only kinds of sockets. Others, such as `AF_VSOCK`, do not belong to a network namespace.
+    /// Permitted socket families. Others, such as `AF_VSOCK`, are not confined by a network namespace.
     const SOCKETS: [libc::c_int; 3] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
-    /// Flags of `clone` that make namespaces.
+    /// Flags of `clone` that create namespaces.
     const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
         | libc::CLONE_NEWCGROUP
         | libc::CLONE_NEWUTS

@@ -1,4 +1,5 @@
-//! The process between the server and the sandbox. It ends the sandbox when the server closes the pipe, also when the server was killed.
+//! The supervisor process between the server and the sandbox. It ends the sandbox when the server closes the pipe,
+//! which also happens when the server is killed.
 
 use super::plan::{SUBCOMMAND, SandboxJob, SandboxPlan};
 use super::{cleanup, namespaces};
@@ -8,11 +9,11 @@ use rustix::process::{Signal, getpgrp, kill_process_group};
 use std::process::Command;
 use std::sync::Arc;
 
-/// Runs one sandbox from set-up to end. Standard input and output are the pipes to the server.
+/// Runs one sandbox from setup to end. Standard input and output are the pipes to the server.
 pub fn run(mut plan: SandboxPlan) -> anyhow::Result<()> {
-    // The server interrupts the process group; that is meant for the interpreter.
+    // The server sends SIGINT to the process group; it is meant for the interpreter, so it is ignored here.
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::default())?;
-    // Locked until this process ends, so that nobody takes it for one left behind.
+    // Locked until this process exits, so that `cleanup` does not treat it as abandoned.
     let directory = match plan.require {
         Require::Full => None,
         Require::Landlock | Require::None => Some(cleanup::Directory::create(&plan.scratch)?),
@@ -27,12 +28,12 @@ pub fn run(mut plan: SandboxPlan) -> anyhow::Result<()> {
     };
     let namespaces = plan.namespaces;
     let job = serde_json::to_string(&SandboxJob::Init(plan))?;
-    // The write end is closed when the init process ends: nobody else has it.
+    // The write end is closed when the init process exits, because no other process holds it.
     let (alive, held) = std::io::pipe()?;
     let mut init = Command::new(own_executable()).args([SUBCOMMAND, &job]).stderr(held).spawn()?;
     let input = std::io::stdin();
     loop {
-        // No events but the end of the other side.
+        // No requested events: only hang-ups of the other end are reported.
         let mut ends = [PollFd::new(&input, PollFlags::empty()), PollFd::new(&alive, PollFlags::empty())];
         match poll(&mut ends, None) {
             Err(rustix::io::Errno::INTR) => {}
@@ -42,7 +43,7 @@ pub fn run(mut plan: SandboxPlan) -> anyhow::Result<()> {
     let _ = init.kill();
     let _ = init.wait();
     if !namespaces {
-        // Without a PID namespace the other processes are still there. This ends this process, too.
+        // Without a PID namespace, other processes may survive. This kills the supervisor, too.
         let _ = kill_process_group(getpgrp(), Signal::KILL);
     }
     Ok(())

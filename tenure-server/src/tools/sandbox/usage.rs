@@ -1,7 +1,7 @@
-//! Checks what a session's files use against their limits, after each call.
+//! Checks the disk usage of a session's files against their limits after each call.
 //!
-//! In a tmpfs the kernel itself enforces the bytes and the number of files; there only the depth needs to be looked at. In a
-//! directory of the host a call can exceed the limits until it ends.
+//! In a tmpfs the kernel enforces the limits on bytes and number of files, so only the depth is checked here. In a
+//! directory of the host, a call can exceed the limits until it ends.
 
 use super::plan::FileLimits;
 use rustix::fd::OwnedFd;
@@ -10,16 +10,17 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 use std::path::Path;
 
-/// Who enforces the limits on bytes and files.
+/// Which component enforces the limits on bytes and number of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageLimit {
-    /// The kernel, all the time: the directory is a tmpfs of its own.
+    /// The kernel, continuously: the directory is a separate tmpfs.
     ByKernel,
-    /// This check.
+    /// The check in this module.
     Here,
 }
 
-/// Which limit is exceeded, in words for the model; `None` if none is. What can not be checked counts as exceeded.
+/// Returns the exceeded limit, worded for the model, or `None` if no limit is exceeded. A failed check counts as
+/// exceeded.
 pub fn exceeded(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Option<String> {
     check(directory, limits, enforced)
         .unwrap_or_else(|e| Some(format!("the session's files could not be checked: {e}")))
@@ -30,7 +31,7 @@ fn check(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Result<
     if enforced == UsageLimit::ByKernel {
         let stat = fstatvfs(&root)?;
         let used = stat.f_files.saturating_sub(stat.f_ffree);
-        // So few directories can not be nested that deep.
+        // Too few inodes are in use for directories to be nested that deep.
         if used <= u64::try_from(limits.max_depth).unwrap_or(u64::MAX) {
             return Ok(None);
         }
@@ -38,7 +39,7 @@ fn check(directory: &Path, limits: &FileLimits, enforced: UsageLimit) -> Result<
     walk(root, limits)
 }
 
-/// Visits every file, at most `max_files` of them, with at most `max_depth` descriptors open.
+/// Scans all files, at most `max_files` of them, with at most `max_depth` open directory descriptors.
 fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
     let device = fstat(&root)?.st_dev;
     let (mut files, mut bytes) = (0u64, 0u64);
@@ -77,14 +78,14 @@ fn walk(root: OwnedFd, limits: &FileLimits) -> Result<Option<String>, Errno> {
         if depth > limits.max_depth {
             return Ok(Some(format!("directories are nested more than {} deep (python.max_depth)", limits.max_depth)));
         }
-        // A directory that was made unreadable is made readable again: it could hide anything.
+        // Makes an unreadable directory readable again: it could hide any number of files.
         let opened = match open(here, name) {
             Err(Errno::ACCESS) => chmodat(here, name, Mode::RWXU, AtFlags::empty()).and_then(|()| open(here, name)),
             opened => opened,
         };
         match opened {
             Ok(directory) => open_directories.push(Dir::new(directory)?),
-            // Removed or replaced meanwhile.
+            // Removed or replaced concurrently.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
             Err(Errno::ACCESS | Errno::PERM | Errno::NOSYS) => {
                 return Ok(Some("a directory can not be read, so that its files can not be counted".to_owned()));
