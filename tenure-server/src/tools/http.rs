@@ -12,6 +12,9 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::Duration;
 use tenure::{HttpSource, Tool, ToolError, ToolInvocation, ToolOutput};
 
+/// Bytes reserved for the status and the note that a response was truncated, so that a result is within the limit as well.
+const NOTES_BYTES: usize = 64;
+
 /// A tool that is called over HTTP.
 pub struct Endpoint {
     tool: Tool,
@@ -88,21 +91,22 @@ impl Endpoint {
         let mut body = Vec::new();
         let mut more = false;
         while let Some(part) = response.chunk().await.map_err(|e| lost(&e.without_url()))? {
-            let room = MAX_ANSWER_BYTES.saturating_sub(body.len());
+            let room = (MAX_ANSWER_BYTES - NOTES_BYTES).saturating_sub(body.len());
             body.extend_from_slice(&part[..part.len().min(room)]);
             if part.len() > room {
                 more = true;
                 break;
             }
         }
-        let mut content = clip(String::from_utf8_lossy(&body).into_owned());
+        let mut content = String::from_utf8_lossy(&body).into_owned();
         if more {
             content.push_str("\n[... the rest is left out ...]");
         }
         if !status.is_success() {
             content = format!("HTTP {}: {content}", status.as_u16());
         }
-        Ok(ToolOutput { content, failed: !status.is_success() })
+        // Replacement characters may have made it longer.
+        Ok(ToolOutput { content: clip(content), failed: !status.is_success() })
     }
 }
 
