@@ -216,7 +216,7 @@ async fn disk_files_and_depth_are_limited() {
     let files = attack.run("s", "for i in range(1000): open(f'{i}', 'w').close()").await;
     assert!(files.contains("No space left") && files.contains("200 files (python.max_files)"), "{files}");
     assert_eq!(attack.run("s", "len(os.listdir())").await, "200");
-    // Files in an unreadable directory are counted as well.
+    // An unreadable directory does not hide what is nested in it.
     let hidden = "os.chdir(os.environ['HOME'])\n[os.remove(f) for f in os.listdir()]\nfor i in range(6):\n    os.mkdir('d')\n    os.chdir('d')\nfor i in range(6):\n    os.chdir('..')\n    os.chmod('d', 0)";
     let depth = attack.run("s", hidden).await;
     assert!(depth.contains("more than 5 deep (python.max_depth)"), "{depth}");
