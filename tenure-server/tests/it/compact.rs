@@ -108,7 +108,7 @@ async fn a_model_that_fails_is_in_nobodys_way() {
         home.say(&format!("question {n}")).await;
     }
     home.model.asked(4).await;
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await; // until that is over
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await; // lets it finish
     let reply = home.say("question 4").await;
     assert_eq!(reply.said(), "answer 5");
     assert_eq!(home.model.sent().0[3].len(), 5, "the window cuts: two turns and the question");

@@ -280,7 +280,7 @@ impl Home {
         drop(self.stop.take());
         self.served.take().unwrap().await.unwrap();
         let config = self.app.config.clone();
-        self.app = App::open(Config { store: "memory:".into(), ..config.clone() }).await.unwrap(); // lets go of the store
+        self.app = App::open(Config { store: "memory:".into(), ..config.clone() }).await.unwrap(); // closes the store
         self.app = App::open(config).await.unwrap();
         self.serve().await;
     }

@@ -12,7 +12,7 @@ use tenure_server::config::Config;
 
 const SECRET: &str = "ann@example.com";
 
-/// Configures live transcripts in a directory, with addresses redacted.
+/// Configures live transcripts in a directory, with email addresses redacted.
 fn live(config: &mut Config, dir: &Path) {
     config.transcripts = tenure_server::config::TranscriptsConfig { dir: dir.display().to_string(), live: true };
     config.redaction = serde_json::from_value(json!([{"name": "email", "pattern": "\\w+@[\\w.]+"}])).unwrap();
@@ -24,7 +24,7 @@ fn lines(path: &Path) -> Option<Vec<String>> {
     Some(read.messages.iter().map(|m| m.text()).collect())
 }
 
-/// Returns true if any file below a directory contains some bytes.
+/// Returns true if any file below a directory contains `word`.
 fn holds(dir: &Path, word: &str) -> bool {
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
     entries.map(|e| e.unwrap().path()).any(|path| match path.is_dir() {

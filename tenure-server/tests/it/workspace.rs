@@ -130,7 +130,7 @@ async fn send(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value
     (response.status().as_u16(), serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
 }
 
-/// Installs every hook and filter that git would run; each would leave a trace.
+/// Installs hooks and filters that leave a trace if git runs them.
 fn set_traps(workspace: &Path, trace: &Path) {
     let hooks = workspace.join(".git/hooks");
     fs::create_dir_all(&hooks).unwrap();
