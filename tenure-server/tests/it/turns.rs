@@ -282,7 +282,7 @@ in_every_way! {
         }
     }
 
-    /// The same key returns the same response: concurrently, later, and after a restart; another body is 422.
+    /// Requests with the same key get the same response: concurrently, later, and after a restart; another body is 422.
     async fn idempotency(home: &mut Home) {
         let key = [("idempotency-key", "k 1")];
         let body = json!({"messages": [user("Hi")]});
