@@ -1,4 +1,5 @@
-//! What is fuzzed: each takes any bytes, and panics only if a promise is broken. The server's tests run the corpus through the same functions.
+//! The fuzz targets: each takes arbitrary bytes and panics only if an invariant is violated. The server's tests run
+//! the corpus through the same functions.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -11,7 +12,7 @@ use tenure_server::config::Config;
 use tenure_server::{app::App, router::in_process};
 use tower::ServiceExt;
 
-/// Routes that take a body.
+/// Routes that take a request body.
 const ROUTES: [(&str, &str); 9] = [
     ("POST", "/v1/chat/completions"),
     ("PUT", "/v1/sessions/f"),
@@ -24,7 +25,7 @@ const ROUTES: [(&str, &str); 9] = [
     ("POST", "/assistants"),
 ];
 
-/// Any body on any route: never a panic, never a 5xx.
+/// An arbitrary body on any route never causes a panic or a 5xx response.
 pub fn request(data: &[u8]) {
     static RUNTIME: OnceLock<(tokio::runtime::Runtime, axum::Router)> = OnceLock::new();
     let (runtime, router) = RUNTIME.get_or_init(|| {
@@ -41,8 +42,8 @@ pub fn request(data: &[u8]) {
     }
 }
 
-/// Lines of messages, `---` between what is stored and what comes in: the plan keeps no more than there is, loses no tool turn that it keeps,
-/// and what a model is then shown is valid.
+/// Messages as lines, with `---` between the stored and the sent ones. The reconciliation plan keeps no more
+/// messages than are stored, loses no tool turn that it keeps, and the resulting prompt is valid.
 pub fn reconcile(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (stored, incoming) = text.split_once("\n---\n").unwrap_or((text, ""));
@@ -70,18 +71,18 @@ pub fn reconcile(data: &[u8]) {
     }
 }
 
-/// Any text as somebody's session.
+/// Arbitrary text as an import of a foreign session.
 pub fn foreign(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     for foreign in tenure::import::read(text, None).into_iter().flatten().flatten() {
-        // What was understood can be said again.
+        // A session that was imported can be exported again.
         if let Ok(again) = tenure::import::to_mistralrs(&foreign.export) {
             tenure::import::read(again.get(), None).unwrap();
         }
     }
 }
 
-/// Any bytes as a transcript, and as a session file of the JSONL store.
+/// Arbitrary bytes as a transcript, and as a session file of the JSONL store.
 pub fn jsonl(data: &[u8]) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("t.jsonl");

@@ -1,6 +1,7 @@
-//! Authentication and authorization: API keys, what they permit, and the principal a request acts as.
+//! Authentication and authorization: API keys, the rights they grant, and the principal a request acts as.
 //!
-//! A key is 256 random bits, stored as its BLAKE3 hash. A store that has never had a key answers without one, on loopback only.
+//! A key is 256 random bits, stored only as its BLAKE3 hash (D-101). A store that has never had a key serves
+//! unauthenticated requests, but only on loopback (D-102).
 
 mod bootstrap;
 mod caller;

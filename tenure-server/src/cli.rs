@@ -1,4 +1,5 @@
-//! What people type.
+//! The command line: argument parsing and dispatch. Commands use the HTTP routes, in process or over the network
+//! (D-098).
 
 mod audit;
 mod chat;
@@ -25,7 +26,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use target::TargetArgs;
 
-/// The example configuration, which is also the default one.
+/// The example configuration, which shows every setting with its default.
 const EXAMPLE: &str = include_str!("../../tenure.example.yaml");
 
 /// Sessions that last, for LLM agents.
@@ -137,7 +138,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Does what was asked.
+    /// Executes the command.
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         signals::ignore_file_size_limit();
         let at = self.at;

@@ -1,4 +1,5 @@
-//! The configuration: `tenure.yaml`, then `TENURE_*`, then flags. Nothing else reads the environment.
+//! The configuration, merged from `tenure.yaml`, then `TENURE_*` environment variables, then flags. No other module
+//! reads the environment.
 #![expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 
 mod assistants;
@@ -38,9 +39,9 @@ use serde::{Deserialize, Serialize};
 use tenure::store::redacted;
 use tenure::{Assistant, Options, Policy, Redaction};
 
-/// The file that is read if there is one and no other is named.
+/// The configuration file that is read, if it exists, when no other is named.
 pub const DEFAULT_FILE: &str = "tenure.yaml";
-/// Where the server is to be found if nobody says otherwise.
+/// The default listen address of the server.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8787";
 
 /// Everything that can be set. What a file leaves out is as in [`Config::default`].
@@ -120,7 +121,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What is wrong with it. Each section checks itself.
+    /// Validates every section. The error names the invalid setting.
     fn check(&self) -> anyhow::Result<()> {
         assistants::check_names(&self.assistants, &self.models)?;
         models::check(&self.models)?;
@@ -136,7 +137,7 @@ impl Config {
         tools::check(&self.python, &self.assistants)
     }
 
-    /// What the library is opened with.
+    /// The options that the library is opened with.
     pub fn options(&self) -> Options {
         let (ttl, retention) = (self.sessions.ttl.duration(), self.sessions.retention.duration());
         let runs = self.runs.policy();
@@ -161,7 +162,7 @@ impl Config {
         options
     }
 
-    /// The configuration as a file would say it, with secrets hidden.
+    /// Renders the configuration in force as YAML, with secrets redacted.
     pub fn shown(&self) -> anyhow::Result<String> {
         let mut shown = self.clone();
         shown.store = redacted(&shown.store);

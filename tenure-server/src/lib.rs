@@ -1,8 +1,11 @@
-//! The binary `tenure`: an OpenAI-compatible endpoint with a memory, in front of any model server, and its command line.
+//! The server and command line of Tenure (binary `tenure`): an OpenAI-compatible endpoint with durable sessions in
+//! front of any model server.
 //!
-//! The sessions themselves are the library [`tenure`]'s. Here are HTTP, configuration, models, and what people type.
+//! Sessions are implemented by the library [`tenure`]. This crate adds HTTP, configuration, model clients and the
+//! command line.
 //!
-//! The modules are layers. A module imports only from layers below its own, or from its own directory without a cycle:
+//! The modules are layers. A module imports only from layers below its own, or from its own directory without a
+//! cycle:
 //!
 //! | layer | modules |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! The binary.
+//! The entry point of the binary `tenure`: dispatches sandbox helper processes, then runs the command line on a
+//! tokio runtime.
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -6,12 +7,13 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Threads for work that would hold up others, such as files and large texts. Reads and writes of a SQLite store have threads of their own.
-/// Each thread keeps memory of the allocator: without a bound (tokio's is 512), memory would follow the number of clients.
+/// Maximum number of threads for blocking work, such as files and large texts. Reads and writes of a SQLite store
+/// have threads of their own. Each thread retains allocator memory: without a bound (tokio's default is 512),
+/// memory would grow with the number of clients.
 const MAX_BLOCKING_THREADS: usize = 32;
 
 fn main() -> ExitCode {
-    // Before the runtime starts its threads.
+    // Must run before the runtime starts its threads.
     if let Some(code) = tenure_server::tools::sandbox::dispatch(std::env::args_os()) {
         return code;
     }
@@ -23,7 +25,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        // Whoever read our output has seen enough: `tenure … | head`.
+        // The reader of our output has closed the pipe, as in `tenure … | head`: not an error.
         Err(e) if e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }

@@ -1,4 +1,5 @@
-//! What a socket needs: admission of connections, the transport below HTTP, and bodies in both directions.
+//! The network layer below the routes: admission of connections, the transport below HTTP, request body budgets and
+//! response bodies.
 
 pub mod body_budget;
 pub mod connections;

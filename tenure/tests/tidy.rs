@@ -1,11 +1,11 @@
-//! Project rules that neither the compiler nor clippy checks. A complaint names file, line, rule and remedy.
+//! Project rules that neither the compiler nor clippy checks. Each violation names file, line, rule and remedy.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Rules decide, and leave waiting, time and storage to their callers.
+/// Rules are pure decisions: waiting, time and storage are left to their callers.
 const NOT_IN_RULES: [&str; 6] = ["async", "Store", "now(", "std::fs", "fs::", "tokio"];
 
 /// Types are data and its validation.
@@ -49,7 +49,7 @@ fn nothing_is_left_unfinished() {
     let mut files = in_all_crates("src");
     files.extend(in_all_crates("tests"));
     files.extend(in_all_crates("benches"));
-    // `make failover` runs what is ignored there: it needs three database servers.
+    // `make failover` runs the tests that are ignored there: they need three database servers.
     files.retain(|path| !path.ends_with("tests/tidy.rs") && !path.ends_with("tests/it/failover.rs"));
     report(&files.iter().flat_map(|path| finished(&name(path), &read(path))).collect::<Vec<_>>());
 }
@@ -90,7 +90,7 @@ fn the_library_knows_neither_http_nor_cli_nor_python() {
     report(&dependencies("Cargo.toml", &read(&package().join("Cargo.toml"))));
 }
 
-// The rules, on text, so that they can be tested themselves.
+// The rules, as functions of text, so that they can be tested themselves.
 
 fn pure_rules(name: &str, text: &str) -> Vec<String> {
     let cure = "rules are pure: take what is needed as a parameter, or move this to the operation that calls the rule";
@@ -102,7 +102,7 @@ fn plain_types(name: &str, text: &str) -> Vec<String> {
 }
 
 fn finished(name: &str, text: &str) -> Vec<String> {
-    // Comments count: that is where unfinished work hides.
+    // Comments are included: they are where unfinished work hides.
     forbid(
         name,
         lines(text),
@@ -154,7 +154,7 @@ fn markdown(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String
         if fenced {
             continue;
         }
-        // Without inline code, in which `a[0](b)` is no link.
+        // Inline code is excluded: in it, `a[0](b)` is not a link.
         let prose: String = line.split('`').step_by(2).collect();
         for link in prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ', '#']).next()) {
             let elsewhere = link.is_empty() || link.contains("://") || link.starts_with("mailto:");
@@ -168,7 +168,7 @@ fn markdown(name: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String
     complaints
 }
 
-/// A document names a test as `path/to/file.rs::name`.
+/// Documents name a test as `path/to/file.rs::name`.
 fn named_tests(name: &str, text: &str, source: impl Fn(&str) -> String) -> Vec<String> {
     let mut complaints = Vec::new();
     for (number, line) in lines(text) {
@@ -182,7 +182,7 @@ fn named_tests(name: &str, text: &str, source: impl Fn(&str) -> String) -> Vec<S
     complaints
 }
 
-/// A case is a public function that takes a fixture.
+/// A conformance case is a public function that takes a fixture.
 fn conformance(name: &str, text: &str, list: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     for (number, line) in code(text).filter(|(_, line)| line.contains("Fixture)")) {
@@ -203,7 +203,7 @@ fn dependencies(name: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     for (number, line) in lines(text) {
         let renamed = line.split("package = \"").nth(1).and_then(|rest| rest.split('"').next());
-        // `axum = "1"`, `axum.workspace = true` and `[dependencies.axum]`.
+        // A dependency is written as `axum = "1"`, `axum.workspace = true` or `[dependencies.axum]`.
         let key = line.split(['=', ' ']).next().and_then(|key| key.split('.').next());
         let table = line.strip_prefix('[').and_then(|rest| rest.trim_end().trim_end_matches(']').rsplit('.').next());
         for found in [renamed, key, table].into_iter().flatten().filter(|found| NOT_A_DEPENDENCY.contains(found)) {
@@ -215,7 +215,7 @@ fn dependencies(name: &str, text: &str) -> Vec<String> {
     complaints
 }
 
-// Reading.
+// Helpers that read files.
 
 fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -229,7 +229,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Files with this extension in a directory, sorted; none if there is no such directory.
+/// Files with this extension in a directory, sorted; empty if the directory does not exist.
 fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let mut files: Vec<_> =
         entries(directory).filter(|path| path.extension().is_some_and(|found| found == extension)).collect();
@@ -237,7 +237,7 @@ fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The Rust files of a directory of each crate.
+/// The Rust files in this directory of each crate.
 fn in_all_crates(directory: &str) -> Vec<PathBuf> {
     ["tenure", "tenure-server"]
         .iter()
@@ -259,7 +259,7 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
 
-/// The lines without `//` comments; the `//` of a URL starts none.
+/// The lines without `//` comments; the `//` in a URL does not start a comment.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     lines(text).map(|(number, line)| {
         let comment = line.match_indices("//").map(|(at, _)| at).find(|at| !line[..*at].ends_with(':'));
@@ -277,7 +277,7 @@ fn forbid<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, words: 
     lines.filter_map(complain).collect()
 }
 
-/// Whether a line contains a phrase, not merely as a part of longer words: `know(` does not name `now(`.
+/// Returns true if a line contains a phrase as whole words: `know(` does not contain `now(`.
 fn names(line: &str, phrase: &str) -> bool {
     let joins = |left: Option<char>, right: Option<char>| left.is_some_and(is_word) && right.is_some_and(is_word);
     line.match_indices(phrase).any(|(at, _)| {
@@ -295,11 +295,11 @@ fn report(complaints: &[String]) {
     assert!(complaints.is_empty(), "{} complaint(s)\n\n{}\n", complaints.len(), complaints.join("\n"));
 }
 
-/// A rule that never complained proves nothing.
+/// Tests of the rules themselves: each must report a violation and accept correct text.
 mod rules {
     use super::*;
 
-    /// The line numbers complained about.
+    /// The line numbers of the reported violations.
     fn at(complaints: &[String]) -> Vec<usize> {
         complaints.iter().map(|complaint| complaint.split(':').nth(1).unwrap().parse().unwrap()).collect()
     }

@@ -1,4 +1,4 @@
-//! What Tenure adds to a chat completion.
+//! The overhead that Tenure adds to a chat completion.
 
 use crate::client::Client;
 use crate::servers::{Server, upstream};
@@ -12,7 +12,7 @@ fn chat(session: &str, n: usize, stream: bool) -> Vec<u8> {
     Client::request("POST", "/v1/chat/completions", &body)
 }
 
-/// What the model's server is sent when it is asked directly: the same 50 turns.
+/// The request that is sent to the model server directly, for comparison: the same 50 turns.
 fn direct(messages: usize, stream: bool) -> Vec<u8> {
     let turns = messages / 4;
     let shown: Vec<String> = (turns.saturating_sub(49)..turns).flat_map(turn).map(|m| m.as_str().to_owned()).collect();
@@ -21,7 +21,8 @@ fn direct(messages: usize, stream: bool) -> Vec<u8> {
     Client::request("POST", "/v1/chat/completions", &body)
 }
 
-/// One client, append mode: the time beside asking the model's server directly, and beside the two durable commits that a turn needs.
+/// One client in append mode: the latency compared with a direct request to the model server, and with the two
+/// durable commits that a turn needs.
 pub async fn added(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
@@ -72,7 +73,7 @@ pub async fn added(report: &mut Report) {
     );
 }
 
-/// The first chunk of a stream, beside the model server's own first chunk.
+/// Time to the first chunk of a stream, compared with the model server's own first chunk.
 pub async fn first_chunk(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());

@@ -1,4 +1,4 @@
-//! A client that costs next to nothing, so that what is measured is the server: HTTP/1.1 on one connection, bytes in, bytes out.
+//! A minimal HTTP/1.1 client on one connection, with so little overhead that the server dominates the measurement.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -15,7 +15,7 @@ impl Client {
         Self { stream, buffer: Vec::with_capacity(1 << 16) }
     }
 
-    /// The bytes of a request.
+    /// Serializes a request.
     pub fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -24,7 +24,7 @@ impl Client {
         (head + body).into_bytes()
     }
 
-    /// Sends a request and reads its answer; the length of the body.
+    /// Sends a request and reads the response. Returns the length of the body.
     pub async fn send(&mut self, request: &[u8]) -> usize {
         self.stream.write_all(request).await.unwrap();
         let head = self.head().await;
@@ -47,7 +47,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and waits for the first event of its stream, then for the end.
+    /// Sends a request and reads the stream to its end. Returns the time until the first event.
     pub async fn first_event(&mut self, request: &[u8]) -> std::time::Duration {
         let start = std::time::Instant::now();
         self.stream.write_all(request).await.unwrap();
@@ -62,7 +62,7 @@ impl Client {
         first
     }
 
-    /// Reads the head of an answer; where it ends.
+    /// Reads the head of a response. Returns its end in the buffer.
     async fn head(&mut self) -> usize {
         self.buffer.clear();
         loop {

@@ -1,4 +1,4 @@
-//! What the requests of one tenant cost another.
+//! The effect of one tenant's requests on the latency of another.
 
 use crate::client::Client;
 use crate::servers::{Server, upstream};
@@ -11,7 +11,7 @@ use tenure::store::Commit;
 const SESSIONS: usize = 200_000;
 const LISTERS: usize = 32;
 
-/// A key of a user of a tenant, as the value of an `Authorization` header.
+/// Creates a key for a user of a tenant. Returns the value of its `Authorization` header.
 fn key(store: &str, tenant: &str, user: &str) -> String {
     let made = Command::new(env!("CARGO_BIN_EXE_tenure"))
         .args(["--store", store, "keys", "add", "--tenant", tenant, "--user", user])
@@ -40,7 +40,8 @@ async fn chats(client: &mut Client, key: &str, session: &str, count: usize) -> D
     median(times)
 }
 
-/// The chat of one tenant while 32 clients of another list 200,000 sessions by what no session has, beside the same chat alone.
+/// Chat latency of one tenant while 32 clients of another list 200,000 sessions with a filter that matches nothing,
+/// compared with the same chat alone.
 pub async fn chat_beside_listers(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
@@ -104,7 +105,7 @@ pub async fn chat_beside_listers(report: &mut Report) {
     }
 }
 
-/// Resident memory after 4,000 recalls by one client with eight requests at a time, without an embedder.
+/// Resident memory after 4,000 recalls by one client with eight concurrent requests, without an embedder.
 pub async fn memory_of_recalls(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&format!("sqlite:{}", dir.path().join("ours.db").display()), None, &[]);

@@ -1,5 +1,6 @@
-//! The server beside the limits, over loopback, in one run, as ratios. `make bench-http` runs all of it;
-//! `cargo bench -p tenure-server --bench http -- chat messages` runs parts.
+//! HTTP benchmarks of the server over loopback, as ratios to the limits of the hardware and of the libraries,
+//! measured in the same run. `make bench-http` runs all of them; `cargo bench -p tenure-server --bench http -- chat
+//! messages` runs some.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,

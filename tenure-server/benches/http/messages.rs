@@ -10,7 +10,7 @@ fn append(session: &str, n: usize) -> Vec<u8> {
     Client::request("POST", &format!("/sessions/{session}/messages"), &body)
 }
 
-/// Fills a session with many turns, in large steps, as a client does.
+/// Fills a session with many turns in large batches.
 pub async fn filled(client: &mut Client, session: &str, messages: usize) {
     begin(client, session).await;
     for from in (0..messages / 4).step_by(500) {
@@ -25,7 +25,8 @@ async fn begin(client: &mut Client, session: &str) {
     client.send(&Client::request("POST", "/sessions", &format!(r#"{{"id":"{session}"}}"#))).await;
 }
 
-/// One client, beside a raw commit; and at 5,000 messages beside at none.
+/// One client, compared with a raw commit; and appending at 5,000 messages compared with appending to an empty
+/// session.
 pub async fn one_client(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());
@@ -89,7 +90,7 @@ async fn sixteen(server: &Server, round: usize, lasting: Duration) -> f64 {
     turns as f64 / start.elapsed().as_secs_f64()
 }
 
-/// 16 clients, beside raw group commit and `pgbench`.
+/// 16 concurrent clients, compared with raw group commit and `pgbench`.
 pub async fn sixteen_clients(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let lasting = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Reading sessions, and the memory that touching many takes.
+//! Reads of sessions, and the memory used after reading many.
 
 use crate::client::Client;
 use crate::servers::{Server, bare};
@@ -37,7 +37,7 @@ async fn rate(address: &str, request: &[u8], lasting: Duration) -> f64 {
     total as f64 / start.elapsed().as_secs_f64()
 }
 
-/// A session of 100 messages, beside bare axum with the same bytes.
+/// A session of 100 messages, compared with bare axum serving the same bytes.
 pub async fn whole(report: &mut Report) {
     let (_dir, server) = house(&[("s", 100)]).await;
     let get = Client::request("GET", "/sessions/s", "");
@@ -53,7 +53,7 @@ pub async fn whole(report: &mut Report) {
     report.row(what, per_second(ours), per_second(theirs), ours / theirs, Promise::AtLeast(0.6));
 }
 
-/// The last 20 of 5,000 messages, beside of 100.
+/// The last 20 of 5,000 messages, compared with the last 20 of 100.
 pub async fn last(report: &mut Report) {
     let (_dir, server) = house(&[("short", 100), ("long", 5_000)]).await;
     let mut client = Client::connect(&server.address).await;
@@ -73,7 +73,7 @@ pub async fn last(report: &mut Report) {
     );
 }
 
-/// Resident memory after touching 100,000 sessions with a cache of 32 MB, beside after 10,000.
+/// Resident memory after reading 100,000 sessions with a cache of 32 MB, compared with 10,000.
 pub async fn memory(report: &mut Report) {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("sqlite:{}", dir.path().join("ours.db").display());

@@ -1,4 +1,4 @@
-//! What is measured, and what stands beside it: the real binary, a fast scripted model server, and bare axum.
+//! The servers of the benchmarks: the real binary, a fast scripted model server, and bare axum as the baseline.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -10,14 +10,14 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The binary `tenure`, running.
+/// A running `tenure` binary.
 pub struct Server {
     child: Child,
     pub address: String,
 }
 
 impl Server {
-    /// Starts it with a store and, if it needs one, a model server.
+    /// Starts the binary with a store and, if the benchmark needs one, a model server.
     pub fn start(store: &str, upstream: Option<&str>, more: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
         command.arg("--store").arg(store).args(["serve", "--listen", "127.0.0.1:0"]);
@@ -52,7 +52,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves a router on a port of its own, on threads of its own.
+/// Serves a router on its own port and threads.
 fn serve(router: Router) -> String {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -98,7 +98,7 @@ pub fn upstream() -> String {
     serve(Router::new().route("/v1/chat/completions", post(handler)).layer(axum::extract::DefaultBodyLimit::disable()))
 }
 
-/// Bare axum: the same bytes, and nothing else.
+/// Bare axum serving the same bytes, as the baseline.
 pub fn bare(body: String) -> String {
     let body = Bytes::from(body);
     serve(Router::new().route("/", get(move || async move { ([(CONTENT_TYPE, "application/json")], body.clone()) })))

@@ -1,14 +1,16 @@
-//! The first key of a deployment, from a file: for containers, where nobody can run `tenure keys add`.
+//! The bootstrap key: the first API key of a deployment, read from a file. It serves containers, where no operator
+//! can run `tenure keys add`.
 
 use super::keys::{KeyStore, NewKey, Right, hash_of, system_item, system_namespace};
 use anyhow::{Context, bail};
 use std::path::Path;
 
-/// Shorter secrets could be guessed.
+/// Minimum length of a bootstrap secret in bytes. Shorter secrets could be guessed.
 const MIN_LENGTH: usize = 32;
 
-/// Adds the key in a file as an administrator of the tenant `default`, once: a secret that was added before and revoked since
-/// stays revoked, also after a restart. Returns the key's id if it was added now.
+/// Adds the key in a file as an administrator key of the tenant `default`. This happens once per secret: a secret
+/// that was added before and has since been revoked stays revoked, also after a restart (D-103). Returns the key's
+/// id if it was added by this call, and `None` if it had been added before.
 pub async fn add_bootstrap_key(keys: &KeyStore, file: &Path) -> anyhow::Result<Option<String>> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("can not read bootstrap_key_file {}", file.display()))?;

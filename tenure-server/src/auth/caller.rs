@@ -1,4 +1,4 @@
-//! The caller of a request: who it is, and what it may do.
+//! The authenticated caller of a request, and the authorization checks that turn it into a `Principal`.
 
 use super::keys::{ApiKey, KeyStore, Right};
 use super::rate_limit::{Metered, RateLimits, ResponseHeaders, TokenMeter};
@@ -9,13 +9,13 @@ use axum::http::{HeaderMap, StatusCode, header};
 use std::sync::Arc;
 use tenure::{AccessScope, HistoryMode, Model, Principal, Quota, QuotaScope, Tenant, User};
 
-/// The caller of a request.
+/// The authenticated caller of a request: its tenant, user, rights and limits.
 #[derive(Clone, Debug)]
 pub struct Caller {
     tenant: Tenant,
-    /// Fixed by the key, or named in a header.
+    /// The user the key is bound to, or the one named in `X-Tenure-User`.
     user: Option<User>,
-    /// Whether the key is bound to the user.
+    /// True if the key is bound to `user`.
     bound: bool,
     rights: Vec<Right>,
     history: Option<HistoryMode>,
@@ -23,7 +23,7 @@ pub struct Caller {
     operator: bool,
 }
 
-/// The key that a request was sent with.
+/// The id and effective limits of the key that authenticated a request.
 #[derive(Clone, Debug)]
 struct KeyUse {
     id: String,
@@ -32,24 +32,26 @@ struct KeyUse {
 
 const USER_HEADER: &str = "x-tenure-user";
 
-/// A call from this process, by an operator who has the store: it needs no key, and names the tenant itself. It travels as an
-/// extension of the request, which nothing that comes over a socket can carry.
+/// Marks a request as issued inside this process by an operator with direct access to the store. Such a request
+/// needs no key and chooses its own tenant. It is a request extension, which cannot be set by anything received
+/// over a socket.
 #[derive(Clone, Debug)]
 pub struct LocalAccess(pub Tenant);
 
-/// What a request shows of its sender.
+/// The parts of a request that authentication reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Credentials<'a> {
-    /// `Authorization` and `X-Tenure-User`.
+    /// The request headers; `Authorization` and `X-Tenure-User` are read.
     pub headers: &'a HeaderMap,
-    /// Set for calls from this process.
+    /// Set for requests issued inside this process.
     pub operator: Option<&'a LocalAccess>,
-    /// Gets the headers of the rate limits.
+    /// Collects the rate limit headers for the response.
     pub response_headers: Option<&'a ResponseHeaders>,
 }
 
 impl Caller {
-    /// The caller of a request, which is counted against the limits of its key; `defaults` are the limits of keys that have none.
+    /// Authenticates a request and counts it against the rate limits of its key. `defaults` are the limits that
+    /// apply where the key has none of its own.
     pub async fn authenticate(
         credentials: Credentials<'_>,
         keys: &KeyStore,
@@ -91,13 +93,13 @@ impl Caller {
         })
     }
 
-    /// The id of the key that the request was sent with.
+    /// Id of the key that authenticated the request. `None` means that no key was needed.
     pub fn key_id(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.id.as_str())
     }
 }
 
-/// The key that a request was sent with, if it is valid.
+/// Looks up the key in the `Authorization` header. Fails with 401 if it is missing, unknown or expired.
 async fn find_key(headers: &HeaderMap, keys: &KeyStore) -> Result<ApiKey, ApiError> {
     let given = header_text(headers, header::AUTHORIZATION.as_str())?;
     let scheme = given.as_deref().and_then(|v| v.strip_prefix("Bearer ").or(v.strip_prefix("bearer ")));
@@ -117,8 +119,8 @@ async fn find_key(headers: &HeaderMap, keys: &KeyStore) -> Result<ApiKey, ApiErr
 }
 
 impl Caller {
-    /// Who the request's share of a limit per principal is counted for: the tenant, and the user if the key is bound to
-    /// one. A user that the request names itself does not count: each name would have a share of its own.
+    /// Owner of the request's share of a per-principal limit: the tenant, plus the user if the key is bound to one.
+    /// A user that the request names itself is ignored, because every name would get a share of its own (D-108).
     pub fn budget_owner(&self) -> String {
         match self.user.as_ref().filter(|_| self.bound) {
             Some(user) => format!("{}\0{user}", self.tenant),
@@ -140,13 +142,13 @@ impl Caller {
             true => self.user.clone(),
             false => self.user.clone().or(user),
         };
-        // An administrator who names nobody sees the whole tenant.
+        // An administrator who names no user gets access to the whole tenant.
         let everyone = user.is_none() && self.rights.contains(&Right::Admin);
         let reach = if everyone { AccessScope::Tenant } else { AccessScope::Own };
         Principal { tenant: self.tenant.clone(), user: user.unwrap_or_default(), reach, quota: self.quota() }
     }
 
-    /// What its key may have stored.
+    /// The storage quota of the key. `None` means unlimited.
     fn quota(&self) -> Option<Quota> {
         let KeyLimits { max_sessions, max_stored_bytes, .. } = self.key.as_ref()?.limits;
         let scope = if self.bound { QuotaScope::User } else { QuotaScope::Tenant };
@@ -154,28 +156,30 @@ impl Caller {
         limited.then_some(Quota { scope, max_sessions, max_stored_bytes })
     }
 
-    /// How the messages of its requests are merged, if the key says.
+    /// The key's default for merging request messages with the stored history. `None` means that the key sets none.
     pub fn history(&self) -> Option<HistoryMode> {
         self.history
     }
 
-    /// The principal, if it may read.
+    /// Returns the principal for a read, or 403 without the right `read`.
     pub fn reads(&self) -> Result<Principal, ApiError> {
         self.may(Right::Read).map(|()| self.principal(None))
     }
 
-    /// The principal, if it may write.
+    /// Returns the principal for a write, or 403 without the right `write`.
     pub fn writes(&self) -> Result<Principal, ApiError> {
         self.may(Right::Write).map(|()| self.principal(None))
     }
 
-    /// The principal, if it may write; `user` is who the body names.
+    /// Returns the principal for a write, or 403 without the right `write`. `user` is the user named in the request
+    /// body; it applies only if neither the key nor the header names one.
     pub fn writes_as(&self, user: Option<User>) -> Result<Principal, ApiError> {
         self.may(Right::Write).map(|()| self.principal(user))
     }
 
-    /// A reviewer, if it may review: sees what waits in all sessions of the tenant. An administrator of one user without the
-    /// right `review` sees that user's sessions.
+    /// Returns the principal of a reviewer, or 403 without the right `review`. A reviewer sees the pending reviews
+    /// of all sessions of the tenant; an administrator bound to one user and without the right `review` sees only
+    /// that user's sessions.
     pub fn reviews(&self) -> Result<Principal, ApiError> {
         self.may(Right::Review)?;
         let reach = match self.bound && !self.rights.contains(&Right::Review) {
@@ -185,7 +189,8 @@ impl Caller {
         Ok(Principal { reach, ..self.principal(None) })
     }
 
-    /// Who reviews, by name: the user that the key is bound to, else the one that is named.
+    /// Returns the reviewer's name for the audit trail: the user the key is bound to, else `named`, else the user
+    /// in the header. Naming a user other than the bound one is refused with 403.
     pub fn reviewer(&self, named: Option<String>) -> Result<String, ApiError> {
         let named = named.map(User::new).transpose().map_err(|e| ApiError::invalid("reviewer", e.to_string()))?;
         match (&self.user, named) {
@@ -197,14 +202,16 @@ impl Caller {
         }
     }
 
-    /// An administrator: of the tenant, or of the user that the key is bound to.
+    /// Returns the principal of an administrator, or 403 without the right `admin`. Its scope is the tenant, or the
+    /// user the key is bound to.
     pub fn administers(&self) -> Result<Principal, ApiError> {
         self.may(Right::Admin)?;
         let reach = if self.bound { AccessScope::Own } else { AccessScope::Tenant };
         Ok(Principal { reach, ..self.principal(None) })
     }
 
-    /// The tenant's administrator. A key that is bound to a user administers only that user.
+    /// Returns the principal of the tenant's administrator, or 403. A key that is bound to a user administers only
+    /// that user and is refused.
     pub fn administers_tenant(&self) -> Result<Principal, ApiError> {
         self.may(Right::Admin)?;
         match (&self.user, self.bound) {
@@ -217,22 +224,23 @@ impl Caller {
         }
     }
 
-    /// The user that its key is bound to.
+    /// The user the key is bound to, if it is bound.
     pub fn bound_user(&self) -> Option<&User> {
         self.user.as_ref().filter(|_| self.bound)
     }
 
-    /// Whether it is an operator who has the store itself.
+    /// Returns true if the request was issued by an operator with direct access to the store.
     pub fn is_operator(&self) -> bool {
         self.operator
     }
 
-    /// Refuses a model call if its key has no tokens left this minute.
+    /// Rejects a model call with 429 if the key has no tokens left in its `tokens_per_minute` bucket.
     pub fn admit_model_call(&self, rate_limits: &Arc<RateLimits>) -> Result<(), ApiError> {
         self.key.as_ref().map_or(Ok(()), |key| rate_limits.admit_tokens(&key.id, key.limits))
     }
 
-    /// A model whose tokens are charged to the caller's key, if it has a limit.
+    /// Wraps a model so that its tokens are charged to the caller's key. Returns the model unchanged if the key has
+    /// no token limit.
     pub fn metered(&self, rate_limits: &Arc<RateLimits>, model: Arc<dyn Model>) -> Arc<dyn Model> {
         match self.token_meter(rate_limits) {
             Some(meter) => Arc::new(Metered { model, meter }),
@@ -240,7 +248,7 @@ impl Caller {
         }
     }
 
-    /// Charges the caller's key for tokens, if it has a limit.
+    /// Returns a meter that charges tokens to the caller's key, or `None` if the key has no token limit.
     pub fn token_meter(&self, rate_limits: &Arc<RateLimits>) -> Option<TokenMeter> {
         let key = self.key.as_ref()?;
         let limit = key.limits.tokens_per_minute?;

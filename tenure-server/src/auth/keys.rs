@@ -1,4 +1,5 @@
-//! API keys: created, listed, rotated, revoked and looked up in the store.
+//! API keys: creation, listing, rotation, revocation and cached lookup in the store. Only hashes of secrets are
+//! persisted (D-101).
 
 use crate::clock::Stopwatch;
 use crate::config::KeyLimits;
@@ -17,19 +18,21 @@ use tenure::{HistoryMode, Tenant, Tenure, User};
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
-/// The tenant that holds the keys of all others. Nobody can have a key for it.
+/// The reserved tenant whose namespaces hold the keys of all tenants. No key can be created for it.
 pub const SYSTEM: &str = "tenure:system";
-/// How long a key that was read is trusted: one that another process revokes works no longer than this.
+/// Lifetime of a cached key. A key revoked by another process is accepted for at most this long.
 const FRESH: SignedDuration = SignedDuration::from_secs(2);
-/// How many keys are cached.
+/// Maximum number of cached keys.
 const MAX_CACHED: usize = 10_000;
-/// How many lookups of unknown keys may use the store at once: whoever has no key must not slow down those who have one.
+/// Maximum number of concurrent store lookups for unknown keys, so that clients without a key cannot slow down
+/// clients with one.
 const MAX_UNKNOWN_LOOKUPS: usize = 4;
-/// The last use of a key is recorded at most this often.
+/// Minimum interval between two records of a key's last use.
 const MARK_EVERY: SignedDuration = SignedDuration::from_secs(60);
-/// `/readyz` writes to the store at most this often.
+/// Minimum interval between two test writes of `/readyz`.
 const WRITE_EVERY: Duration = Duration::from_secs(5);
-/// The item that says that a store has had keys: they stay required, for every node and after every restart.
+/// The item that records that a store has had keys. While it exists, keys are required on every node and after
+/// every restart.
 const REQUIRED: &str = "keys-required";
 
 /// What a key permits.
@@ -46,60 +49,60 @@ pub enum Right {
     Admin,
 }
 
-/// A key to be created.
+/// The settings of a key to create.
 #[derive(Clone, Debug, Default)]
 pub struct NewKey {
-    /// Whose data it opens.
+    /// The tenant whose data it grants access to.
     pub tenant: Tenant,
-    /// The only user it can act as.
+    /// The only user it can act as. `None` means any user of the tenant.
     pub user: Option<User>,
-    /// What it permits.
+    /// The rights it grants; at least one.
     pub rights: Vec<Right>,
-    /// What it is for.
+    /// A description of its purpose, at most 100 printable characters.
     pub name: Option<String>,
-    /// How the messages of its requests are merged, if neither they nor the assistant say.
+    /// How request messages are merged with the stored history if neither the request nor the assistant sets it.
     pub history: Option<HistoryMode>,
-    /// When it stops working.
+    /// When it expires. `None` means never.
     pub expires_at: Option<Timestamp>,
-    /// Its limits.
+    /// Its rate limits and quotas.
     pub limits: KeyLimits,
 }
 
-/// A key as it is stored: without the secret.
+/// A key as it is persisted: without the secret.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ApiKey {
-    /// The beginning of its hash.
+    /// The first 12 hex digits of `hash`.
     pub id: String,
-    /// The BLAKE3 hash of the secret.
+    /// The BLAKE3 hash of the secret, in hex.
     pub hash: String,
-    /// What it is for.
+    /// A description of its purpose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whose data it opens.
+    /// The tenant whose data it grants access to.
     pub tenant: Tenant,
-    /// The only user it can act as.
+    /// The only user it can act as. `None` means any user of the tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
-    /// What it permits.
+    /// The rights it grants.
     pub rights: Vec<Right>,
     /// When it was created.
     pub created_at: Timestamp,
-    /// When it stops working.
+    /// When it expires. `None` means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// When it was last used, to the minute.
+    /// When it was last used, to the minute. `None` means never.
     #[serde(skip)]
     pub last_used_at: Option<Timestamp>,
-    /// How the messages of its requests are merged, if neither they nor the assistant say.
+    /// How request messages are merged with the stored history if neither the request nor the assistant sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<HistoryMode>,
-    /// Its limits.
+    /// Its rate limits and quotas.
     #[serde(default, skip_serializing_if = "KeyLimits::is_empty")]
     pub limits: KeyLimits,
 }
 
 impl ApiKey {
-    /// Whether it has stopped working.
+    /// Returns true if the key has expired at `now`.
     pub fn has_expired(&self, now: Timestamp) -> bool {
         self.expires_at.is_some_and(|at| at <= now)
     }
@@ -111,20 +114,20 @@ impl ApiKey {
     }
 }
 
-/// The keys of a store, with a short-lived cache.
+/// The API keys of a store, with a short-lived cache.
 #[derive(Debug)]
 pub struct KeyStore {
     tenure: Tenure,
-    /// Keys by id, with the time they were read.
+    /// Cached keys by id, with the time each was read.
     cached: Cache<String, (Timestamp, ApiKey)>,
-    /// Whether the store requires keys, with the time it was read.
+    /// Cached answer to whether the store requires keys, with the time it was read.
     required: Mutex<Option<(Timestamp, bool)>>,
-    /// Whether this server requires keys whatever the store says.
+    /// True if this server requires keys even if the store does not.
     always: AtomicBool,
-    /// When the last use of each key was recorded.
+    /// When the last use of each key was last recorded.
     marked: Mutex<HashMap<String, Timestamp>>,
     unknown_lookups: Semaphore,
-    /// When the store was last written to, to see whether it can be.
+    /// When the last test write of `/readyz` succeeded.
     written: Mutex<Option<Stopwatch>>,
 }
 
@@ -141,7 +144,7 @@ pub(super) fn system_item(key: impl Into<String>, value: String, now: Timestamp)
     Item::new(key, value, now)
 }
 
-/// The hash of a secret, and the id of the key it belongs to.
+/// Returns the hash of a secret and the id of the key it belongs to.
 pub(super) fn hash_of(secret: &str) -> (String, String) {
     let hash = blake3::hash(secret.as_bytes()).to_hex().to_string();
     let id = hash[..12].to_owned();
@@ -149,7 +152,7 @@ pub(super) fn hash_of(secret: &str) -> (String, String) {
 }
 
 impl KeyStore {
-    /// The keys in a store.
+    /// Opens the keys of a store.
     pub fn of(tenure: Tenure) -> Self {
         Self {
             tenure,
@@ -162,12 +165,12 @@ impl KeyStore {
         }
     }
 
-    /// The store that holds them.
+    /// The store that holds the keys.
     pub(super) fn tenure(&self) -> &Tenure {
         &self.tenure
     }
 
-    /// Creates a key. The secret that is returned is shown once and stored nowhere.
+    /// Creates a key with a random secret. The secret is returned once and never persisted.
     pub async fn add(&self, new: NewKey) -> tenure::Result<(ApiKey, String)> {
         let mut random = [0u8; 32];
         getrandom::fill(&mut random).map_err(|e| tenure::Error::unavailable(format!("no random numbers: {e}")))?;
@@ -175,7 +178,7 @@ impl KeyStore {
         Ok((self.add_secret(new, &secret).await?, secret))
     }
 
-    /// Creates a key whose secret is given.
+    /// Creates a key with the given secret.
     pub(super) async fn add_secret(&self, new: NewKey, secret: &str) -> tenure::Result<ApiKey> {
         let NewKey { tenant, user, mut rights, name, history, expires_at, limits } = new;
         if tenant.as_str() == SYSTEM {
@@ -214,8 +217,8 @@ impl KeyStore {
         Ok(())
     }
 
-    /// Replaces a key by a new one with the same settings; the old one works for `grace` longer. A key with an expiry gets a
-    /// successor that lives as long as it was meant to.
+    /// Replaces a key with a new one that has the same settings; the old key stays valid for `grace`. The successor
+    /// of a key with an expiry gets the same lifetime, counted from now. Returns `None` if there is no such key.
     pub async fn rotate(&self, id: &str, grace: Duration) -> tenure::Result<Option<(ApiKey, String)>> {
         let Some(mut old) = self.get(id).await? else { return Ok(None) };
         let now = self.tenure.now();
@@ -239,13 +242,13 @@ impl KeyStore {
         Ok(Some(created))
     }
 
-    /// A key by its id, as the store has it.
+    /// Reads a key by its id from the store, bypassing the cache.
     pub async fn get(&self, id: &str) -> tenure::Result<Option<ApiKey>> {
         let item = self.tenure.store().get(&keys_namespace(), id, None).await?;
         item.as_ref().map(ApiKey::from_item).transpose()
     }
 
-    /// All keys, oldest first.
+    /// Lists all keys, oldest first.
     pub async fn list(&self) -> tenure::Result<Vec<ApiKey>> {
         let (mut keys, mut after) = (Vec::new(), None::<String>);
         loop {
@@ -260,7 +263,7 @@ impl KeyStore {
         Ok(keys)
     }
 
-    /// From now on requests need a key, also after the last one is revoked.
+    /// Persists that requests need a key from now on, also after the last key is revoked.
     async fn require(&self) -> tenure::Result<()> {
         let item = system_item(REQUIRED, "true".to_owned(), self.tenure.now());
         self.tenure.store().put(&system_namespace("auth"), &item, None).await?;
@@ -268,7 +271,7 @@ impl KeyStore {
         Ok(())
     }
 
-    /// Accepts requests without a key again, on loopback. Refused while there are keys.
+    /// Accepts unauthenticated requests again, on loopback. Fails while there are keys.
     pub async fn allow_unauthenticated(&self) -> tenure::Result<()> {
         if self.are_there().await? {
             return Err(tenure::Error::invalid("keys", "there are keys; revoke them first (`tenure keys list`)"));
@@ -278,9 +281,9 @@ impl KeyStore {
         Ok(())
     }
 
-    /// Removes a key by its id; whether there was one.
+    /// Removes a key by its id. Returns false if there was none.
     pub async fn revoke(&self, id: &str) -> tenure::Result<bool> {
-        // A store of an older version does not say yet that it has had keys.
+        // A store written by an older version does not yet record that it has had keys.
         if self.tenure.store().get(&keys_namespace(), id, None).await?.is_some() {
             self.require().await?;
         }
@@ -294,12 +297,13 @@ impl KeyStore {
         *self.required.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// From now on this server answers nobody without a key, whatever the store says.
+    /// Makes this server require keys from now on, regardless of the store.
     pub fn always_require(&self) {
         self.always.store(true, Ordering::Relaxed);
     }
 
-    /// Whether requests need a key: there are keys, there have been, or this server always requires them.
+    /// Returns true if requests need a key: the store has keys or has had some, or this server always requires
+    /// them.
     pub async fn are_required(&self) -> tenure::Result<bool> {
         if self.always.load(Ordering::Relaxed) {
             return Ok(true);
@@ -316,13 +320,13 @@ impl KeyStore {
         Ok(required)
     }
 
-    /// Whether there is any key.
+    /// Returns true if there is at least one key.
     pub async fn are_there(&self) -> tenure::Result<bool> {
         Ok(!self.tenure.store().items(&keys_namespace(), None, 1).await?.is_empty())
     }
 
-    /// The key that a secret belongs to, expired or not. One that is not cached is looked up in the store: it may have been
-    /// created a moment ago, by another process.
+    /// Finds the key that a secret belongs to, expired or not. A key that is not cached is looked up in the store,
+    /// because another process may just have created it.
     pub async fn find(&self, secret: &str) -> tenure::Result<Option<ApiKey>> {
         let (hash, id) = hash_of(secret);
         let is_it = |key: &ApiKey| bool::from(key.hash.as_bytes().ct_eq(hash.as_bytes()));
@@ -351,8 +355,8 @@ impl KeyStore {
         }
     }
 
-    /// Whether the store can be read and written. It is written to at most every five seconds, so that probes cost little; a
-    /// failed write is tried again with the next probe.
+    /// Checks that the store can be read and written. The write happens at most every five seconds, so that probes
+    /// are cheap; after a failed write the next probe retries it.
     pub async fn check_store(&self) -> tenure::Result<()> {
         self.are_there().await?;
         let written = *self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -366,7 +370,7 @@ impl KeyStore {
         Ok(())
     }
 
-    /// Whether the use of a key should be recorded now; then [`KeyStore::record_use`] is to be called.
+    /// Returns true if the use of a key should be recorded now; the caller then calls [`KeyStore::record_use`].
     pub fn is_use_due(&self, id: &str) -> bool {
         let now = self.tenure.now();
         let mut marked = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -377,7 +381,7 @@ impl KeyStore {
         true
     }
 
-    /// Records that a key was used.
+    /// Records the time of a key's last use.
     pub async fn record_use(&self, id: &str) {
         if let Err(e) = self.tenure.store().get(&keys_namespace(), id, Some(self.tenure.now())).await {
             tracing::debug!(key = id, error = %e, "the last use of a key was not recorded");

@@ -1,4 +1,5 @@
-//! Rate limits per key: token buckets that hold one minute's worth and refill continuously. Each node counts on its own.
+//! Rate limits per key: token buckets that hold one minute's worth and refill continuously. Each node counts on its
+//! own (D-104).
 
 use crate::clock::Stopwatch;
 use crate::config::KeyLimits;
@@ -11,12 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tenure::{Model, ModelChunk, ModelError, ModelStream, Prompt};
 
-/// What is limited per minute.
+/// A quantity that is limited per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resource {
     /// HTTP requests.
     Requests,
-    /// Tokens that models read and write.
+    /// Input and output tokens of models.
     Tokens,
 }
 
@@ -37,11 +38,12 @@ impl Resource {
     }
 }
 
-/// What is left of one key's minute. Negative: used in advance, by a request whose cost was known only afterwards.
+/// The token bucket of one key and resource. A negative level is debt, from a request whose cost was known only
+/// afterwards.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     remaining: f64,
-    /// When it was last refilled, since the start of the process.
+    /// When it was last refilled, as time since the start of the process.
     at: Duration,
 }
 
@@ -52,27 +54,27 @@ impl Bucket {
         self.at = now;
     }
 
-    /// The time until this much is there.
+    /// Returns the time until the bucket holds `amount`, at most one day.
     fn time_until(&self, amount: f64, limit: u64) -> Duration {
         let missing = (amount - self.remaining).max(0.0);
         Duration::from_secs_f64((missing * 60.0 / limit as f64).min(86_400.0))
     }
 }
 
-/// The state of one limit, for the response headers.
+/// The state of one rate limit, for the response headers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LimitStatus {
     resource: Resource,
     limit: u64,
     remaining: u64,
-    /// Until the bucket is full again.
+    /// Time until the bucket is full again.
     reset: Duration,
-    /// Until a refused request may be sent again.
+    /// Time until a rejected request may be retried. `None` means that the request was admitted.
     retry_after: Option<Duration>,
 }
 
 impl LimitStatus {
-    /// The headers that OpenAI's clients know: `x-ratelimit-limit-requests` and so on.
+    /// The headers that OpenAI clients know: `x-ratelimit-limit-requests` and so on.
     fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
         let name = self.resource.name();
         let reset = format!("{}ms", self.reset.as_millis());
@@ -94,7 +96,7 @@ impl LimitStatus {
     }
 }
 
-/// The names of the headers, for pages of other sites.
+/// The names of all rate limit headers, exposed to cross-origin pages (CORS).
 pub const HEADERS: [&str; 6] = [
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
@@ -104,7 +106,7 @@ pub const HEADERS: [&str; 6] = [
     "x-ratelimit-reset-tokens",
 ];
 
-/// The buckets of all keys that have limits. At most two per key that exists.
+/// The token buckets of all keys that have limits: at most two per existing key.
 #[derive(Debug)]
 pub struct RateLimits {
     buckets: Mutex<HashMap<(String, Resource), Bucket>>,
@@ -118,7 +120,7 @@ impl Default for RateLimits {
 }
 
 impl RateLimits {
-    /// Takes from a bucket if it is not empty. `amount` 0: only looks.
+    /// Takes `amount` from a bucket unless it is empty. An `amount` of 0 only reads the state.
     fn take(&self, key: &str, resource: Resource, limit: u64, amount: u64) -> LimitStatus {
         self.with(key, resource, limit, |bucket| {
             let refused = bucket.remaining < 1.0;
@@ -135,7 +137,7 @@ impl RateLimits {
         })
     }
 
-    /// Takes from a bucket, whatever is left in it; a negative amount is given back.
+    /// Takes `amount` from a bucket even if that makes it negative. A negative amount is a refund.
     fn charge(&self, key: &str, resource: Resource, limit: u64, amount: i64) {
         self.with(key, resource, limit, |bucket| bucket.remaining -= amount as f64);
     }
@@ -149,7 +151,8 @@ impl RateLimits {
         change(bucket)
     }
 
-    /// Counts a request of a key; refuses it if the key is over one of its limits. `responses` gets the headers.
+    /// Counts a request of a key, and rejects it with 429 if the key is over `requests_per_minute`. The state of
+    /// both limits is added to `responses`.
     pub fn admit(&self, key: &str, limits: KeyLimits, responses: Option<&ResponseHeaders>) -> Result<(), ApiError> {
         let requests = limits.requests_per_minute.map(|limit| self.take(key, Resource::Requests, limit, 1));
         let tokens = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
@@ -157,18 +160,18 @@ impl RateLimits {
         if let Some(responses) = responses {
             responses.add(statuses.iter().flatten().flat_map(LimitStatus::headers));
         }
-        // Whoever has no tokens left can still read.
+        // A key without tokens left may still send requests that call no model.
         requests.and_then(|status| status.error()).map_or(Ok(()), Err)
     }
 
-    /// Refuses a request that would call a model for a key that has no tokens left.
+    /// Rejects a model call with 429 if the key has no tokens left.
     pub fn admit_tokens(&self, key: &str, limits: KeyLimits) -> Result<(), ApiError> {
         let status = limits.tokens_per_minute.map(|limit| self.take(key, Resource::Tokens, limit, 0));
         status.and_then(|status| status.error()).map_or(Ok(()), Err)
     }
 }
 
-/// Headers that are added to the response of a request, whatever it is. Travels as an extension of the request.
+/// Headers to add to the response of a request, whether it succeeds or fails. It is a request extension.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseHeaders(Arc<Mutex<Vec<(HeaderName, HeaderValue)>>>);
 
@@ -177,13 +180,13 @@ impl ResponseHeaders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(headers);
     }
 
-    /// The headers that were added.
+    /// Removes and returns the collected headers.
     pub fn take(&self) -> Vec<(HeaderName, HeaderValue)> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Charges a key for the tokens of its model calls.
+/// Charges the tokens of model calls to a key.
 #[derive(Clone, Debug)]
 pub struct TokenMeter {
     pub(super) limits: Arc<RateLimits>,
@@ -192,7 +195,7 @@ pub struct TokenMeter {
 }
 
 impl TokenMeter {
-    /// Charges for a text of so many bytes.
+    /// Charges the estimated tokens of a text of `bytes` bytes.
     pub fn charge_text(&self, bytes: usize) {
         self.charge(bytes.div_ceil(BYTES_PER_TOKEN) as i64);
     }
@@ -202,16 +205,17 @@ impl TokenMeter {
     }
 }
 
-/// A model whose tokens are charged to a key as they are used: estimated from the bytes of the prompt and of each chunk, and
-/// corrected when the model reports its usage. A client that goes away is charged for what it has caused.
+/// A model wrapper that charges tokens to a key as they are used: estimated from the bytes of the prompt and from
+/// the chunks, and corrected when the model reports its usage. A client that disconnects is charged for what it has
+/// caused.
 pub struct Metered {
-    /// The model.
+    /// The wrapped model.
     pub model: Arc<dyn Model>,
-    /// Who is charged.
+    /// The meter of the key to charge.
     pub meter: TokenMeter,
 }
 
-/// Bytes of text that count as one token where a model does not report its usage.
+/// Estimated bytes of text per token, where a model does not report its usage.
 const BYTES_PER_TOKEN: usize = 4;
 
 #[async_trait]
@@ -224,7 +228,8 @@ impl Model for Metered {
         let (meter, mut charged) = (self.meter.clone(), estimate);
         Ok(Box::pin(pieces.inspect(move |piece| {
             let Ok(ModelChunk::Chunk(text) | ModelChunk::Whole(text)) = piece else { return };
-            // The content of a chunk is a small part of its JSON: one token each is closer than its length.
+            // The content is a small part of a chunk's JSON, so one token per chunk is a better estimate than its
+            // length.
             let more = match (piece, reported_usage(text)) {
                 (_, Some(total)) => total - charged,
                 (Ok(ModelChunk::Whole(_)), None) => text.len().div_ceil(BYTES_PER_TOKEN) as i64,
@@ -236,7 +241,7 @@ impl Model for Metered {
     }
 }
 
-/// The total of the tokens that a response reports.
+/// Returns the total token usage that a response reports.
 fn reported_usage(text: &str) -> Option<i64> {
     if !text.contains("\"total_tokens\"") {
         return None;

@@ -1,4 +1,4 @@
-//! `tenure audit`: the decisions of people, and whether they were changed since.
+//! `tenure audit`: shows or exports the audit trail of review decisions and verifies its hash chain.
 
 use super::client::with_query;
 use super::output::{self, age, brief, clean, field, line, note, print};
@@ -39,7 +39,7 @@ pub enum AuditFormat {
 }
 
 impl AuditArgs {
-    /// Shows or exports them. A broken hash chain is exit code 1.
+    /// Shows or exports the decisions. A broken hash chain is exit code 1.
     pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         let Some(session) = &self.session else {

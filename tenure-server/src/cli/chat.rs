@@ -1,4 +1,4 @@
-//! `tenure chat`: talking in a session.
+//! `tenure chat`: an interactive chat in a session.
 
 use super::client::{ApiClient, ApiRefusal, PageStream};
 use super::output::{self, clean, field, line, note, print, short};
@@ -42,45 +42,45 @@ pub struct ChatArgs {
     assistant: Option<String>,
 }
 
-/// A conversation.
+/// The state of an interactive chat.
 struct ChatSession {
     client: ApiClient,
     input: LineInput,
     id: SessionId,
-    /// Whether the session is there; an id that nobody knows becomes one with the first message.
+    /// True if the session exists. An unknown id is created with the first message.
     begun: bool,
     model: Option<String>,
     assistant: Option<String>,
-    /// Whether the last answer was stopped, and its turn may still be on.
+    /// True if the last answer was cancelled and its turn may still be running.
     stopped: bool,
 }
 
-/// What a line that begins with a slash asks for.
+/// A parsed slash command.
 enum SlashCommand<'a> {
     Help,
     Quit,
     New,
-    /// The last so many messages.
+    /// Shows this many of the last messages.
     History(usize),
     Sessions,
-    /// The id of a session, perhaps shortened.
+    /// Continues another session, by its id or a part of it.
     Switch(&'a str),
     Models,
     Model(&'a str),
-    /// A place; the end if none is named.
+    /// Forks at a position. `None` means the end.
     Fork(Option<&'a str>),
-    /// A place, as the route takes it.
+    /// Rewinds to a position, in the form the route takes.
     Rewind(Value),
     Checkpoints,
-    /// Its label; generated if there is none.
+    /// Sets a checkpoint with this label. `None` means a generated label.
     Checkpoint(Option<&'a str>),
-    /// How many turns stay as they are.
+    /// Compacts all but this many of the newest turns.
     Compact(Option<usize>),
     Title(&'a str),
 }
 
 impl<'a> SlashCommand<'a> {
-    /// Reads a line, without its slash.
+    /// Parses a line without its leading slash.
     fn parse(command: &'a str) -> anyhow::Result<Self> {
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         let argument = Some(rest.trim()).filter(|rest| !rest.is_empty());
@@ -105,14 +105,14 @@ impl<'a> SlashCommand<'a> {
     }
 }
 
-/// What comes after a command.
+/// Whether the chat continues after a command.
 enum NextPrompt {
     GoOn,
     Leave,
 }
 
 impl ChatArgs {
-    /// Talks until there is no more to say.
+    /// Runs the chat until the end of the input or `/quit`.
     pub async fn run(self, at: &TargetArgs) -> anyhow::Result<()> {
         let client = at.client(Needs::Models).await?;
         let id = match &self.session {
@@ -130,13 +130,13 @@ impl ChatArgs {
     }
 }
 
-/// The last messages; `None` if there is no such session.
+/// Reads the last `count` messages. Returns `None` if there is no such session.
 async fn recent(client: &ApiClient, id: &SessionId, count: usize) -> anyhow::Result<Option<Vec<Value>>> {
     match client.get::<Value>(&format!("/sessions/{id}/messages?last={count}")).await {
         Ok(mut page) => Ok(Some(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default())),
         Err(e) => match ApiRefusal::of(&e).map(|r| r.status) {
             Some(404) => Ok(None),
-            // Expired: what becomes of it is the server's to say when the first message comes.
+            // The session has expired: the server applies `on_expired` when the first message arrives.
             Some(410) => Ok(Some(Vec::new())),
             _ => Err(e),
         },
@@ -175,7 +175,7 @@ impl ChatSession {
             match done {
                 Ok(NextPrompt::GoOn) => {}
                 Ok(NextPrompt::Leave) => return Ok(()),
-                // A person can try again; a script should know.
+                // At a terminal the user can retry; a script needs the failure.
                 Err(e) if self.input.is_terminal() && e.downcast_ref::<std::io::Error>().is_none() => {
                     note(format!("error: {}", clean(&format!("{e:#}"))));
                 }
@@ -184,7 +184,7 @@ impl ChatSession {
         }
     }
 
-    /// Says something and shows the answer; while the model calls tools, asks for their results.
+    /// Sends a message and prints the answer. While the model calls tools, the user is asked for their results.
     async fn say(&mut self, message: String) -> anyhow::Result<()> {
         let mut messages = vec![message];
         loop {
@@ -212,9 +212,9 @@ impl ChatSession {
         }
     }
 
-    /// One answer, shown as it comes. `None` if it was stopped.
+    /// Requests one answer and prints it while it is streamed. Returns `None` if the user cancelled it.
     async fn answer(&mut self, messages: &[String]) -> anyhow::Result<Option<Value>> {
-        // Whoever stops an answer, or closes the terminal, does not want the rest of it.
+        // A user who cancels an answer or closes the terminal does not want the rest of it.
         let mut body = json!({"session_id": self.id, "history": "append", "stream": true, "on_disconnect": "cancel"});
         if let Some(model) = &self.model {
             body["model"] = json!(model);
@@ -222,11 +222,11 @@ impl ChatSession {
         if let Some(assistant) = self.assistant.as_ref().filter(|_| !self.begun) {
             body["assistant_id"] = json!(assistant);
         }
-        // An answer that was stopped may still be on: this one takes its place.
+        // The turn of a cancelled answer may still be running: this one interrupts it.
         if std::mem::take(&mut self.stopped) {
             body["on_busy"] = json!("interrupt");
         }
-        // Messages are kept as they are sent: the role comes first, as everybody writes it.
+        // Messages are stored exactly as sent: they are inserted as text, with the role first, as is customary.
         let mut body = body.to_string();
         body.pop();
         body.push_str(&format!(r#","messages":[{}]}}"#, messages.join(",")));
@@ -249,11 +249,11 @@ impl ChatSession {
             }
             None => {
                 line("")?;
-                // What was asked is stored before the model is.
+                // The user's message is committed before the model is called.
                 (self.begun, self.stopped) = (true, true);
                 if let Some(run) = run {
                     let path = format!("/sessions/{}/runs/{run}/cancel", self.id);
-                    // It may have ended by itself meanwhile.
+                    // The run may have ended by itself meanwhile.
                     self.stopped = self.client.send(Method::POST, &path, None).await.is_err();
                 }
                 note("stopped; what was said until then is kept");
@@ -355,7 +355,7 @@ impl ChatSession {
         note(format!("{}session {}", if begun { "" } else { "new " }, self.id));
     }
 
-    /// Makes the session if it is not there yet.
+    /// Creates the session if it does not exist yet.
     async fn begin(&mut self) -> anyhow::Result<()> {
         if !self.begun {
             let mut body = json!({"id": self.id});
@@ -369,7 +369,8 @@ impl ChatSession {
     }
 }
 
-/// Asks, and prints the answer as it comes; the whole message at the end. Tells which run it is as soon as that is known.
+/// Sends a request, prints the streamed answer, and returns the complete message. `run` is set as soon as the run's
+/// id is known.
 async fn hear(client: &ApiClient, body: String, run: &mut Option<String>) -> anyhow::Result<Value> {
     let mut response = client.send(Method::POST, "/v1/chat/completions", Some(body)).await?;
     let (mut events, mut answer, mut done) = (SseDecoder::default(), ModelAnswer::default(), false);

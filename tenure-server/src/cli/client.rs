@@ -1,4 +1,4 @@
-//! How commands speak to a server: the routes of `docs/api.md`, in this process or over HTTP.
+//! The client that commands use: the routes of `docs/api.md`, called in this process or over HTTP (D-098).
 
 use crate::app::AppState;
 use crate::auth::LocalAccess;
@@ -16,10 +16,10 @@ use std::time::Duration;
 use tenure::{SessionId, Tenant, User};
 use tower::ServiceExt;
 
-/// How many sessions are looked at for an id that was shortened.
+/// Maximum number of sessions scanned to resolve an abbreviated id.
 const MAX_LOOKED_AT: usize = 1000;
 
-/// The way to the sessions. The answers are the same, whichever it is.
+/// A client of the HTTP routes. Responses are the same in process and over the network.
 #[derive(Debug)]
 pub struct ApiClient {
     transport: ClientTransport,
@@ -30,39 +30,39 @@ pub struct ApiClient {
 
 #[derive(Debug)]
 enum ClientTransport {
-    /// The server's own routes, called in this process.
+    /// The server's own router, called in this process.
     Local(Router, LocalAccess),
-    /// A running server.
+    /// A running server, called over HTTP.
     Remote { http: reqwest::Client, base: String, key: Option<String> },
 }
 
-/// An answer whose body is still to come.
+/// A successful response whose body is still streaming.
 pub struct ClientResponse {
-    /// Its body in parts.
+    /// The body as a stream of chunks.
     pub body: BoxStream<'static, anyhow::Result<Bytes>>,
-    /// What the answer's format cannot carry, if it is an export.
+    /// For an export, the comma-separated list of what its format cannot represent.
     pub left_out: Option<String>,
 }
 
-/// What was asked for was refused.
+/// An error response of the API.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiRefusal {
     /// The HTTP status.
     pub status: u16,
-    /// One stable word.
+    /// The stable error code.
     pub code: String,
     /// What was wrong and what to do.
     pub message: String,
 }
 
 impl ApiRefusal {
-    /// The refusal that an error is, if it is one.
+    /// Returns the API error response that an error was caused by, if any.
     pub fn of(e: &anyhow::Error) -> Option<&Self> {
         e.downcast_ref()
     }
 
-    /// Reads the envelope.
+    /// Parses the error envelope.
     fn read(status: u16, body: &str) -> Self {
         let told = serde_json::from_str::<Value>(body).unwrap_or_default();
         let text = |name: &str| told["error"][name].as_str().unwrap_or_default().to_owned();
@@ -90,12 +90,12 @@ fn left_out(headers: &HeaderMap) -> Option<String> {
 }
 
 impl ApiClient {
-    /// Calls the routes of a server in this process, as an operator of a tenant.
+    /// Creates a client of the routes in this process, acting as an operator of a tenant.
     pub fn local(app: AppState, tenant: Tenant, user: Option<User>) -> Self {
         Self { transport: ClientTransport::Local(in_process(&app), LocalAccess(tenant)), user, _app: Some(app) }
     }
 
-    /// Calls the routes of a running server.
+    /// Creates a client of a running server.
     pub fn remote(server: &str, key: Option<String>, user: Option<User>) -> anyhow::Result<Self> {
         let base = server.trim_end_matches('/').to_owned();
         let url = reqwest::Url::parse(&base).map_err(|e| anyhow!("{base:?} is not the URL of a server: {e}"))?;
@@ -106,7 +106,7 @@ impl ApiClient {
         Ok(Self { transport: ClientTransport::Remote { http, base, key }, user, _app: None })
     }
 
-    /// Asks, and gives the answer if it is a good one.
+    /// Sends a request. Any status other than success is returned as an `ApiRefusal` error.
     pub async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<ClientResponse> {
         let (status, answer) = match &self.transport {
             ClientTransport::Local(router, hand) => {
@@ -151,22 +151,23 @@ impl ApiClient {
         Err(ApiRefusal::read(status.as_u16(), &body).into())
     }
 
-    /// Whether it is a store that this process has opened, and no server.
+    /// Returns true if this process has opened the store itself, instead of calling a server.
     pub fn is_store(&self) -> bool {
         matches!(self.transport, ClientTransport::Local(..))
     }
 
-    /// Reads something.
+    /// Sends a GET request and deserializes the response.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.send(Method::GET, path, None).await?.json().await
     }
 
-    /// Does something.
+    /// Sends a POST request with a JSON body.
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<ClientResponse> {
         self.send(Method::POST, path, Some(body.to_string())).await
     }
 
-    /// The session that is meant: by its id, or by the end or the beginning of a generated one.
+    /// Resolves a session id, or a prefix or suffix of a generated one. An ambiguous abbreviation is an error; one
+    /// that matches nothing is taken as an id.
     pub async fn resolve(&self, given: &str) -> anyhow::Result<SessionId> {
         let id = SessionId::new(given)?;
         if !may_be_short(given) {
@@ -194,13 +195,13 @@ impl ApiClient {
     }
 }
 
-/// Whether this can be a part of a generated id (a UUID).
+/// Returns true if the text can be a part of a generated id (a UUID).
 fn may_be_short(given: &str) -> bool {
     (4..36).contains(&given.len()) && given.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
 }
 
 impl ClientResponse {
-    /// The whole body.
+    /// Reads the whole body as text.
     pub async fn text(mut self) -> anyhow::Result<String> {
         let mut all = Vec::new();
         while let Some(part) = self.body.next().await {
@@ -209,7 +210,7 @@ impl ClientResponse {
         String::from_utf8(all).context("the answer is not text")
     }
 
-    /// The body, understood.
+    /// Reads and deserializes the whole body.
     pub async fn json<T: DeserializeOwned>(self) -> anyhow::Result<T> {
         let text = self.text().await?;
         serde_json::from_str(&text)
@@ -217,21 +218,21 @@ impl ClientResponse {
     }
 }
 
-/// A list over all its pages.
+/// An iterator over a paged list, which fetches pages on demand.
 pub struct PageStream<'a> {
     client: &'a ApiClient,
     path: String,
     query: Vec<(String, String)>,
     page: std::vec::IntoIter<Value>,
     left: usize,
-    /// The size of a page; `None` lets the server choose.
+    /// The requested page size. `None` lets the server choose.
     size: Option<usize>,
-    /// Where the list goes on after what was taken: `Some(None)` at its end, `None` before the first page.
+    /// The cursor of the next page: `None` before the first page, `Some(None)` after the last.
     next: Option<Option<String>>,
 }
 
 impl<'a> PageStream<'a> {
-    /// At most `limit` of a list.
+    /// Lists at most `limit` elements.
     pub fn new(client: &'a ApiClient, path: &str, query: &[(&str, &str)], limit: usize) -> Self {
         let query = query.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         Self {
@@ -245,7 +246,7 @@ impl<'a> PageStream<'a> {
         }
     }
 
-    /// The next thing in the list.
+    /// Returns the next element, or `None` at the end of the list or at the limit.
     pub async fn next(&mut self) -> anyhow::Result<Option<Value>> {
         while self.left > 0 {
             if let Some(thing) = self.page.next() {
@@ -261,7 +262,7 @@ impl<'a> PageStream<'a> {
             }
             let page = self.client.get(&with_query(&self.path, &query)?).await;
             let mut page: Value = match page {
-                // Its pages are smaller than usual.
+                // The server's `max_page` is smaller than the requested size.
                 Err(e) if self.size.is_some() && e.to_string().contains("max_page") => {
                     self.size = None;
                     continue;
@@ -275,7 +276,7 @@ impl<'a> PageStream<'a> {
         Ok(None)
     }
 
-    /// Everything, and where the list goes on.
+    /// Collects all elements, and returns them with the cursor of the next page, if there is one.
     pub async fn all(mut self) -> anyhow::Result<(Vec<Value>, Option<String>)> {
         let mut all = Vec::new();
         while let Some(thing) = self.next().await? {
@@ -285,7 +286,7 @@ impl<'a> PageStream<'a> {
     }
 }
 
-/// A path with parameters.
+/// Appends URL-encoded query parameters to a path.
 pub fn with_query<K: AsRef<str>, V: AsRef<str>>(path: &str, query: &[(K, V)]) -> anyhow::Result<String> {
     let pairs = query.iter().map(|(k, v)| (k.as_ref(), v.as_ref()));
     let url = reqwest::Url::parse_with_params(&format!("http://localhost{path}"), pairs)?;

@@ -1,4 +1,4 @@
-//! `tenure doctor`: looks at everything in a store, and says what to do.
+//! `tenure doctor`: checks the integrity of a store and reports what to do.
 
 use super::output::{clean, line, note, print, table};
 use super::target::{Needs, TargetArgs};
@@ -7,7 +7,7 @@ use serde_json::json;
 use std::process::ExitCode;
 use tenure::{Finding, RepairReport};
 
-/// Looks at everything in the store; with `repair`, mends what is safe to mend.
+/// Checks the whole store; with `repair`, also repairs what can be repaired safely.
 pub async fn run(at: &TargetArgs, repair: bool, as_json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Sessions).await?;
     let bar = bar(None, "looked at");

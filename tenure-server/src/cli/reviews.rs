@@ -1,4 +1,4 @@
-//! `tenure reviews`: what waits for a person, and deciding it.
+//! `tenure reviews`: lists the reviews that wait for a human decision, and decides them.
 
 use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print};
@@ -69,7 +69,7 @@ pub struct DecideArgs {
 }
 
 impl ReviewsCommand {
-    /// Does it.
+    /// Executes the command.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         match self {

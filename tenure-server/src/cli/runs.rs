@@ -1,4 +1,4 @@
-//! `tenure runs`: the work in a session, and stopping it.
+//! `tenure runs`: lists, shows and cancels the runs of a session.
 
 use super::client::ApiClient;
 use super::output::{self, age, brief, clean, field, line, print};
@@ -35,7 +35,7 @@ pub enum RunsCommand {
 }
 
 impl RunsCommand {
-    /// Does it.
+    /// Executes the command.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let client = at.client(Needs::Sessions).await?;
         match self {
@@ -73,7 +73,7 @@ impl RunsCommand {
     }
 }
 
-/// The run that is meant: the last one if none is named.
+/// Resolves the run a command refers to: the last one if none is named.
 async fn named(client: &ApiClient, id: &SessionId, run: Option<String>) -> anyhow::Result<RunId> {
     if let Some(run) = run {
         return Ok(RunId::new(run)?);

@@ -1,4 +1,4 @@
-//! `tenure sessions search`: what was said, through `GET /search`.
+//! `tenure sessions search`: full-text search of messages through `GET /search`.
 
 use super::client::{ApiClient, with_query};
 use super::output::{self, age, brief, clean, field, line, note, print, short};
@@ -23,7 +23,7 @@ pub struct SearchArgs {
     all: bool,
 }
 
-/// Looks, and says how far.
+/// Runs the search, prints the matches, and reports how far it got.
 pub async fn run(client: &ApiClient, what: &SearchArgs, json: bool) -> anyhow::Result<()> {
     let (mut found, mut damaged, mut looked_at) = (Vec::new(), Vec::new(), 0);
     let bar = super::transfer::bar(None, "looked at");
@@ -72,7 +72,7 @@ async fn page(client: &ApiClient, what: &SearchArgs, limit: usize, cursor: Optio
     query.extend(what.role.clone().map(|r| ("role", r)));
     query.extend(what.all.then(|| ("status", "active,paused,expired,deleted".to_owned())));
     match client.get(&with_query("/search", &query)?).await {
-        // Its pages are smaller than usual.
+        // The server's `max_page` is smaller than the requested limit.
         Err(e) if e.to_string().contains("max_page") => {
             query.retain(|(name, _)| *name != "limit");
             client.get(&with_query("/search", &query)?).await
@@ -81,7 +81,7 @@ async fn page(client: &ApiClient, what: &SearchArgs, limit: usize, cursor: Optio
     }
 }
 
-/// The snippet on one line; on a terminal, what was looked for stands out.
+/// Renders the snippet on one line; with `bold`, matches are highlighted.
 fn marked(found: &Value, bold: bool) -> String {
     let chars: Vec<char> = field(found, "snippet").chars().collect();
     let plain = |from: usize, to: usize| {
@@ -111,7 +111,7 @@ mod tests {
         let found = json!({"snippet": "the\nÄ ferry\u{1b}[2J to", "highlights": [[4, 5], [6, 11]]});
         assert_eq!(marked(&found, false), "the Ä ferry\u{fffd}[2J to");
         assert_eq!(marked(&found, true), "the \u{1b}[1mÄ\u{1b}[0m \u{1b}[1mferry\u{1b}[0m\u{fffd}[2J to");
-        // A server that says something odd.
+        // Highlights that are out of range or malformed are ignored.
         let odd = json!({"snippet": "ab", "highlights": [[1, 99], [0, 1], ["x", null]]});
         assert_eq!(marked(&odd, false), "ab");
     }

@@ -1,4 +1,4 @@
-//! `tenure sessions`: looking at sessions, and changing them.
+//! `tenure sessions`: lists, shows and changes sessions.
 
 use super::client::{ApiClient, PageStream};
 use super::output::{self, age, brief, clean, field, line, note, print, short};
@@ -140,7 +140,7 @@ pub enum StatusFilter {
 }
 
 impl SessionsCommand {
-    /// Does it.
+    /// Executes the command.
     pub async fn run(self, at: &TargetArgs, json: bool) -> anyhow::Result<ExitCode> {
         let needs = match self {
             Self::Import(_) => Needs::Store,
@@ -202,7 +202,7 @@ async fn list(client: &ApiClient, what: &ListSessions, json: bool) -> anyhow::Re
     Ok(())
 }
 
-/// Sessions for people. The users are shown if there are several.
+/// Renders sessions as a table. The column of users is shown unless all sessions belong to `default`.
 pub fn sessions_table(sessions: &[Value], long: bool) -> String {
     let now = crate::clock::now();
     let id = |s: &Value| if long { field(s, "id").to_owned() } else { short(field(s, "id")).to_owned() };
@@ -271,7 +271,7 @@ async fn show(client: &ApiClient, given: &str, last: Option<usize>, json: bool) 
     Ok(print(text)?)
 }
 
-/// Checkpoints for people.
+/// Renders checkpoints as a table.
 pub fn checkpoints_table(checkpoints: &[Value]) -> String {
     let now = crate::clock::now();
     let made = |c: &Value| if c["auto"] == true { "by itself".to_owned() } else { "by hand".to_owned() };
@@ -279,7 +279,7 @@ pub fn checkpoints_table(checkpoints: &[Value]) -> String {
     output::table(["checkpoint", "after message", "age", "made"], checkpoints.iter().map(row).collect())
 }
 
-/// A place as people write it: a number of messages, `turn:N`, or a label.
+/// Parses a position as written on the command line: a number of messages, `turn:N`, or a checkpoint's label.
 pub fn place(text: &str) -> anyhow::Result<Value> {
     let number = |n: &str| n.parse::<u64>().with_context(|| format!("{n:?} is not a number"));
     Ok(match text.split_once(':') {
@@ -313,7 +313,7 @@ async fn fork(
     Ok(())
 }
 
-/// Forks a session; the new one.
+/// Forks a session and returns the new one.
 pub async fn fork_at(client: &ApiClient, id: &str, at: Option<&str>, new: Option<String>) -> anyhow::Result<Value> {
     let mut body = at.map_or_else(|| Ok(json!({})), place)?;
     if let Some(new) = new {
@@ -332,7 +332,7 @@ async fn rewind(client: &ApiClient, given: &str, body: &Value, json: bool) -> an
     Ok(())
 }
 
-/// What a rewind did, in words.
+/// Describes the outcome of a rewind.
 pub fn rewound_text(id: &str, rewound: &Value) -> String {
     let cut = output::count(&rewound["discarded"], "message");
     let commit = rewound["workspace"]["commit"].as_str();
@@ -357,7 +357,7 @@ async fn compact(
     Ok(())
 }
 
-/// What a compaction did, in words.
+/// Describes the outcome of a compaction.
 pub fn compacted_text(done: &Value) -> String {
     let id = field(done, "session_id");
     match (done["compacted"].as_u64(), done["summary"]["text"].as_str()) {

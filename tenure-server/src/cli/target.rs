@@ -1,4 +1,4 @@
-//! Where the sessions are: a store that is opened here, or a running server.
+//! The target of a command: a store that this process opens, or a running server.
 
 use super::client::ApiClient;
 use crate::app::{App, AppState};
@@ -44,30 +44,30 @@ fn tenant(name: &str) -> Result<Tenant, String> {
     }
 }
 
-/// What a command needs of the house.
+/// The resources a command needs from the store or server it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Sessions that are there.
+    /// An existing store.
     Sessions,
-    /// A store; one that is not there is made.
+    /// A store, which is created if it does not exist.
     Store,
-    /// The models too.
+    /// A store, which is created if it does not exist, and the configured models.
     Models,
-    /// Sessions that are there, and the hooks that are called before they go.
+    /// An existing store, and the webhooks that are called before sessions are removed.
     Hooks,
-    /// Sessions that are there, and what makes vectors.
+    /// An existing store, for a command that computes embeddings.
     Vectors,
 }
 
 impl TargetArgs {
-    /// The configuration, with what flags say.
+    /// Loads the configuration, with flags applied.
     pub fn load(&self, more: &[(&'static str, Option<String>)]) -> anyhow::Result<Config> {
         let flags = [("store", self.store.clone())].into_iter().chain(more.iter().cloned());
         let flags: Vec<(&str, String)> = flags.filter_map(|(at, value)| Some((at, value?))).collect();
         Config::load(self.config.as_deref(), &flags)
     }
 
-    /// The way to the sessions: the server that is named, else the store.
+    /// Creates a client of the named server, or of the store if no server is named.
     pub async fn client(&self, needs: Needs) -> anyhow::Result<ApiClient> {
         let (server, key) = config::remote();
         let server = self.server.clone().or(server.filter(|_| self.store.is_none()));
@@ -83,7 +83,8 @@ impl TargetArgs {
         ApiClient::remote(&server, self.key.clone().or(key), user)
     }
 
-    /// The store itself, for what only the one who has it may do.
+    /// Opens the store itself, for operations that only an operator with direct access may do. Refused with
+    /// `--server`.
     pub async fn house(&self, needs: Needs) -> anyhow::Result<AppState> {
         if self.server.is_some() {
             bail!("this works on the store itself: run it where the store is, with --store URL instead of --server");
@@ -96,7 +97,8 @@ impl TargetArgs {
         if [Needs::Sessions, Needs::Hooks, Needs::Vectors].contains(&needs) {
             must_exist(&config.store)?;
         }
-        // What is not needed can not be missing: a key of a model's server, the secret of a hook.
+        // Settings that the command does not need are dropped, so that a missing secret of a model server or
+        // webhook is no error.
         if needs != Needs::Models {
             (config.models, config.assistants) = (Vec::new(), without_models(config.assistants));
         }
@@ -128,7 +130,7 @@ fn without_models(mut assistants: Vec<tenure::Assistant>) -> Vec<tenure::Assista
     assistants
 }
 
-/// A mistyped name should not become an empty store.
+/// Fails if a file store does not exist, so that a mistyped name does not become an empty store.
 fn must_exist(store: &str) -> anyhow::Result<()> {
     match store.split_once(':') {
         Some(("sqlite" | "jsonl", path)) if !path.is_empty() && !Path::new(path).exists() => bail!(

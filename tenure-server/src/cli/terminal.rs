@@ -1,4 +1,4 @@
-//! What is typed: on a terminal with editing and history, else line by line.
+//! Line input: with editing and history on a terminal, else line by line.
 
 use reedline::{
     FileBackedHistory, History, HistoryItem, Prompt, PromptEditMode, PromptHistorySearch, PromptHistorySearchStatus,
@@ -7,29 +7,29 @@ use reedline::{
 use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Lines, StdinLock, Write};
 
-/// How many lines can be called back.
+/// Maximum number of lines in the input history.
 const HISTORY: usize = 1000;
 
-/// Where lines come from.
+/// The source of input lines.
 pub enum LineInput {
-    /// A person at a terminal.
+    /// A user at a terminal.
     Terminal(Box<Reedline>),
     /// A pipe or a file.
     Lines(Lines<StdinLock<'static>>),
 }
 
-/// What came.
+/// The outcome of reading a line.
 pub enum TerminalEvent {
-    /// A line, or several that belong together.
+    /// A line, or several joined by continuation.
     Line(String),
-    /// Ctrl-C: what was typed is dropped.
+    /// Ctrl-C: the typed text is discarded.
     Nothing,
-    /// There is no more.
+    /// The end of the input.
     End,
 }
 
 impl LineInput {
-    /// Standard input. `before` are lines that can be called back; nothing is written to any file.
+    /// Opens standard input. `before` is the initial input history, which is kept in memory only.
     pub fn open(before: Vec<String>) -> Self {
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
             return Self::Lines(io::stdin().lines());
@@ -47,12 +47,12 @@ impl LineInput {
         Self::Terminal(Box::new(editor))
     }
 
-    /// Whether a person types.
+    /// Returns true if the input is a terminal.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal(_))
     }
 
-    /// Waits for a line. One that ends with a backslash goes on in the next.
+    /// Reads a line, blocking. A line that ends with a backslash continues on the next.
     pub fn ask(&mut self, prompt: &str) -> anyhow::Result<TerminalEvent> {
         tokio::task::block_in_place(|| match self {
             Self::Terminal(editor) => Ok(match editor.read_line(&PromptAnswer(prompt))? {
@@ -78,7 +78,7 @@ impl LineInput {
     }
 }
 
-/// Asks for a yes.
+/// Asks for confirmation. Returns true only for a yes.
 pub fn confirm(question: &str) -> io::Result<bool> {
     write!(io::stderr(), "{question} [y/N] ")?;
     let mut answer = String::new();
@@ -86,7 +86,7 @@ pub fn confirm(question: &str) -> io::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// A line that ends with a backslash is not done.
+/// A validator that treats a line ending with a backslash as incomplete.
 struct Backslash;
 
 impl Validator for Backslash {

@@ -66,7 +66,7 @@ fn form(word: &str) -> tenure::Result<import::ImportFormat> {
     word.parse()
 }
 
-/// Progress on standard error, if that is a terminal.
+/// A progress bar on standard error, hidden if that is not a terminal.
 pub fn bar(total: Option<u64>, what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_message(what);
     let style = match total {
@@ -81,7 +81,7 @@ fn export_path(id: &str, form: TransferFormat) -> anyhow::Result<String> {
     with_query(&format!("/sessions/{id}/export"), &[("format", name)])
 }
 
-/// Writes one session or all of them.
+/// Exports one session or all of them.
 pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<ExitCode> {
     let Some(dir) = &what.all else {
         let id = client.resolve(what.id.as_deref().unwrap_or_default()).await?;
@@ -132,14 +132,15 @@ pub async fn export(client: &ApiClient, what: &ExportArgs) -> anyhow::Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what a format cannot carry.
+/// Reports what the format cannot represent.
 fn tell_left_out(list: Option<&str>) {
     if let Some(list) = list {
         note(format!("this format leaves out: {}", clean(&list.replace(',', ", "))));
     }
 }
 
-/// A file appears under its name when it is whole. Returns what its format cannot carry.
+/// Downloads to a temporary file and renames it when complete, so that a partial file never appears under its name.
+/// Returns what the format cannot represent.
 async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Option<String>> {
     let mut answer = client.send(Method::GET, path, None).await?;
     let mut part = file.as_os_str().to_owned();
@@ -154,7 +155,7 @@ async fn save(client: &ApiClient, path: &str, file: &Path) -> anyhow::Result<Opt
     Ok(answer.left_out)
 }
 
-/// What an import has done so far.
+/// Progress of an import.
 #[derive(Default)]
 struct TransferSummary {
     sessions: Vec<Value>,
@@ -163,7 +164,7 @@ struct TransferSummary {
     failed: Vec<Value>,
 }
 
-/// Reads files and puts what is in them under its ids. What could not be carried over is listed.
+/// Imports the sessions in files under their ids, and lists what could not be converted.
 pub async fn import(client: &ApiClient, what: &ImportArgs, json: bool) -> anyhow::Result<ExitCode> {
     let id = what.id.as_ref().map(SessionId::new).transpose()?;
     let mut files = Vec::new();
@@ -215,7 +216,7 @@ pub async fn import(client: &ApiClient, what: &ImportArgs, json: bool) -> anyhow
     }
 }
 
-/// The files that are meant, directories with what is in them.
+/// Collects the files to import. Directories are searched recursively, for known file extensions only.
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     if !path.is_dir() {
         files.push(path.to_owned());
@@ -232,7 +233,7 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     inside.iter().try_for_each(|p| collect(p, files))
 }
 
-/// The sessions in a file.
+/// Reads the sessions in a file.
 fn read(file: &Path, form: Option<import::ImportFormat>) -> tenure::Result<Vec<tenure::Result<ImportedSession>>> {
     let wrong = |e: std::io::Error| tenure::Error::invalid("", format!("can not be read: {e}"));
     let mut bytes = Vec::new();
@@ -258,7 +259,7 @@ async fn put(
     json: bool,
 ) -> anyhow::Result<()> {
     let ImportedSession { format, mut export, left_out } = foreign;
-    // What was read is in our own form now.
+    // The session has been converted to our own format.
     export.tenure = EXPORT_FORMAT;
     let id = id.map(|id| ("id", id.as_str()));
     let (path, renamed) = (with_query(IMPORT, id.as_slice())?, id.is_some());

@@ -1,10 +1,10 @@
-//! `assistants`: what can be checked of them before a model is asked.
+//! Validation of `assistants` that is possible before a model is called.
 
 use super::models::{ModelConfig, has_model};
 use anyhow::bail;
 use tenure::{Assistant, CompactionPolicy};
 
-/// What is wrong with the assistants.
+/// Validates the assistants.
 pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow::Result<()> {
     for (i, assistant) in assistants.iter().enumerate() {
         if let Some(model) = assistant.model.as_ref().filter(|m| !has_model(models, m)) {
@@ -17,7 +17,7 @@ pub(super) fn check(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow:
     Ok(())
 }
 
-/// What is wrong with the model that writes summaries; `at` is where it is named.
+/// Validates that the model that writes summaries is configured. `at` is the configuration path for the error.
 pub(super) fn check_summary_model(at: &str, compact: &CompactionPolicy, models: &[ModelConfig]) -> anyhow::Result<()> {
     match compact {
         CompactionPolicy::With(model) if !has_model(models, model) => {
@@ -27,7 +27,7 @@ pub(super) fn check_summary_model(at: &str, compact: &CompactionPolicy, models: 
     }
 }
 
-/// What is wrong with the names: requests name models and assistants in the same field.
+/// Validates that names of models and assistants are unique, because requests name both in the same field.
 pub(super) fn check_names(assistants: &[Assistant], models: &[ModelConfig]) -> anyhow::Result<()> {
     let mut names: Vec<&str> = models.iter().map(|m| m.name.as_str()).collect();
     names.extend(assistants.iter().map(|a| a.name.as_str()));

@@ -1,4 +1,4 @@
-//! `cors`: web sites whose pages may call this server.
+//! The section `cors`: web origins whose pages may call this server.
 
 use super::url::http_url;
 use anyhow::bail;
@@ -13,7 +13,7 @@ pub struct Cors {
 }
 
 impl Cors {
-    /// What is wrong with it.
+    /// Validates that each entry is an origin in its canonical form.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (i, origin) in self.origins.iter().enumerate() {
             let url = http_url(&format!("cors.origins[{i}]"), origin)?;

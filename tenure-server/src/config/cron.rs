@@ -1,11 +1,12 @@
-//! Times that come again, as cron writes them: minute, hour, day of the month, month, day of the week.
+//! Cron expressions: minute, hour, day of the month, month, day of the week.
 
 use anyhow::{Context, bail, ensure};
 use jiff::civil::DateTime;
 use jiff::{ToSpan, Zoned};
 use std::str::FromStr;
 
-/// When something is due, by the clock on the wall of a time zone.
+/// A parsed cron expression, evaluated in the local time of a time zone. Each field is a bit set of permitted
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cron {
     minutes: u64,
@@ -13,7 +14,7 @@ pub struct Cron {
     days: u64,
     months: u64,
     weekdays: u64,
-    /// Either of the two days will do, if both are restricted.
+    /// True if both day fields are restricted: then a match of either is enough.
     either: bool,
 }
 
@@ -42,7 +43,7 @@ impl FromStr for Cron {
             hours: field(hour, 0, 23, &[], 0).context("hour")?,
             days: field(day, 1, 31, &[], 0).context("day")?,
             months: field(month, 1, 12, &MONTHS, 1).context("month")?,
-            // Sunday is 0 and 7.
+            // Sunday is both 0 and 7.
             weekdays: (weekdays | weekdays >> 7) & 0x7f,
             either: !day.starts_with('*') && !weekday.starts_with('*'),
         };
@@ -50,7 +51,7 @@ impl FromStr for Cron {
     }
 }
 
-/// The numbers that one part names: `*`, `5`, `1-5`, `*/15`, `mon-fri`, and several with commas.
+/// Parses one field into a bit set: `*`, `5`, `1-5`, `*/15`, `mon-fri`, and comma-separated lists of those.
 fn field(text: &str, min: u64, max: u64, names: &[&str], first: u64) -> anyhow::Result<u64> {
     let number = |word: &str| -> anyhow::Result<u64> {
         let named = names.iter().position(|n| n.eq_ignore_ascii_case(word)).map(|i| i as u64 + first);
@@ -79,8 +80,8 @@ fn field(text: &str, min: u64, max: u64, names: &[&str], first: u64) -> anyhow::
 }
 
 impl Cron {
-    /// The next time after this one. A time that the clock skips comes when it has been set forward; one that it shows twice
-    /// comes once.
+    /// Returns the next matching time after `after`. A local time that a clock change skips is shifted forward by
+    /// the length of the gap; one that occurs twice matches once.
     pub fn next(&self, after: &Zoned) -> Option<Zoned> {
         let start = after.datetime().with().second(0).subsec_nanosecond(0).build().ok()?;
         let mut t = start.checked_add(1.minute()).ok()?;
@@ -98,7 +99,8 @@ impl Cron {
         None
     }
 
-    /// Where to look next, if this is not a time that is meant.
+    /// Returns the next candidate if `t` does not match, and `Some(None)` if it does. `None` means that the
+    /// calendar ends.
     fn skip(&self, t: DateTime) -> Option<Option<DateTime>> {
         let has = |set: u64, n: i8| set >> n & 1 == 1;
         let midnight = |t: DateTime| t.with().hour(0).minute(0).build();
@@ -135,7 +137,7 @@ mod tests {
             ("*/15 * * * *", "2026-03-01T10:07:30[UTC]", "2026-03-01T10:15:00+00:00[UTC]"),
             ("0 9 * * mon-fri", "2026-11-13T09:00[UTC]", "2026-11-16T09:00:00+00:00[UTC]"),
             ("30 2 29 2 *", "2026-01-01T00:00[UTC]", "2028-02-29T02:30:00+00:00[UTC]"),
-            // Either day will do.
+            // A match of either day is enough.
             ("0 0 1 * 7", "2026-11-16T00:00[UTC]", "2026-11-22T00:00:00+00:00[UTC]"),
             ("5,10 8-9/1 * jan *", "2026-11-16T00:00[UTC]", "2027-01-01T08:05:00+00:00[UTC]"),
             ("@daily", "2026-12-31T23:59:59[UTC]", "2027-01-01T00:00:00+00:00[UTC]"),
@@ -147,9 +149,9 @@ mod tests {
 
     #[test]
     fn clocks_that_are_set_forward_and_back() {
-        // 02:30 does not exist on this day; it comes an hour later.
+        // 02:30 does not exist on this day; the run is an hour later.
         assert_eq!(next("30 2 * * *", "2026-03-28T12:00[Europe/Berlin]"), "2026-03-29T03:30:00+02:00[Europe/Berlin]");
-        // 02:30 comes twice on this day; it is meant once.
+        // 02:30 occurs twice on this day; it matches once.
         let first = next("30 2 * * *", "2026-10-24T12:00[Europe/Berlin]");
         assert_eq!(first, "2026-10-25T02:30:00+02:00[Europe/Berlin]");
         assert_eq!(next("30 2 * * *", &first), "2026-10-26T02:30:00+01:00[Europe/Berlin]");

@@ -1,4 +1,4 @@
-//! What `tenure.yaml` says of dreams.
+//! The section `dreams`: when memories of sessions are promoted to their users (memory consolidation).
 
 use serde::{Deserialize, Serialize};
 use tenure::{DreamRules, HumanDuration};
@@ -25,7 +25,7 @@ impl Default for Dreams {
 }
 
 impl Dreams {
-    /// What it takes to be promoted.
+    /// The thresholds for promoting a memory.
     pub fn rules(&self) -> DreamRules {
         DreamRules { recalls: self.recalls, questions: self.questions, days: self.days }
     }

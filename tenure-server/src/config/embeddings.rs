@@ -1,4 +1,4 @@
-//! What `tenure.yaml` says of vectors: the section `embeddings`.
+//! The section `embeddings`: the model that computes embeddings.
 
 use super::models::{ModelConfig, ten_seconds, two};
 use super::url::http_url;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 use tenure::HumanDuration;
 
-/// The name of the model that `tenure models pull` gets.
+/// The name of the model that `tenure models pull` downloads.
 pub const LOCAL_MODEL_NAME: &str = "all-minilm-l6-v2";
 
 /// What makes vectors of texts, so that they are found by what they mean.
@@ -55,19 +55,19 @@ impl Default for Embeddings {
     }
 }
 
-/// What makes the vectors.
+/// The configured source of embeddings.
 #[derive(Clone, Copy, Debug)]
 pub enum EmbeddingBackend<'a> {
-    /// Nothing.
+    /// No embeddings are computed.
     None,
-    /// The model in this directory.
+    /// The local model in this directory.
     Local(&'a Path),
-    /// The server at this address.
+    /// The OpenAI-compatible server at this base URL.
     Server(&'a str),
 }
 
 impl Embeddings {
-    /// What makes the vectors.
+    /// Returns the configured source of embeddings. `base_url` takes precedence over `model`.
     pub fn which(&self) -> EmbeddingBackend<'_> {
         match (&self.base_url, self.model.as_str()) {
             (Some(url), _) => EmbeddingBackend::Server(url),
@@ -76,7 +76,8 @@ impl Embeddings {
         }
     }
 
-    /// Its server, as a model's server.
+    /// The embeddings server as a `ModelConfig`, so that it shares the model client. Fails if `base_url` is not
+    /// set.
     pub fn server(&self) -> anyhow::Result<ModelConfig> {
         let EmbeddingBackend::Server(url) = self.which() else { bail!("there is no embeddings.base_url") };
         Ok(ModelConfig {
@@ -86,21 +87,21 @@ impl Embeddings {
             api_key_env: self.api_key_env.clone(),
             api_key: self.api_key.clone(),
             connect_timeout: ten_seconds(),
-            // `timeout` is for all of a request.
+            // `timeout` covers the whole request.
             idle_timeout: HumanDuration::NEVER,
             retries: self.retries,
             pass_unknown: false,
         })
     }
 
-    /// The same, with secrets hidden.
+    /// Returns a copy with secrets redacted, for printing.
     #[must_use]
     pub fn hidden(&self) -> Self {
         let api_key = self.api_key.as_ref().map(|_| "***".to_owned());
         Self { api_key, base_url: self.base_url.as_deref().map(tenure::store::redacted), ..self.clone() }
     }
 
-    /// What is wrong with it.
+    /// Validates the section.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         match (&self.base_url, self.model.as_str()) {
             (Some(url), model) => {

@@ -1,4 +1,4 @@
-//! The limits of the server. Each error names the limit that was exceeded.
+//! The section `limits`. Each error names the limit that was exceeded.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Rejects limits that no request could keep.
+    /// Rejects limits that no request could satisfy.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (name, limit) in [
             ("max_body_bytes", self.max_body_bytes),
@@ -132,7 +132,7 @@ pub struct KeyLimits {
 }
 
 impl KeyLimits {
-    /// These limits; where they are silent, the defaults. `None` means unlimited.
+    /// Returns these limits, with `defaults` for absent ones. In the result, `None` means unlimited.
     #[must_use]
     pub fn or(self, defaults: Self) -> Self {
         let pick = |own: Option<u64>, default: Option<u64>| own.or(default).filter(|limit| *limit > 0);
@@ -144,7 +144,7 @@ impl KeyLimits {
         }
     }
 
-    /// Whether no limit is given.
+    /// Returns true if no limit is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

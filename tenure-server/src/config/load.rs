@@ -1,4 +1,4 @@
-//! Reading the configuration: the file, then the environment, then flags.
+//! Loading the configuration: the file, then the environment, then flags; later sources override earlier ones.
 
 use super::{Config, DEFAULT_FILE, DEFAULT_LISTEN};
 use anyhow::{Context, anyhow, bail};
@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 impl Config {
-    /// Reads the file, then the environment, then what flags say (`path.to.key`, value).
+    /// Loads and validates the configuration: the file, then the environment, then `flags` (pairs of `path.to.key`
+    /// and value).
     pub fn load(file: Option<&Path>, flags: &[(&str, String)]) -> anyhow::Result<Self> {
         let named = file.map(Path::to_owned).or_else(|| std::env::var_os("TENURE_CONFIG").map(PathBuf::from));
         let path = named.clone().unwrap_or_else(|| DEFAULT_FILE.into());
@@ -19,7 +20,8 @@ impl Config {
         let mut env: Vec<_> = std::env::vars().filter(|(name, _)| name.starts_with("TENURE_")).collect();
         env.sort();
         for (name, value) in env {
-            // The tests' own.
+            // Variables that are not configuration settings: the file name, the command line's server and key, and
+            // settings of tests.
             if name == "TENURE_CONFIG"
                 || name.starts_with("TENURE_TEST_")
                 || name == "TENURE_SERVER"
@@ -36,7 +38,7 @@ impl Config {
         Self::from_tree(tree)
     }
 
-    /// Reads the text of a file.
+    /// Parses and validates the text of a configuration file.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         Self::from_tree(tree(text)?)
     }
@@ -62,10 +64,10 @@ fn tree(text: &str) -> anyhow::Result<Value> {
     Ok(tree)
 }
 
-/// Sets one value by its path.
+/// Sets one value by its dotted path. The value is parsed as YAML, and taken as text if that fails.
 fn set(tree: &mut Value, at: &str, value: &str) -> anyhow::Result<()> {
     let read = serde_saphyr::from_str(value).ok();
-    // `memory:` is a store's URL, not a mapping without a value.
+    // `memory:` is the URL of a store, not a mapping without a value.
     let read = read.filter(|v: &Value| !v.is_object() || value.trim_start().starts_with('{'));
     let value = read.unwrap_or_else(|| Value::from(value));
     let mut place = tree;
@@ -81,7 +83,7 @@ fn set(tree: &mut Value, at: &str, value: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds the nearest known name to serde's complaint about an unknown one.
+/// Adds the most similar known name to serde's error about an unknown field.
 fn nearest(why: &str) -> String {
     let names: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
     match (why.starts_with("unknown field"), names.split_first()) {

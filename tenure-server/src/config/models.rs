@@ -1,4 +1,4 @@
-//! `models`: the servers of models, and the name of the built-in one.
+//! The section `models`: the model servers, and the name of the built-in model.
 
 use super::url::http_url;
 use anyhow::bail;
@@ -52,7 +52,7 @@ pub(super) fn two() -> u32 {
 }
 
 impl ModelConfig {
-    /// Its key, from the environment or the file.
+    /// The API key, from the environment variable or the file. `None` means that none is configured.
     pub fn key(&self) -> anyhow::Result<Option<String>> {
         match &self.api_key_env {
             Some(name) => match std::env::var(name) {
@@ -66,7 +66,7 @@ impl ModelConfig {
     }
 }
 
-/// What is wrong with the servers of models.
+/// Validates the model servers.
 pub(super) fn check(models: &[ModelConfig]) -> anyhow::Result<()> {
     for (i, model) in models.iter().enumerate() {
         http_url(&format!("models[{i}].base_url"), &model.base_url)?;
@@ -78,7 +78,7 @@ pub(super) fn check(models: &[ModelConfig]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a model of this name can be asked.
+/// Returns true if requests for a model of this name can be served.
 pub(super) fn has_model(models: &[ModelConfig], name: &str) -> bool {
     name == BUILT_IN_MODEL || models.iter().any(|m| m.name == name || m.pass_unknown)
 }

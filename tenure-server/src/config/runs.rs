@@ -1,4 +1,4 @@
-//! `runs`: limits of a run, and who is notified of its end.
+//! The section `runs`: limits of a run, and the webhooks notified of its end.
 
 use super::webhooks::WebhookConfig;
 use serde::{Deserialize, Serialize};

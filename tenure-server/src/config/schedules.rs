@@ -1,4 +1,4 @@
-//! `schedules`: assistants that are asked by the clock.
+//! The section `schedules`: runs of assistants that are started by cron expressions.
 
 use super::cron::Cron;
 use anyhow::{Context, bail};
@@ -45,20 +45,20 @@ fn default_name() -> String {
     "default".to_owned()
 }
 
-/// A schedule whose parts were parsed and checked.
+/// A parsed and validated schedule.
 #[derive(Clone, Debug)]
 pub struct CompiledSchedule {
-    /// As it is configured.
+    /// The schedule as configured.
     pub schedule: Schedule,
     cron: Cron,
     zone: TimeZone,
-    /// Who its runs act as.
+    /// The principal that its runs act as.
     pub principal: Principal,
-    /// The session that all its runs are in; none: a new one each time.
+    /// The session of all its runs. `None` means a new session for each run.
     pub session: Option<SessionId>,
 }
 
-/// Parses and checks the schedules of a configuration. An error names the place of what is wrong.
+/// Parses and validates the schedules of a configuration. An error names the path of the invalid setting.
 pub fn compile(schedules: &[Schedule], assistants: &[Assistant]) -> anyhow::Result<Vec<CompiledSchedule>> {
     let mut all: Vec<CompiledSchedule> = Vec::new();
     for (i, schedule) in schedules.iter().enumerate() {
@@ -95,12 +95,13 @@ fn compile_one(schedule: &Schedule, assistants: &[Assistant]) -> anyhow::Result<
 }
 
 impl CompiledSchedule {
-    /// When it is due next.
+    /// Returns the next due time after `after`.
     pub fn next(&self, after: Timestamp) -> Option<Timestamp> {
         self.cron.next(&after.to_zoned(self.zone.clone())).map(|t| t.timestamp())
     }
 
-    /// The input of the run that is due at a time, with its variables replaced.
+    /// Renders the input of the run that is due at `at`, with its variables replaced. `count` is the number of the
+    /// run.
     pub fn input_at(&self, at: Timestamp, count: u64) -> anyhow::Result<String> {
         let here = at.to_zoned(self.zone.clone());
         let (mut said, mut rest) = (String::new(), self.schedule.input.as_str());

@@ -1,4 +1,5 @@
-//! `sessions`, `short_term` and `cache`: how long sessions last, what models are shown of them, and how long tool results are good for.
+//! The sections `sessions`, `short_term` and `cache`: the lifetime of sessions, the part of them that models see,
+//! and the lifetime of cached tool results.
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
@@ -86,7 +87,7 @@ impl Default for Cache {
 }
 
 impl SessionsConfig {
-    /// What is wrong with it.
+    /// Validates the section.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (i, name) in self.id_headers.iter().enumerate() {
             if axum::http::HeaderName::from_bytes(name.as_bytes()).is_err() {
@@ -98,7 +99,7 @@ impl SessionsConfig {
 }
 
 impl ShortTerm {
-    /// How much of a session a model is shown.
+    /// The prompt window: the part of a session that a model sees.
     pub(super) fn window(&self) -> Window {
         let limit = |n: usize| (n > 0).then_some(n);
         Window { max_turns: limit(self.max_history_turns), max_tokens: limit(self.max_tokens) }
@@ -106,7 +107,7 @@ impl ShortTerm {
 }
 
 impl Cache {
-    /// How long tool results are kept.
+    /// The lifetime and number of cached tool results.
     pub(super) fn policy(&self) -> CachePolicy {
         CachePolicy { ttl: self.ttl.duration().unwrap_or(std::time::Duration::MAX), max_entries: self.max_entries }
     }

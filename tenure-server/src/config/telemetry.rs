@@ -1,4 +1,4 @@
-//! `telemetry`: logs and traces.
+//! The section `telemetry`: logs and traces.
 
 use super::url::http_url;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ impl Default for Telemetry {
 }
 
 impl Telemetry {
-    /// What is wrong with it.
+    /// Validates the section.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         if !self.otlp.is_empty() {
             http_url("telemetry.otlp", &self.otlp)?;

@@ -1,4 +1,4 @@
-//! What `tenure.yaml` says of tools: the section `python`, and what of the assistants' `tools` can be checked before anything is called.
+//! The section `python`, and validation of the assistants' `tools` that is possible before any tool is called.
 
 use super::url::http_url;
 use crate::names::callable_name;
@@ -10,13 +10,13 @@ use std::time::Duration;
 use tenure::store::redacted;
 use tenure::{Assistant, ByteSize, HumanDuration, MemoryScope, Secret, ToolSource};
 
-/// What an MCP server's program gets of our environment: nothing that could be a secret.
+/// Environment variables that the program of an MCP server inherits: none that could be a secret (D-060).
 const HARMLESS: [&str; 10] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
 
-/// Where the session's files are in a private root file system.
+/// The mount point of the session's files in the private root file system of the sandbox.
 pub const SESSION_DIRECTORY: &str = "/session";
 
-/// The largest `python.max_depth`: a check holds one open file for each level.
+/// Maximum value of `python.max_depth`: checking disk usage holds one open file per level.
 const MAX_DEPTH: usize = 200;
 
 /// The Python tool. It is there for assistants that list it.
@@ -102,7 +102,7 @@ impl Default for Python {
     }
 }
 
-/// What is wrong with what is said of tools.
+/// Validates the section `python` and the tools of all assistants.
 pub(super) fn check(python: &Python, assistants: &[Assistant]) -> anyhow::Result<()> {
     for (name, period) in [("timeout", python.timeout), ("grace", python.grace)] {
         if period.duration().is_none_or(|d| d.is_zero()) {
@@ -169,7 +169,7 @@ fn check_source(at: &str, source: &ToolSource) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Hides what must not be printed.
+/// Redacts the secrets in an assistant's tools, for printing.
 pub(super) fn hide(assistant: &mut Assistant) {
     let hide_all = |secrets: &mut BTreeMap<String, Secret>| {
         for secret in secrets.values_mut() {
@@ -194,7 +194,7 @@ pub(super) fn hide(assistant: &mut Assistant) {
     }
 }
 
-/// The values themselves, from the file or the environment.
+/// Resolves secrets to their values, from the file or the environment. Fails if an environment variable is not set.
 pub fn reveal(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String, String)>> {
     let reveal = |(name, secret): (&String, &Secret)| match secret {
         Secret::Text(text) => Ok((name.clone(), text.clone())),
@@ -206,12 +206,12 @@ pub fn reveal(secrets: &BTreeMap<String, Secret>) -> anyhow::Result<Vec<(String,
     secrets.iter().map(reveal).collect()
 }
 
-/// What an MCP server's program gets of our environment.
+/// The environment that the program of an MCP server inherits (D-060).
 pub fn harmless() -> Vec<(&'static str, std::ffi::OsString)> {
     HARMLESS.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))).collect()
 }
 
-/// This executable, also if its file was replaced since it was started.
+/// The path of this executable. On Linux it stays valid even if the file was replaced since the start.
 pub fn own_executable() -> PathBuf {
     if cfg!(target_os = "linux") {
         return PathBuf::from("/proc/self/exe");
@@ -219,7 +219,8 @@ pub fn own_executable() -> PathBuf {
     std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tenure"))
 }
 
-/// Whether a path can be shown inside the sandbox.
+/// Returns true if a path can be mounted in the sandbox: absolute, not the root, without `..`, and not below
+/// `/session`.
 pub fn is_mountable(path: &Path) -> bool {
     let plain = path.components().all(|part| !matches!(part, Component::ParentDir));
     path.is_absolute() && path.parent().is_some() && plain && !path.starts_with(SESSION_DIRECTORY)

@@ -1,4 +1,4 @@
-//! `transcripts`: files with the messages of sessions.
+//! The section `transcripts`: files with the messages of sessions.
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct TranscriptsConfig {
 }
 
 impl TranscriptsConfig {
-    /// What is wrong with it.
+    /// Validates the section.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         ensure!(
             !self.live || !self.dir.is_empty(),

@@ -1,4 +1,4 @@
-//! Reverse proxies in front of this server, by address.
+//! The setting `trusted_proxies`: reverse proxies in front of this server, by address or network.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -10,12 +10,12 @@ use std::net::IpAddr;
 pub struct TrustedProxies(Vec<IpNet>);
 
 impl TrustedProxies {
-    /// Whether none is configured.
+    /// Returns true if no proxy is configured.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether an address belongs to one of them.
+    /// Returns true if an address belongs to a trusted proxy.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(&address))

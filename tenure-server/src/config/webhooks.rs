@@ -1,4 +1,4 @@
-//! Web hooks, and `on_expire`: who is notified when a session ends.
+//! Webhooks, and the section `on_expire`: the webhooks notified when a session ends.
 
 use super::models::ten_seconds;
 use super::url::http_url;
@@ -21,7 +21,7 @@ pub struct WebhookConfig {
 }
 
 impl WebhookConfig {
-    /// The secret that signs the body.
+    /// The secret that signs the body, from the environment. `None` means that the body is not signed.
     pub fn secret(&self) -> anyhow::Result<Option<String>> {
         let Some(name) = &self.secret_env else { return Ok(None) };
         std::env::var(name).map(Some).map_err(|_| anyhow!("the web hook's secret_env {name} is not set"))
@@ -37,7 +37,7 @@ pub struct OnExpire {
 }
 
 impl OnExpire {
-    /// What is wrong with it.
+    /// Validates the section.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for (i, hook) in self.webhooks.iter().enumerate() {
             http_url(&format!("on_expire.webhooks[{i}].url"), &hook.url)?;

@@ -1,4 +1,4 @@
-//! Where the workspaces of sessions are.
+//! The section `workspaces`: the directories of sessions that are versioned with git.
 
 use serde::{Deserialize, Serialize};
 

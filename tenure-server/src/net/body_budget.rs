@@ -1,7 +1,7 @@
-//! The memory that request bodies may use: a budget for all of them, and one for those of each principal.
+//! The memory budget of request bodies: one for all of them, and one per principal (D-108).
 //!
-//! A reservation grows with the body as it is received and is released with the body's bytes, so that unfinished bodies
-//! count as well as those of requests that are being handled.
+//! A reservation grows with the body as it is received and is released with the body's bytes, so that unfinished
+//! bodies count as well as those of requests that are being handled.
 
 use crate::config::Limits;
 use crate::error::ApiError;
@@ -9,7 +9,7 @@ use axum::http::{StatusCode, header};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The bytes of request bodies in memory.
+/// The budget of request body bytes in memory.
 #[derive(Debug)]
 pub struct BodyBudget {
     max: usize,
@@ -23,7 +23,7 @@ struct BudgetUse {
     by_principal: HashMap<String, usize>,
 }
 
-/// A part of the budget. Dropping it gives it back.
+/// A share of the budget. Dropping it releases its bytes.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<BodyBudget>,
@@ -32,7 +32,7 @@ pub struct Reservation {
 }
 
 impl BodyBudget {
-    /// Nothing is used yet.
+    /// Creates an unused budget with the configured limits.
     pub fn new(limits: &Limits) -> Arc<Self> {
         Arc::new(Self {
             max: limits.max_inflight_body_bytes,
@@ -45,15 +45,15 @@ impl BodyBudget {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reservation of nothing for a principal.
+    /// Creates an empty reservation for a principal.
     pub fn reserve(self: &Arc<Self>, principal: String) -> Reservation {
         Reservation { budget: self.clone(), principal, bytes: 0 }
     }
 }
 
 impl Reservation {
-    /// Makes it larger. One principal over its budget gets 429, all of them together over theirs 503; nothing is
-    /// reserved then.
+    /// Reserves `more` bytes. Fails with 429 if the principal's budget is exceeded and with 503 if the total budget
+    /// is; nothing is reserved then.
     pub fn grow(&mut self, more: usize) -> Result<(), ApiError> {
         let mut used = self.budget.lock();
         let own = used.by_principal.get(&self.principal).copied().unwrap_or(0);

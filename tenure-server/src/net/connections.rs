@@ -1,8 +1,7 @@
-//! The connections of the server: how many there may be, which one is closed when there are too many, and when an idle
-//! one is closed.
+//! Admission, eviction and idle timeouts of the server's connections.
 //!
-//! A connection that has carried an authenticated request is kept in preference to one that has not, so that clients
-//! without a key can not lock out those that have one.
+//! A connection that has carried an authenticated request is preferred to one that has not, so that clients without
+//! a key cannot lock out clients with one (D-107).
 
 use crate::clock::Stopwatch;
 use crate::config::Config;
@@ -14,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// The open connections.
+/// The open connections and their limits.
 #[derive(Debug)]
 pub struct Connections {
     max: usize,
@@ -33,30 +32,30 @@ struct ConnectionTable {
     next_id: u64,
     open: HashMap<u64, Arc<Connection>>,
     per_address: HashMap<IpAddr, usize>,
-    /// Admitted connections that still exist, including evicted ones that are being closed.
+    /// Number of admitted connections that still exist, including evicted ones that are being closed.
     alive: usize,
 }
 
-/// The limit that keeps a connection out.
+/// The limit that rejected a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimitReached {
-    /// Its name.
+    /// The limit's name in the configuration.
     pub limit: &'static str,
-    /// Its value.
+    /// The limit's value.
     pub max: usize,
 }
 
 /// Why the server closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// Another connection needs its place.
+    /// It was evicted to admit another connection.
     Evicted,
-    /// It had no request for longer than this limit.
+    /// It had no request for longer than the timeout of this name.
     Idle(&'static str),
 }
 
 impl CloseReason {
-    /// One word for metrics: the name of the limit, if there is one.
+    /// The metrics label: the name of the timeout, or `evicted`.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Evicted => "evicted",
@@ -65,27 +64,27 @@ impl CloseReason {
     }
 }
 
-/// What is known of one connection. Requests carry it as an extension.
+/// The state of one connection. Requests carry it as an extension.
 #[derive(Debug)]
 pub struct Connection {
     id: u64,
     address: IpAddr,
     authenticated: AtomicBool,
-    /// Requests whose response is not complete.
+    /// Number of requests whose response is not complete.
     in_flight: AtomicUsize,
-    /// Whether there has been a request.
+    /// True if there has been a request.
     used: AtomicBool,
     /// When a request last began or ended, in milliseconds since the server started.
     active_at: AtomicU64,
     /// Bytes received while no request was in flight.
     idle_bytes: AtomicU64,
-    /// Whether a response was sent before its request was read to the end.
+    /// True if a response was sent before its request was read to the end.
     unread: AtomicBool,
     clock: Stopwatch,
     evicted: Notify,
 }
 
-/// An admitted connection. Dropping it gives its place back.
+/// An admitted connection. Dropping it releases its slot.
 #[derive(Debug)]
 pub struct AdmittedConnection {
     connections: Arc<Connections>,
@@ -96,11 +95,12 @@ pub struct AdmittedConnection {
 #[derive(Debug)]
 pub struct InFlight(Arc<Connection>);
 
-/// A client that sends so many bytes without a request sends nothing but control frames, such as pings.
+/// Maximum number of bytes received without a request. A client that exceeds it sends only control frames, such as
+/// pings.
 const MAX_IDLE_BYTES: u64 = 4 << 20;
 
 impl Connections {
-    /// No connections yet, with the limits of the configuration.
+    /// Creates an empty set of connections with the configured limits.
     pub fn new(config: &Config) -> Arc<Self> {
         let limits = &config.limits;
         Arc::new(Self {
@@ -119,8 +119,8 @@ impl Connections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits a connection. At a limit another connection is closed for it, if there is one that can be: see
-    /// `ConnectionTable::evict`.
+    /// Admits a connection. At a limit, another connection is evicted to make room if possible; see
+    /// `ConnectionTable::evict`. Trusted proxies are exempt from the limit per address.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<AdmittedConnection, ConnectionLimitReached> {
         let is_trusted = self.trusted.contains(address);
         let address = counted_as(address);
@@ -151,7 +151,7 @@ impl Connections {
         Ok(AdmittedConnection { connections: self.clone(), connection })
     }
 
-    /// Ends when every connection is closed.
+    /// Completes when every connection is closed.
     pub async fn all_closed(&self) {
         loop {
             let closed = self.closed.notified();
@@ -164,9 +164,10 @@ impl Connections {
 }
 
 impl ConnectionTable {
-    /// Closes one connection to make room, if there is one that can be closed: the longest idle one that has never
-    /// authenticated; else one of those with a request in flight; else the longest idle authenticated one. Never an
-    /// authenticated one with a request in flight.
+    /// Closes one connection that satisfies `may` to make room, and returns false if none can be closed. The order
+    /// is: the longest idle connection that has never authenticated; then an unauthenticated one with a request in
+    /// flight; then the longest idle authenticated one. An authenticated connection with a request in flight is
+    /// never closed (D-107).
     fn evict(&mut self, may: impl Fn(&Connection) -> bool) -> bool {
         let candidates = self.open.values().filter(|c| may(c));
         let ranked = candidates.filter_map(|c| Some((c.eviction_rank()?, c.active_at.load(Relaxed), c.id)));
@@ -190,7 +191,7 @@ impl ConnectionTable {
 }
 
 impl Connection {
-    /// The order in which connections are closed when there are too many; `None`: it is not.
+    /// The eviction rank: lower ranks are closed first. `None` means that the connection is never evicted.
     fn eviction_rank(&self) -> Option<u8> {
         match (self.authenticated.load(Relaxed), self.in_flight.load(Relaxed) > 0) {
             (false, false) => Some(0),
@@ -200,7 +201,7 @@ impl Connection {
         }
     }
 
-    /// A request begins.
+    /// Records the start of a request. The request is in flight until the guard is dropped.
     pub fn begin(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Relaxed);
         self.used.store(true, Relaxed);
@@ -209,27 +210,27 @@ impl Connection {
         InFlight(self.clone())
     }
 
-    /// Whether a request of it was authenticated.
+    /// Returns true if a request on this connection was authenticated.
     pub fn is_authenticated(&self) -> bool {
         self.authenticated.load(Relaxed)
     }
 
-    /// A request of it was authenticated.
+    /// Records that a request on this connection was authenticated.
     pub fn authenticated(&self) {
         self.authenticated.store(true, Relaxed);
     }
 
-    /// The response to a request is sent without reading the rest of its body.
+    /// Records that a response is sent without reading the rest of the request's body.
     pub fn leaves_unread(&self) {
         self.unread.store(true, Relaxed);
     }
 
-    /// Whether the client may still be sending something that is not read.
+    /// Returns true if the client may still be sending bytes that will not be read.
     pub fn has_unread(&self) -> bool {
         self.unread.load(Relaxed)
     }
 
-    /// Counts received bytes; whether there were too many of them without a request.
+    /// Counts received bytes. Returns true if more than `MAX_IDLE_BYTES` were received without a request.
     pub fn received(&self, bytes: usize) -> bool {
         self.in_flight.load(Relaxed) == 0
             && self.idle_bytes.fetch_add(bytes as u64, Relaxed) + bytes as u64 > MAX_IDLE_BYTES
@@ -247,20 +248,21 @@ impl Connection {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // First the time: who sees no request in flight must not see the time of the last beginning.
+        // The time is updated first: a reader that sees no request in flight must not see the time at which the
+        // last one began.
         self.0.touch();
         self.0.in_flight.fetch_sub(1, Relaxed);
     }
 }
 
 impl AdmittedConnection {
-    /// What requests carry.
+    /// The state that requests carry as an extension.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }
 
-    /// Ends when the connection is to be closed: it was evicted, or had no request for too long. Requests count, not
-    /// bytes: neither pings nor half a request keep a connection open.
+    /// Completes when the connection is to be closed: it was evicted, or had no request for too long. Only requests
+    /// count as activity: neither pings nor half a request keep a connection open.
     pub async fn close(&self) -> CloseReason {
         tokio::select! {
             () = self.connection.evicted.notified() => CloseReason::Evicted,
@@ -274,7 +276,7 @@ impl AdmittedConnection {
         loop {
             let used = self.connection.used.load(Relaxed);
             let Some((limit, max)) = (if used { later } else { first }) else {
-                // Without the first limit it may still get a request, and then have the second.
+                // Without `header_timeout` it may still receive a request, and is then subject to `idle_timeout`.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
             };
@@ -299,7 +301,8 @@ impl Drop for AdmittedConnection {
     }
 }
 
-/// The address that connections are counted under: a client with IPv6 usually has a whole /64 network.
+/// The address under which connections are counted. IPv6 addresses are reduced to their /64 network, because a
+/// client usually owns a whole one.
 fn counted_as(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
@@ -323,7 +326,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The order of eviction: never authenticated before authenticated, idle before busy, oldest first; an
+    /// The order of eviction: unauthenticated before authenticated, idle before busy, oldest first; an
     /// authenticated connection with a request in flight is never closed.
     #[test]
     fn the_least_useful_connection_goes_first() {
@@ -336,7 +339,7 @@ mod tests {
         for (i, evicted) in [3, 2, 0].into_iter().enumerate() {
             let new = all.admit(ip("10.0.0.9")).unwrap();
             assert!(!is_open(evicted), "{i}");
-            // A useful one has taken the place.
+            // The freed slot was taken by an authenticated connection.
             new.connection.authenticated();
             std::mem::forget(new.connection.begin());
             std::mem::forget(new);
@@ -366,7 +369,7 @@ mod tests {
         let _proxy: Vec<_> = (0..5).map(|_| busy("2001:db8:9::5").unwrap()).collect();
         drop(first);
         assert!(busy("10.0.0.1").is_ok());
-        // One that did nothing gives way to the next from the same address.
+        // An idle connection is evicted for the next one from the same address.
         let idle = all.admit(ip("10.0.0.3")).unwrap();
         let (_a, _b) = (busy("10.0.0.3").unwrap(), busy("10.0.0.3").unwrap());
         assert!(!all.lock().open.contains_key(&idle.connection.id));

@@ -1,16 +1,16 @@
 //! Line endings in HTTP/1 requests.
 //!
-//! The HTTP library accepts lines that end with LF alone; a proxy in front of the server may not see a line end there,
-//! and the two then disagree on where a request ends (request smuggling). This scanner sees the bytes before the library
-//! does and makes such a line end invalid.
+//! The HTTP library accepts lines that end with LF alone; a proxy in front of the server may not see a line end
+//! there, and the two then disagree on where a request ends (request smuggling). This scanner sees the bytes before
+//! the library does and makes such a line end invalid (D-100).
 
-/// Follows the requests of one connection: heads, bodies and trailers.
+/// An incremental scanner of the HTTP/1 requests on one connection: heads, bodies and trailers.
 #[derive(Debug)]
 pub struct RequestScanner {
     state: ScannerState,
-    /// A longer line is not followed: the library rejects it.
+    /// Maximum length of a line in bytes. A longer one ends the scan, because the library rejects it.
     max_line: usize,
-    /// The line that is being read, without its end.
+    /// The current line, without its end.
     line: Vec<u8>,
     first_line: bool,
     content_length: u64,
@@ -21,19 +21,19 @@ pub struct RequestScanner {
 enum ScannerState {
     /// Request line and headers.
     Head,
-    /// So many bytes of a body are left.
+    /// A body with this many bytes left.
     Body(u64),
-    /// The line with the size of a chunk.
+    /// The size line of a chunk.
     ChunkSize,
-    /// So many bytes of a chunk are left, its line end included.
+    /// A chunk with this many bytes left, including its line end.
     Chunk(u64),
     Trailers,
-    /// HTTP/2, or a request that can not be followed: the library decides alone.
+    /// HTTP/2, or a request that cannot be parsed: no further checks, the library decides alone.
     Unchecked,
 }
 
 impl RequestScanner {
-    /// At the beginning of a connection. `max_line` is the longest line that the library accepts.
+    /// Creates a scanner for a new connection. `max_line` is the longest line that the library accepts, in bytes.
     pub fn new(max_line: usize) -> Self {
         Self {
             state: ScannerState::Head,
@@ -45,8 +45,9 @@ impl RequestScanner {
         }
     }
 
-    /// Looks at bytes in the order in which they were received. An LF without CR in a head or in trailers becomes NUL,
-    /// which the library rejects; nothing else is changed. Returns how many bytes there are up to that NUL.
+    /// Scans bytes in the order in which they were received. An LF without CR in a head, a chunk size line or
+    /// trailers is replaced by NUL, which the library rejects; nothing else is changed. Returns the number of bytes
+    /// up to and including that NUL.
     pub fn scan(&mut self, bytes: &mut [u8]) -> Option<usize> {
         let mut at = 0;
         while at < bytes.len() {
@@ -136,7 +137,7 @@ impl RequestScanner {
 mod tests {
     use super::*;
 
-    /// What the library gets to see, however the bytes arrive.
+    /// Returns the bytes that the library receives, and checks that they do not depend on how the input is split.
     fn scanned(text: &str) -> String {
         let mut results = (1..=text.len()).map(|size| {
             let mut scanner = RequestScanner::new(4096);
@@ -163,7 +164,7 @@ mod tests {
         }
     }
 
-    /// The second of two requests is looked at too, wherever the first one ends.
+    /// A second request on the connection is scanned too, however the first one ends.
     #[test]
     fn requests_are_followed_to_their_end() {
         for first in [

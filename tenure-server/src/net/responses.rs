@@ -1,7 +1,7 @@
-//! Responses on their way to a client.
+//! Response bodies, and the detection of clients that do not read them.
 //!
-//! On HTTP/1 a client that reads nothing blocks the socket, which `transport.rs` notices. On HTTP/2 it may keep one
-//! stream from being sent while the connection itself works, so each stream is watched.
+//! On HTTP/1 a client that reads nothing blocks the socket, which `transport.rs` detects. On HTTP/2 it can block
+//! one stream by flow control while the connection itself makes progress, so each stream is watched.
 
 use crate::clock::Stopwatch;
 use crate::net::connections::InFlight;
@@ -14,25 +14,27 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 tokio::task_local! {
-    /// The stream that this task runs.
+    /// The HTTP/2 stream that the current task serves.
     static STREAM: Arc<WriteProgress>;
 }
 
-/// Whose turn it is on an HTTP/2 stream.
+/// The write progress of an HTTP/2 stream: whether the server waits for the client.
 #[derive(Debug)]
 struct WriteProgress {
     clock: Stopwatch,
-    /// Since when the client has accepted nothing, in milliseconds and one; 0: the server has nothing to send.
+    /// Since when the client has accepted nothing, in milliseconds plus one. 0 means that the server has nothing to
+    /// send.
     waiting_since: AtomicU64,
 }
 
 impl WriteProgress {
-    /// A part of the response is there, and the client has to accept it before the next one is made.
+    /// Records that a part of the response was handed over; the client must accept it before the next one is
+    /// produced.
     fn offered(&self) {
         self.waiting_since.store(self.now() + 1, Relaxed);
     }
 
-    /// The client has accepted all that there is.
+    /// Records that the client has accepted everything handed over so far.
     fn accepted(&self) {
         self.waiting_since.store(0, Relaxed);
     }
@@ -41,7 +43,7 @@ impl WriteProgress {
         u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
     }
 
-    /// Ends when the client has accepted nothing for so long.
+    /// Completes when the client has accepted nothing for `limit`.
     async fn stalled(&self, limit: Duration) {
         loop {
             let waiting = match self.waiting_since.load(Relaxed) {
@@ -56,7 +58,8 @@ impl WriteProgress {
     }
 }
 
-/// Runs an HTTP/2 stream, and drops it, which resets it, if its client accepts nothing of the response for too long.
+/// Serves an HTTP/2 stream, and drops (and thereby resets) it if its client accepts nothing of the response for
+/// `limit`. `None` means no limit.
 pub async fn until_stalled<F: Future>(limit: Option<Duration>, stream: F) {
     let Some(limit) = limit else { return drop(stream.await) };
     let progress = Arc::new(WriteProgress { clock: Stopwatch::start(), waiting_since: AtomicU64::new(0) });
@@ -68,23 +71,23 @@ pub async fn until_stalled<F: Future>(limit: Option<Duration>, stream: F) {
     }
 }
 
-/// The largest part of a response that is handed to an HTTP/2 stream at once. The library keeps a part until the client
-/// accepts it, whatever its size.
+/// Maximum size of a part of a response that is handed to an HTTP/2 stream at once, in bytes. The library buffers a
+/// part until the client accepts it, whatever its size.
 const MAX_PART: usize = 16 << 10;
 
-/// The body of a response. Its request is in flight until it is dropped.
+/// The body of a response. Its request counts as in flight until the body is dropped.
 #[derive(Debug)]
 pub struct ResponseBody {
     body: Body,
-    /// What is left of a part that is too large.
+    /// The remainder of a part larger than `MAX_PART`.
     rest: Bytes,
-    /// The HTTP/2 stream it is sent on.
+    /// The HTTP/2 stream it is sent on. `None` means HTTP/1.
     stream: Option<Arc<WriteProgress>>,
     _in_flight: InFlight,
 }
 
 impl ResponseBody {
-    /// The body of the response to a request.
+    /// Wraps the body of the response to a request that is in flight.
     pub fn new(body: Body, in_flight: InFlight) -> Self {
         let stream = STREAM.try_with(Arc::clone).ok();
         if let Some(stream) = &stream {

@@ -1,7 +1,7 @@
 //! The socket of a connection, as the HTTP library sees it.
 //!
-//! Between the two: a limit on how long a client may accept nothing (`write_timeout`), a limit on bytes without a
-//! request, strict line endings (`http1.rs`), and a body for the errors that the library answers by itself.
+//! This wrapper adds a timeout for clients that accept nothing (`write_timeout`), a limit on bytes without a
+//! request, strict line endings (`http1.rs`, D-100), and a body for the errors that the library answers by itself.
 
 use crate::error::ApiError;
 use crate::net::connections::Connection;
@@ -17,28 +17,30 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// How long a client may take to read an error before its connection is reset.
+/// Maximum time a client may take to read an error before its connection is reset.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The socket of a connection.
+/// The socket of a connection, with timeouts and checks.
 #[derive(Debug)]
 pub struct Transport {
     stream: TcpStream,
     connection: Arc<Connection>,
     scanner: RequestScanner,
-    /// What is received next in place of the rest of an invalid request, so that the library answers it at once.
+    /// Bytes to deliver next in place of the rest of an invalid request, so that the library answers it at once.
     end_of_head: &'static [u8],
     write_timeout: Option<Duration>,
-    /// Runs while a write waits for the client.
+    /// The write timeout; runs while a write waits for the client.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Runs while the client may read an error before the connection is closed.
+    /// The linger timeout; runs while the client may read an error before the connection is closed.
     lingering: Option<Pin<Box<Sleep>>>,
-    /// What is sent in place of an error of the library: what is left of it, and how many bytes it replaces.
+    /// The response sent in place of an error of the library: its remaining bytes, and the number of bytes it
+    /// replaces.
     replacement: Option<(Bytes, usize)>,
 }
 
 impl Transport {
-    /// A socket on which nothing was received yet. `max_line` is the longest line that the HTTP library accepts.
+    /// Wraps a socket on which nothing has been received yet. `max_line` is the longest line that the HTTP library
+    /// accepts, in bytes.
     pub fn new(
         stream: TcpStream,
         connection: Arc<Connection>,
@@ -57,7 +59,7 @@ impl Transport {
         }
     }
 
-    /// The outcome of a write, or an error if the client accepted nothing for too long.
+    /// Returns the outcome of a write, or `TimedOut` if the client has accepted nothing for `write_timeout`.
     fn timed<T>(&mut self, context: &mut Context<'_>, outcome: Poll<Result<T>>) -> Poll<Result<T>> {
         let Some(limit) = self.write_timeout else { return outcome };
         if outcome.is_ready() {
@@ -147,8 +149,8 @@ impl AsyncWrite for Transport {
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
-    /// Ends the connection. One on which something is unread would be reset, and the client could lose the response:
-    /// what still arrives is discarded for a moment.
+    /// Closes the connection. Closing with unread input would reset it, and the client could lose the response; so
+    /// input is read and discarded for at most `LINGER`.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
         if this.lingering.is_none() {
@@ -170,8 +172,8 @@ impl AsyncWrite for Transport {
     }
 }
 
-/// An error that the HTTP library answers by itself has a head and no body. The same error with a body in our envelope;
-/// `None` for everything else.
+/// Adds a JSON body in the API's error envelope to an error that the HTTP library answers by itself, which is a
+/// head without a body. Returns `None` for all other bytes.
 fn with_envelope(bytes: &[u8]) -> Option<Bytes> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 ")?;
     let error = match rest.get(..3)? {
@@ -193,7 +195,7 @@ fn with_envelope(bytes: &[u8]) -> Option<Bytes> {
     let head = std::str::from_utf8(bytes).ok()?.strip_suffix("\r\n\r\n")?;
     let mut lines: Vec<&str> =
         head.split("\r\n").filter(|line| !line.eq_ignore_ascii_case("content-length: 0")).collect();
-    // It has that line and no body: nothing but a head.
+    // Only a response that consists of a head with `content-length: 0` is replaced.
     if lines.len() == head.split("\r\n").count() || lines.contains(&"") {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Who gets in, and what a request may say about itself: keys that stay required, headers that can not be read, other sites.
+//! Access control: keys stay required, unreadable headers are refused, and cross-site requests are rejected.
 
 use crate::door::Door;
 use axum::body::Body;
@@ -9,7 +9,7 @@ use tenure::User;
 use tenure_server::auth::{NewKey, Right};
 use tower::ServiceExt;
 
-/// Sends a request whose headers may be any bytes; the status and the body.
+/// Sends a request whose headers may be arbitrary bytes. Returns the status and the body.
 async fn send(door: &Door, method: Method, path: &str, headers: &[(&str, &[u8])], body: Value) -> (u16, Value) {
     let mut request = Request::builder().method(method).uri(path).header("content-type", "application/json");
     for (name, value) in headers {
@@ -23,7 +23,7 @@ async fn send(door: &Door, method: Method, path: &str, headers: &[(&str, &[u8])]
     (status, serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
-/// Revoking the last key does not let anybody in without one, here, on other nodes, or after a restart.
+/// After the last key is revoked, keys are still required: on this node, on other nodes, and after a restart.
 #[tokio::test]
 async fn keys_stay_required_when_the_last_one_is_revoked() {
     let door = Door::memory().await;
@@ -41,7 +41,8 @@ async fn keys_stay_required_when_the_last_one_is_revoked() {
     // Another process on the same store.
     let other = tenure_server::auth::KeyStore::of(door.app.tenure.clone());
     assert!(other.are_required().await.unwrap() && !other.are_there().await.unwrap());
-    // Only whoever has the store can open it again, and not while there are keys.
+    // Only an operator with access to the store can allow unauthenticated requests again, and not while there are
+    // keys.
     let (key, _) = add().await;
     assert!(keys.allow_unauthenticated().await.is_err());
     keys.revoke(&key.id).await.unwrap();
@@ -49,7 +50,7 @@ async fn keys_stay_required_when_the_last_one_is_revoked() {
     assert_eq!(list(&door).await, 200);
 }
 
-/// A key that another process has just made is known at once.
+/// A key that another process has just created is accepted at once.
 #[tokio::test]
 async fn a_new_key_is_looked_up_before_it_is_refused() {
     let door = Door::memory().await;
@@ -63,7 +64,7 @@ async fn a_new_key_is_looked_up_before_it_is_refused() {
     assert_eq!(status, 200);
 }
 
-/// A header that can not be read is refused; names may be any UTF-8, as they are or as RFC 8187 has them.
+/// An unreadable header is refused. Names may be any UTF-8, raw or encoded as in RFC 8187.
 #[tokio::test]
 async fn headers_are_read_or_refused_and_never_ignored() {
     let door = Door::memory().await;
@@ -87,7 +88,7 @@ async fn headers_are_read_or_refused_and_never_ignored() {
     }
     let twice = ids(&[key, ("x-tenure-user", b"ada"), ("x-tenure-user", b"bob")]).await;
     assert_eq!((twice.0, &*twice.2), (400, "x-tenure-user"));
-    // A condition that can not be read is not met.
+    // A precondition that cannot be parsed is not met.
     let patch = [key, ("x-tenure-user", b"ada".as_slice()), ("if-match", b"\"\xff\"")];
     let (status, body) = send(&door, Method::PATCH, "/sessions/b", &patch, json!({"title": "x"})).await;
     assert_eq!((status, body["error"]["param"].as_str()), (400, Some("if-match")));
@@ -118,7 +119,7 @@ fn principal(user: &str) -> tenure::Principal {
     tenure::Principal::new("default", user).unwrap()
 }
 
-/// A page of another site changes nothing, on any route, with or without a body.
+/// A page of another origin cannot change anything, on any route, with or without a body.
 #[tokio::test]
 async fn pages_of_other_sites_change_nothing() {
     let door = Door::memory().await;

@@ -10,17 +10,17 @@ mod fairness;
 mod sandbox;
 mod signals;
 
-/// Whether this is the long form (`make attack`).
+/// Returns true in the long form (`make attack`).
 pub fn is_long() -> bool {
     std::env::var("ATTACK").is_ok_and(|form| form == "long")
 }
 
-/// How many requests, clients or rounds a case uses: `short` in `make test`, `long` in `make attack`.
+/// The number of requests, clients or rounds of a case: `short` in `make test`, `long` in `make attack`.
 pub fn amount(short: usize, long: usize) -> usize {
     if is_long() { long } else { short }
 }
 
-/// Prints one measured number of a case. Tests assert violations, never durations.
+/// Prints one measured number of a case. Tests assert invariants, never durations.
 pub fn report(case: &str, what: &str, value: impl std::fmt::Display) {
     println!("attack: {case}: {what}: {value}");
 }

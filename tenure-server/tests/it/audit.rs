@@ -1,4 +1,4 @@
-//! The audit trail over HTTP: nobody can write it, everybody with the right can read it, and it tells when it was changed.
+//! The audit trail over HTTP: it is read-only, readable with the right, and reveals tampering.
 
 use crate::door::Door;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use tenure::store::Commit;
 use tenure::*;
 use tenure_server::auth::Right;
 
-/// Puts a session with so many decisions into the store, a minute apart; `change` may tamper with the records.
+/// Stores a session with this many decisions, a minute apart; `change` may tamper with the records.
 pub async fn seed(door: &Door, tenant: &str, session: &str, decisions: u64, change: impl FnOnce(&mut Vec<Record>)) {
     let key = SessionKey { tenant: Tenant::new(tenant).unwrap(), session: SessionId::new(session).unwrap() };
     let start: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -97,7 +97,7 @@ async fn a_session_shows_its_trail_and_whether_it_was_changed() {
     let broken = ada.get("/sessions/bad/audit").await.is(200);
     assert_eq!((&broken["verified"], &broken["broken"]["seq"]), (&json!(false), &json!(8)));
     assert_eq!(broken["decisions"][2]["verified"], false);
-    // Also of a session that was deleted; not of somebody else's.
+    // Decisions of a deleted session are included; those of another user are not.
     ada.delete("/sessions/s").await.is(200);
     assert_eq!(ada.get("/sessions/s/audit").await.is(200), trail);
     for stranger in

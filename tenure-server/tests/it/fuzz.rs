@@ -1,4 +1,5 @@
-//! The corpus of the fuzz targets, and each of its files damaged in many ways: what `cargo fuzz` would try, a little of it on every run.
+//! Runs the corpus of the fuzz targets, and many mutations of each file: a small part of `cargo fuzz` on every test
+//! run.
 
 #[path = "../../../fuzz/targets.rs"]
 mod targets;
@@ -21,7 +22,7 @@ fn corpus(target: &str, more: &[&str]) -> Vec<Vec<u8>> {
     files
 }
 
-/// Cuts, doubles, swaps and overwrites, the same each time.
+/// Deterministic mutations: truncates, duplicates, swaps and overwrites.
 fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = |n: usize| {

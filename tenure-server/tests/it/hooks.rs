@@ -1,4 +1,4 @@
-//! The end of sessions: web hooks and transcripts.
+//! The end of sessions: webhooks and transcripts.
 
 use crate::running::{Running, serve, until};
 use axum::extract::State;
@@ -12,11 +12,11 @@ use tenure::{Clock, Message, Principal, SessionId, Tenure, read_transcript};
 use tenure_server::config::Config;
 use tenure_server::transcripts::TranscriptWriter;
 
-/// What came, and what is answered.
+/// A webhook receiver: the received requests, and the planned responses.
 #[derive(Default)]
 struct Post {
     came: Mutex<Vec<(HeaderMap, String)>>,
-    /// Statuses of the next answers; 200 when there are no more. 0: no answer at all.
+    /// Statuses of the next responses; 200 when the list is empty. 0 means no response at all.
     plan: Mutex<Vec<u16>>,
 }
 
@@ -43,7 +43,7 @@ async fn receiver(plan: &[u16]) -> (Arc<Post>, String) {
     (post.clone(), serve(Router::new().route("/hook", axum::routing::post(receive)).with_state(post)).await + "/hook")
 }
 
-/// A house whose clock can be moved, with what the configuration says.
+/// A store with a movable clock and the given configuration.
 async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
@@ -98,7 +98,7 @@ async fn a_failed_hook_is_tried_again_until_it_gets_the_whole_session() {
         post.came.lock().unwrap()[1].1.contains(r#"{"role":"assistant","content":"well","x":1.50}"#),
         "byte for byte"
     );
-    // Restored and ended once more, it is another ending.
+    // Restored and expired again: a second end, with its own notification.
     let (who, id) = (Principal::default(), SessionId::new("ends").unwrap());
     tenure.restore(&who, &id).await.unwrap();
     clock.advance(SignedDuration::from_hours(3));
@@ -140,7 +140,7 @@ async fn who_is_sent_away_is_told_apart() {
     assert_eq!(bodies[0]["session"]["session_id"], "old");
 }
 
-/// The process dies while the hook is under way; the next one tells it, signed.
+/// The process dies during a webhook delivery; the next process delivers it, signed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_still_delivers() {
     let (post, url) = receiver(&[0]).await;
@@ -191,7 +191,7 @@ async fn a_transcript_is_left_behind() {
     let read = read_transcript(dir.path().join("kept/default/default/ends.jsonl")).unwrap();
     assert_eq!((read.messages.len(), read.problems.len()), (2, 0));
     assert_eq!(read.messages[0].text(), "keep me");
-    // A directory that is gone: the session stays until there is a place for it again.
+    // The directory is missing: the session is not removed until it can be archived again.
     say(&tenure, "later", "me too").await;
     clock.advance(SignedDuration::from_hours(2));
     std::fs::remove_dir_all(dir.path().join("kept")).unwrap();

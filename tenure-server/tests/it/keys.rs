@@ -1,4 +1,4 @@
-//! API keys over HTTP: created, listed, rotated, revoked, limited; and the first one from a file.
+//! API keys over HTTP: created, listed, rotated, revoked, limited; and the bootstrap key from a file.
 
 use crate::door::{Door, each};
 use axum::http::HeaderMap;
@@ -33,7 +33,7 @@ async fn administrators_manage_the_keys_of_their_tenant() {
     assert_eq!(other.post(&format!("{path}/rotate"), json!({})).await.wrong(404).0, "not_found");
     assert_eq!(admin.get("/keys?tenant=*").await.wrong(400).1, "tenant");
 
-    // A rotated key has the same settings; the old one works for a while longer.
+    // A rotated key has the same settings; the old one stays valid during the grace period.
     let new = admin.post(&format!("{path}/rotate"), json!({"grace": "10m"})).await.is(201);
     assert_eq!((&new["name"], &new["user"], &new["expires_at"]), (&key["name"], &key["user"], &key["expires_at"]));
     let rotated = bearer(&door, &new);
@@ -47,7 +47,7 @@ async fn administrators_manage_the_keys_of_their_tenant() {
     rotated.get("/sessions").await.wrong(401);
 }
 
-/// A key stops working when its time is over, and tells why.
+/// An expired key is refused with the reason.
 #[tokio::test]
 async fn keys_expire() {
     let door = Door::memory().await;
@@ -134,7 +134,7 @@ async fn requests_per_minute_are_limited_per_key() {
     assert_eq!(header(&refused.headers, "x-ratelimit-remaining-requests"), 0);
     assert_eq!(refused.wrong(429), ("rate_limit_exceeded".to_owned(), "requests_per_minute".to_owned()));
     bob.get("/sessions").await.is(200);
-    // A key's own limit wins; 0: unlimited.
+    // A key's own limit takes precedence; 0 means unlimited.
     let limits = KeyLimits { requests_per_minute: Some(0), ..KeyLimits::default() };
     let (_, secret) =
         door.app.keys.add(NewKey { rights: vec![Right::Read], limits, ..NewKey::default() }).await.unwrap();
@@ -173,7 +173,7 @@ async fn tokens_per_minute_are_limited_per_key() {
     }
 }
 
-/// The bootstrap key works once it is in the file; when it was revoked, a restart does not bring it back.
+/// The bootstrap key is added once; after it is revoked, a restart does not add it again.
 #[tokio::test]
 async fn a_bootstrap_key_is_added_once() {
     let door = Door::memory().await;
@@ -195,7 +195,7 @@ async fn a_bootstrap_key_is_added_once() {
     admin.get("/keys").await.wrong(401);
 }
 
-/// Whatever comes through a proxy is from elsewhere: without keys it is refused; with `trusted_proxies` keys are required.
+/// Requests through a proxy are not local: without keys they are refused; with `trusted_proxies` keys are required.
 #[tokio::test]
 async fn requests_through_a_proxy_need_a_key() {
     let door = Door::memory().await;
@@ -213,7 +213,7 @@ async fn requests_through_a_proxy_need_a_key() {
     door.key("acme", None, &[Right::Read]).await.with("x-forwarded-for", "192.0.2.1").get("/sessions").await.is(200);
 }
 
-/// A key at its quota can not store more, and can still read and delete; what is deleted makes room.
+/// A key at its quota cannot store more, but can still read and delete; deleting frees quota.
 #[tokio::test]
 async fn sessions_and_bytes_are_limited_per_key() {
     for (user, limit) in [(Some("ann"), "max_sessions"), (None, "max_sessions"), (Some("ann"), "max_stored_bytes")] {

@@ -1,5 +1,4 @@
-//! What the tests are made with: a model server that does as it is told and remembers what it was shown, a Tenure server in front of
-//! it, and a client.
+//! The test kit: a scripted model server that records its requests, a Tenure server in front of it, and a client.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -21,26 +20,26 @@ use tenure_server::config::{Config, ModelConfig};
 use tenure_server::serve;
 use tokio::sync::Semaphore;
 
-/// What the model server does with a request.
+/// A scripted response of the model server.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Says this: word by word if a stream was asked for.
+    /// Answers with this text; word by word if a stream was requested.
     Say(&'static str),
-    /// Gives this assistant message.
+    /// Answers with this assistant message.
     Answer(Value),
     /// Calls tools: id, name, arguments.
     Call(Vec<(&'static str, &'static str, &'static str)>),
-    /// Says the first part, waits for a permit, says the second. Not streamed, it waits and says both.
+    /// Sends the first part, waits for a permit, sends the second. Not streamed, it waits and sends both.
     Hold(&'static str, Arc<Semaphore>, &'static str),
     /// Answers with a status, a content type, a body and a `Retry-After`.
     Refuse(u16, &'static str, &'static str, Option<&'static str>),
-    /// Accepts the request and says nothing, not even a status.
+    /// Accepts the request and sends nothing, not even a status.
     Hang,
-    /// Answers 200 with this type and these bytes, in these parts; then ends well, breaks off, or says nothing more.
+    /// Answers 200 with this content type and these chunks; then ends properly, breaks off, or hangs.
     Raw(&'static str, Vec<Bytes>, End),
 }
 
-/// How a raw answer ends.
+/// How a raw response ends.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
     Well,
@@ -48,7 +47,7 @@ pub enum End {
     Silent,
 }
 
-/// The model server.
+/// The scripted model server.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     acts: Arc<Mutex<VecDeque<Act>>>,
@@ -56,18 +55,18 @@ pub struct Script {
 }
 
 impl Script {
-    /// What it does next. When nothing is left to do, it says `answer N`.
+    /// Appends a response to the script. When the script is empty, the server answers `answer N`.
     pub fn then(&self, act: Act) -> &Self {
         self.acts.lock().unwrap().push_back(act);
         self
     }
 
-    /// Forgets what it was to do next.
+    /// Discards the rest of the script.
     pub fn clear(&self) {
         self.acts.lock().unwrap().clear();
     }
 
-    /// The bodies it was sent.
+    /// The request bodies it received.
     pub fn bodies(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()
     }
@@ -76,7 +75,7 @@ impl Script {
         self.seen.lock().unwrap()[i].0.clone()
     }
 
-    /// How many requests came.
+    /// The number of requests it received.
     pub fn count(&self) -> usize {
         self.seen.lock().unwrap().len()
     }
@@ -87,12 +86,12 @@ impl Script {
         serde_json::from_str::<Value>(&last).unwrap()["messages"].as_array().unwrap().clone()
     }
 
-    /// Waits until so many requests came.
+    /// Waits until it has received this many requests.
     pub async fn asked(&self, times: usize) {
         within("the model was asked", async || self.count() >= times).await;
     }
 
-    /// Starts it; its address up to `/v1`.
+    /// Starts it. Returns its base URL, up to `/v1`.
     pub async fn start(&self) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -102,7 +101,7 @@ impl Script {
     }
 }
 
-/// Waits for something to become true; two minutes at most.
+/// Polls until a condition holds; two minutes at most.
 pub async fn within(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     for _ in 0..24_000 {
         if holds().await {
@@ -219,13 +218,13 @@ fn say(request: &Value, message: Value, parts: Vec<Value>, finish: &str) -> Resp
         text.push_str(&format!("data: {last}\n\n"));
     }
     text.push_str("data: [DONE]\n\n");
-    // In parts that do not fit the events.
+    // In chunks that are not aligned with the events.
     let parts: Vec<Bytes> = text.as_bytes().chunks(97).map(Bytes::copy_from_slice).collect();
     let body = Body::from_stream(futures_util::stream::iter(parts.into_iter().map(Ok::<_, std::io::Error>)));
     Response::builder().header("content-type", "text/event-stream; charset=utf-8").body(body).unwrap()
 }
 
-/// A model server's place in the configuration: quick to give up.
+/// The configuration of a model server, with short timeouts.
 pub fn model(name: &str, base_url: &str) -> ModelConfig {
     let model = json!({"name": name, "base_url": base_url, "idle_timeout": "400ms", "retries": 0});
     serde_json::from_value(model).unwrap()
@@ -243,7 +242,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// `None` if the store can not be had here.
+    /// Returns `None` if the store is not available here.
     pub async fn new(kind: &str, stream: bool) -> Option<Self> {
         Self::with(kind, stream, |_| ()).await
     }
@@ -266,7 +265,7 @@ impl Home {
         Some(home)
     }
 
-    /// Serves what `app` is, at an address of its own.
+    /// Serves `app` on its own address.
     pub async fn serve(&mut self) {
         let listener = serve::bind(&self.app).await.unwrap();
         self.client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
@@ -276,17 +275,17 @@ impl Home {
         self.stop = Some(stop);
     }
 
-    /// Stops the server, closes the store, and starts both anew.
+    /// Stops the server, closes the store, and restarts both.
     pub async fn restart(&mut self) {
         drop(self.stop.take());
         self.served.take().unwrap().await.unwrap();
         let config = self.app.config.clone();
-        self.app = App::open(Config { store: "memory:".into(), ..config.clone() }).await.unwrap(); // lets go of the store
+        self.app = App::open(Config { store: "memory:".into(), ..config.clone() }).await.unwrap(); // closes the store
         self.app = App::open(config).await.unwrap();
         self.serve().await;
     }
 
-    /// A chat request in this home's way of asking.
+    /// Sends a chat request, streamed or not as this home is configured.
     pub async fn chat(&self, body: Value) -> Reply {
         self.client.chat(self.stream, body, &[]).await
     }
@@ -296,24 +295,25 @@ impl Home {
         self.app.tenure.load_any(&nobody(), &SessionId::new(id).unwrap()).await.unwrap()
     }
 
-    /// What is stored.
+    /// The stored messages.
     pub async fn stored(&self, id: &str) -> Vec<Value> {
         self.session(id).await.messages.iter().map(|m| m.message.to_value()).collect()
     }
 
-    /// How many sessions there are.
+    /// The number of sessions.
     pub async fn sessions(&self) -> usize {
         let query = tenure::SessionQuery::new(tenure::OwnerFilter::Tenant(nobody().tenant), 100);
         self.app.tenure.store().heads(&query).await.unwrap().len()
     }
 }
 
-/// Whoever asks without a key.
+/// The principal of a request without a key.
 pub fn nobody() -> Principal {
     Principal::new("default", "default").unwrap()
 }
 
-/// A schema of its own on the PostgreSQL that `make test` starts. Without one, tests are skipped, but never in CI.
+/// A separate schema on the PostgreSQL that `make test` starts. Without a database, tests are skipped, but never in
+/// CI.
 pub fn postgres_url() -> Option<String> {
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
         assert!(std::env::var("CI").is_err(), "TENURE_TEST_POSTGRES must be set in CI");
@@ -324,23 +324,23 @@ pub fn postgres_url() -> Option<String> {
     Some(format!("{url}{}schema={schema}", if url.contains('?') { '&' } else { '?' }))
 }
 
-/// A client.
+/// An HTTP client.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub http: reqwest::Client,
     pub base: String,
 }
 
-/// What came back.
+/// A response.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub status: u16,
     pub headers: HeaderMap,
-    /// The body as it came.
+    /// The raw body.
     pub text: String,
-    /// The whole answer, or the error; of a stream, what its chunks say together.
+    /// The complete answer or the error; of a stream, its assembled chunks.
     pub body: Value,
-    /// The data of a stream's events, as they came.
+    /// The raw data of a stream's events.
     pub events: Vec<String>,
 }
 
@@ -357,7 +357,7 @@ impl Reply {
         self.message()["content"].as_str().unwrap_or_else(|| panic!("no answer: {self:?}"))
     }
 
-    /// What was made of the messages: matched, spliced, rewound, appended.
+    /// How the messages were reconciled: matched, spliced, rewound, appended.
     pub fn report(&self) -> [u64; 4] {
         let part = |name: &str| self.body["session"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {self:?}"));
         [part("matched"), part("spliced"), part("rewound"), part("appended")]
@@ -395,7 +395,7 @@ impl Client {
     }
 }
 
-/// Reads an answer. A stream that was streamed well is put together; an error in it is what the body is.
+/// Reads a response. The chunks of a successful stream are assembled; an error in it becomes the body.
 pub async fn reply(response: reqwest::Response) -> Reply {
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let streamed = headers.get("content-type").is_some_and(|t| t == "text/event-stream");
@@ -405,7 +405,7 @@ pub async fn reply(response: reqwest::Response) -> Reply {
         reply.body = serde_json::from_str(&reply.text).unwrap_or_default();
         return reply;
     }
-    // Comments are for those who wait.
+    // Comments only keep the connection alive while a request waits.
     let events = reply.text.split("\n\n").filter(|e| !e.is_empty() && !e.starts_with(':'));
     let data = |e: &str| e.lines().find_map(|l| l.strip_prefix("data: ")).expect("an event with data").to_owned();
     reply.events = events.map(data).collect();
@@ -419,7 +419,7 @@ pub async fn reply(response: reqwest::Response) -> Reply {
             error = Some(chunk);
             break;
         }
-        // A request that had to wait is told with its first chunk.
+        // A request that was queued gets its session id with the first chunk.
         id = id.or_else(|| chunk["session_id"].as_str().map(str::to_owned));
         assert_eq!(chunk["session_id"].as_str(), id.as_deref(), "every chunk names the session");
         assert_eq!(chunk["object"], "chat.completion.chunk");
@@ -452,7 +452,7 @@ impl Binary {
         Self::with(dir, store, base_url, json!({}))
     }
 
-    /// The same, with more in its configuration.
+    /// Starts it with additional configuration.
     pub fn with(dir: &Path, store: &str, base_url: &str, more: Value) -> Self {
         let mut config = json!({
             "listen": "127.0.0.1:0", "store": store,
@@ -472,18 +472,18 @@ impl Binary {
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         lines.read_line(&mut line).unwrap();
         let base = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("it said {line:?}")).to_owned();
-        // Whatever else it says must not make it wait.
+        // Its further output must be drained, or it would block.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         Self { child, client: Client::new(&base) }
     }
 
-    /// Stops it in its tracks (`SIGSTOP`), or lets it go on (`SIGCONT`).
+    /// Freezes it (`SIGSTOP`), or lets it continue (`SIGCONT`).
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
         assert!(sent.success());
     }
 
-    /// `kill -9`.
+    /// Kills it with `kill -9`.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.child.wait().unwrap();
@@ -517,7 +517,7 @@ pub fn tool(id: &str, text: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": text})
 }
 
-/// A user message with a picture that is large enough to be kept apart.
+/// A user message with an image that is large enough to be stored as a blob.
 pub fn picture(text: &str, fill: u8) -> Value {
     use base64::Engine;
     let data = base64::engine::general_purpose::STANDARD.encode(vec![fill; 4000]);
@@ -527,7 +527,7 @@ pub fn picture(text: &str, fill: u8) -> Value {
     ]})
 }
 
-/// Makes each case four tests: whole and streamed, on SQLite and on PostgreSQL.
+/// Expands each case to four tests: unary and streamed, on SQLite and on PostgreSQL.
 #[macro_export]
 macro_rules! in_every_way {
     ($($(#[doc = $doc:literal])* async fn $name:ident($home:ident: &mut Home) $body:block)*) => {$(

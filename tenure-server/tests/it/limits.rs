@@ -1,4 +1,4 @@
-//! Everything has a limit, and the limit has a name.
+//! Limits: each is enforced, and errors name it.
 
 use crate::running::{Running, answer, assert_error, said, slow_model, until};
 use serde_json::json;
@@ -52,7 +52,7 @@ async fn too_many_that_wait_are_turned_away() {
     assert_eq!(statuses, [200, 200, 429, 429], "one runs, one waits");
 }
 
-/// A connection on which this was sent; what came back until it was closed, and after how long.
+/// Sends bytes on a new connection. Returns the response until the connection is closed, and how long that took.
 fn hear(server: &Running, send: &[u8]) -> (String, Duration) {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
@@ -63,7 +63,7 @@ fn hear(server: &Running, send: &[u8]) -> (String, Duration) {
     (String::from_utf8_lossy(&text).into_owned(), watch.elapsed())
 }
 
-/// Connections with a request in flight keep their places; another one is told which limit keeps it out.
+/// Connections with a request in flight are not evicted; a further one is refused with the name of the limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_have_a_limit() {
     let model = slow_model(1000, Duration::from_millis(100)).await;
@@ -89,7 +89,7 @@ async fn connections_have_a_limit() {
     }
 }
 
-/// However little a client says, and however slowly, it does not keep its connection.
+/// A client that sends its headers too slowly is disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_must_come_in_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ async fn headers_must_come_in_time() {
                 );
             });
         }
-        // One byte now and then is no better.
+        // Sending a byte now and then does not help.
         scope.spawn(|| {
             let mut stream = TcpStream::connect(server.address).unwrap();
             let watch = Instant::now();
@@ -122,7 +122,7 @@ async fn headers_must_come_in_time() {
     assert_eq!(server.get("/healthz").await.0, 200);
 }
 
-/// Half a body keeps no connection either, however it was announced; nothing of it is done.
+/// An incomplete body does not hold a connection either, however it was announced, and is not processed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_must_come_in_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ async fn a_body_must_come_in_time() {
         assert!(took > Duration::from_millis(500) && took < Duration::from_secs(8), "{took:?}");
     }
     assert_eq!(server.get("/sessions/slow").await.0, 404);
-    // Slow, but never silent for so long.
+    // Slow, but never silent for longer than the timeout.
     let body = said("slow", "hi").to_string();
     let mut stream = TcpStream::connect(server.address).unwrap();
     write!(stream, "{head}connection: close\r\ncontent-length: {}\r\n\r\n", body.len()).unwrap();
@@ -152,7 +152,7 @@ async fn a_body_must_come_in_time() {
     assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
 }
 
-/// A turn may take longer than the headers of a request.
+/// A turn may take longer than `header_timeout`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_answer_is_not_a_slow_client() {
     let model = slow_model(10, Duration::from_millis(200)).await;
@@ -168,7 +168,7 @@ async fn a_slow_answer_is_not_a_slow_client() {
     assert!(text.as_str().unwrap().ends_with("data: [DONE]\n\n"), "{text}");
 }
 
-/// `/healthz` is about the process, `/readyz` about the store. With a PostgreSQL of its own, which it stops and starts.
+/// `/healthz` is about the process, `/readyz` about the store. Uses its own PostgreSQL, which it stops and starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_gone_is_not_ready() {
     if std::env::var("TENURE_TEST_POSTGRES").is_err() {
@@ -199,7 +199,7 @@ async fn a_store_that_is_gone_is_not_ready() {
 async fn a_store_that_can_not_be_written_is_not_ready() {
     let dir = tempfile::tempdir().unwrap();
     let server = Running::start(dir.path(), "store: 'sqlite:tenure.db'");
-    // Another process writes, and does not end.
+    // Another process holds a write transaction.
     let other = rusqlite::Connection::open(dir.path().join("tenure.db")).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     assert_error(&server.get("/readyz").await, 503, "unavailable", None);

@@ -1,15 +1,15 @@
-//! No request without purge or erase makes an acknowledged message unreadable, whatever came before it.
+//! Property: no request except purge and erase makes an acknowledged message unreadable, whatever came before it.
 
 use crate::door::Door;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use tenure::OnExpired;
 
-/// Sequences for each rule of `on_expired`, and requests in each of them.
+/// The number of sequences per `on_expired` rule, and of requests per sequence.
 const SEQUENCES: u64 = 12;
 const REQUESTS: usize = 60;
 
-/// splitmix64: the same numbers for the same seed.
+/// splitmix64: a deterministic generator.
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// A message as it is looked for: its role and its text.
+/// A message as it is compared: its role and its text.
 type Said = (String, String);
 
 /// One sequence of requests.
@@ -35,9 +35,9 @@ struct Story {
     random: Random,
     /// The ids that requests name.
     ids: Vec<String>,
-    /// What was acknowledged.
+    /// The acknowledged messages.
     acknowledged: BTreeSet<Said>,
-    /// What was done, for people who have to find out what went wrong.
+    /// The requests sent, for the failure report.
     log: Vec<String>,
     texts: usize,
 }
@@ -77,7 +77,7 @@ impl Story {
         self.acknowledged.insert((role.to_owned(), text.to_owned()));
     }
 
-    /// What a client that has seen a session would send of it: all, a part, or something it has changed.
+    /// The history that a client of this session would send: all of it, a part, or an edited copy.
     async fn seen(&mut self, id: &str) -> Vec<Value> {
         let (_, body) = self.send("GET", &format!("/sessions/{id}/messages?limit=100"), &json!({})).await;
         let data = body["data"].as_array().cloned().unwrap_or_default();
@@ -108,7 +108,7 @@ impl Story {
         }
     }
 
-    /// Asks the same again: a retry or a regeneration.
+    /// Sends the same request again: a retry or a regeneration.
     async fn regenerate(&mut self, id: &str) {
         let (_, body) = self.send("GET", &format!("/sessions/{id}/messages?limit=100"), &json!({})).await;
         let data = body["data"].as_array().cloned().unwrap_or_default();
@@ -181,7 +181,7 @@ impl Story {
                 }
             }
             16 => {
-                // Some expire at once, some are seen by the sweep first.
+                // Some sessions expire on access, some by the sweep.
                 self.door.later(*self.random.pick(&[60, 3600, 8 * 86_400]));
                 self.log.push("time passes".to_owned());
             }
@@ -194,7 +194,7 @@ impl Story {
         }
     }
 
-    /// Everything that can be read, after all that has ended was restored.
+    /// All readable messages, after every expired or deleted session was restored.
     async fn readable(&mut self) -> BTreeSet<Said> {
         let mut found = BTreeSet::new();
         let route = "/sessions?status=active,paused,expired,deleted&limit=100";

@@ -1,4 +1,4 @@
-//! Memories and dreams over HTTP and on the command line, and how well they are recalled.
+//! Memories and dreams (memory consolidation) over HTTP and on the command line, and the quality of recall.
 
 use crate::door::Door;
 use crate::running::Running;
@@ -33,7 +33,8 @@ fn texts(list: &Value) -> Vec<&str> {
     list["data"].as_array().unwrap().iter().map(|m| m["text"].as_str().unwrap()).collect()
 }
 
-/// A model is told what its user said elsewhere, the answer says which; and it can remember by itself.
+/// Memories from other sessions are injected into the prompt and named in the response; the model can also store
+/// memories itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_with_a_memory() {
     let door = open().await.with("x-tenure-user", "ada");
@@ -52,7 +53,7 @@ async fn a_chat_with_a_memory() {
     assert_eq!(all["data"].as_array().unwrap().len(), 2, "{all}");
     let sugar = all["data"].as_array().unwrap().iter().find(|m| m["text"] == "takes no sugar").unwrap();
     assert_eq!((&sugar["assistant"], &sugar["sources"][0]["session_id"]), (&json!("friend"), &json!("s1")));
-    // The turn in which it was said is taken back.
+    // The turn that contained the fact is rewound.
     door.post("/sessions/s1/rewind", json!({"turn": 1})).await.is(200);
     assert_eq!(texts(&door.get("/memories").await.is(200)), ["likes green tea"]);
     let stream = json!({"model": "friend", "stream": true, "messages": [{"role": "user", "content": "Which tea?"}]});
@@ -128,7 +129,7 @@ async fn routes() {
     assert_eq!(door.post("/assistants", own.clone()).await.is(201)["memory"]["retention"], "30d");
 }
 
-/// Dreams are for administrators, and can be taken back.
+/// Dreams are for administrators, and can be undone.
 #[tokio::test(flavor = "multi_thread")]
 async fn dreams() {
     let door = open().await;
@@ -155,7 +156,8 @@ async fn dreams() {
     assert_eq!(texts(&ada.get("/memories").await.is(200)), Vec::<&str>::new());
 }
 
-/// The program itself: what is said in one session is known in the next, also after a restart; and the command line sees the same.
+/// The real binary: a fact from one session is recalled in the next, also after a restart, and the command line
+/// shows the same.
 #[test]
 fn as_people_use_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -210,8 +212,8 @@ fn as_people_use_it() {
     );
 }
 
-/// How often the memory that answers a question is among the first so many, of 55 questions and memories that the project ships: by words,
-/// by meaning, and by both.
+/// Recall quality on the 55 questions and memories of the project: how often the right memory is among the first
+/// results, by words, by meaning, and by both.
 #[tokio::test(flavor = "multi_thread")]
 async fn recall_finds_what_is_meant() {
     let Ok(dir) = std::env::var("TENURE_TEST_MODEL") else {

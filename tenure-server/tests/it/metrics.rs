@@ -1,4 +1,4 @@
-//! What `/metrics` says after a known amount of work.
+//! The values of `/metrics` after a known amount of work.
 
 use crate::running::{Running, answer, said};
 use serde_json::json;
@@ -53,7 +53,7 @@ async fn work_is_counted() {
     assert!(number(&text, "tenure_connections") >= 1.0, "{text}");
 }
 
-/// Counting is not repeated at every look.
+/// The session count is cached between scrapes.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_are_not_counted_at_every_look() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,7 +64,7 @@ async fn sessions_are_not_counted_at_every_look() {
     assert_line(&metrics(&server).await, "tenure_sessions{status=\"active\"}", "1");
 }
 
-/// The library counts results of tools; a house in this process, with a recorder of its own.
+/// The library counts tool results: a `Tenure` in this process, with its own recorder.
 #[test]
 fn results_of_tools_are_counted() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();

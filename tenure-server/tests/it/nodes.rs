@@ -1,5 +1,5 @@
-//! Three nodes on one PostgreSQL, as real processes: killed, stopped in their tracks and woken up, while the database is restarted.
-//! Every run ends; no side effect happens twice; nothing that was acknowledged is lost, doubled or out of order.
+//! Three nodes on one PostgreSQL, as real processes: killed, frozen and resumed, while the database is restarted.
+//! Every run ends; no side effect happens twice; no acknowledged write is lost, duplicated or reordered.
 //!
 //! `CHAOS_SECONDS` and `CHAOS_RUNS` make it longer (`make chaos`).
 
@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tenure::{Principal, Role, SessionId, Tenure};
 
-/// What the tools were asked to do: call by call, how often.
+/// The side effects of the tools: how often each call was executed.
 #[derive(Clone, Default)]
 struct World {
     done: Arc<Mutex<HashMap<String, usize>>>,
 }
 
-/// A model without a memory: it pays and looks, and then says so.
+/// A stateless model: it calls the tools `pay` and `look`, and then reports that.
 async fn think(body: String) -> String {
     let request: Value = serde_json::from_str(&body).unwrap();
     let messages = request["messages"].as_array().unwrap();
@@ -48,7 +48,7 @@ async fn act(
     format!("{tool} done")
 }
 
-/// The database of this test alone: it is restarted.
+/// The database of this test alone, because it is restarted.
 struct Database;
 
 impl Database {
@@ -78,14 +78,14 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     let seed = number("CHAOS_SEED", u64::from(std::process::id()));
     eprintln!("CHAOS_SEED={seed}");
     let mut state = seed | 1;
-    // Any number below `n`.
+    // A random number below `n`.
     let mut random = move |n: u64| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state % n
     };
-    // One that a killed test left behind.
+    // Stops a database that a killed test left behind.
     Database::run("stop");
     let store = Database::run("start").expect("a database");
     let _database = Database;
@@ -110,7 +110,7 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     let mut nodes: Vec<Binary> = (0..3).map(start).collect();
     let clients = Arc::new(Mutex::new(nodes.iter().map(|n| n.client.clone()).collect::<Vec<_>>()));
 
-    // Clients: each starts its runs at any node until one says that it has begun.
+    // Clients: each starts its runs on any node until one acknowledges them.
     let begun = Arc::new(Mutex::new(BTreeMap::new()));
     let mut asking = Vec::new();
     for hand in 0..8 {
@@ -135,7 +135,7 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
         }));
     }
 
-    // Chaos, until the time is over and everything has begun.
+    // Chaos, until the time is over and every run has begun.
     let began = Instant::now();
     let mut restarted = false;
     while began.elapsed() < Duration::from_secs(seconds) || asking.iter().any(|a| !a.is_finished()) {
@@ -161,7 +161,7 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
 
     let begun = begun.lock().unwrap().clone();
 
-    // Quiet: people say truthfully what was done, and every run ends.
+    // Quiet: reviewers answer truthfully whether lost calls were executed, and every run ends.
     let client = nodes[0].client.clone();
     let quiet = Instant::now();
     let mut asked_about = 0;
@@ -192,7 +192,7 @@ async fn three_nodes_lose_nothing_and_do_nothing_twice() {
     check(&store, &begun, &world).await;
 }
 
-/// Begins a session and its run, unless that is done; the run, if the node says so.
+/// Creates a session and its run, unless they exist. Returns the run if the node acknowledged it.
 async fn try_once(client: &Client, id: &str) -> Option<String> {
     let post = |path: String, body: Value| {
         let request = client.http.post(format!("{}{path}", client.base)).json(&body);
@@ -211,7 +211,7 @@ async fn try_once(client: &Client, id: &str) -> Option<String> {
     Some(run["id"].as_str()?.to_owned())
 }
 
-/// Reads every log, and compares it with what was acknowledged and what was done.
+/// Reads every log, and compares it with the acknowledged runs and the side effects.
 async fn check(store: &str, begun: &BTreeMap<String, String>, world: &World) {
     let tenure = Tenure::open(store).await.unwrap();
     let findings = tenure.examine(|_| ()).await.unwrap();
@@ -230,7 +230,7 @@ async fn check(store: &str, begun: &BTreeMap<String, String>, world: &World) {
         if session.runs.iter().filter(|r| r.id.as_str() == run).count() != 1 || session.runs.len() != 1 {
             wrong.push(format!("{id} has {} runs", session.runs.len()));
         }
-        // One that a person was asked about comes later in the log; a model sees them in the order of the calls.
+        // The result of a reviewed call comes later in the log; a model sees results in the order of the calls.
         let shown = tenure::history(&session, &tenure::Window::default());
         let results: Vec<_> = shown.iter().filter_map(|m| m.tool_call_id()).collect();
         if results != ["p", "l"] || shown.iter().any(|m| m.text() == tenure::NO_RESULT) {

@@ -1,8 +1,8 @@
-//! The routes as the world sees them: a change of the document is a change of the API, and is looked at.
+//! The OpenAPI document: any change of it is a change of the API and must be deliberate.
 
 use std::path::Path;
 
-/// `TENURE_WRITE_OPENAPI=1 cargo test -p tenure-server openapi` writes the file anew.
+/// `TENURE_WRITE_OPENAPI=1 cargo test -p tenure-server openapi` regenerates the file.
 #[test]
 fn the_document_is_as_it_was() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");

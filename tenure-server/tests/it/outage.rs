@@ -1,11 +1,11 @@
-//! The database away: at the start, and while the server runs.
+//! Outages of the database: at startup, and while the server runs.
 
 use crate::kit::postgres_url;
 use crate::proxy::Proxy;
 use crate::running::{Running, answer, assert_error, client, until};
 use std::time::Duration;
 
-/// The database of the tests behind a proxy: the proxy, and the store's URL.
+/// Puts the test database behind a proxy. Returns the proxy and the store's URL.
 async fn behind_a_proxy(passing: bool, options: &str) -> Option<(Proxy, String)> {
     let url = postgres_url()?;
     let (user, rest) = url.rsplit_once('@').unwrap();
@@ -19,7 +19,8 @@ async fn free_port() -> u16 {
     tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
-/// The server waits for a database that does not answer, says so in its log with host and port, and answers meanwhile.
+/// At startup the server waits for a database that does not answer, logs its host and port, and serves requests
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_at_the_start_is_waited_for() {
     let Some((proxy, store)) = behind_a_proxy(false, "&retry=1s&connect_timeout=1").await else { return };
@@ -44,7 +45,7 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
     assert!(log.contains(&format!("127.0.0.1:{}", proxy.address.port())), "{log}");
 }
 
-/// What no waiting mends ends the start at once.
+/// An error that waiting cannot fix fails the startup at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_refuses_us_ends_the_start() {
     let Some(url) = postgres_url() else { return };
@@ -55,7 +56,7 @@ async fn a_database_that_refuses_us_ends_the_start() {
     assert!(said.contains("no_such_database") && said.contains("127.0.0.1:"), "{said}");
 }
 
-/// The database falls silent under a running server: it says soon that it is not ready, and each 503 says when to ask again.
+/// The database stops responding under a running server: `/readyz` fails soon, and each 503 has a `Retry-After`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_falls_silent_is_told_of() {
     let Some((proxy, store)) = behind_a_proxy(true, "&retry=0s&connect_timeout=1").await else { return };

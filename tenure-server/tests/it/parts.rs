@@ -81,7 +81,7 @@ async fn messages_are_listed_from_either_end() {
     ] {
         assert_eq!(door.get(&format!("/sessions/a/messages?{query}")).await.wrong(400).1, param, "{query}");
     }
-    // After a rewind the positions go on from there, at either end.
+    // After a rewind, positions continue from there, at either end.
     door.post("/sessions/a/rewind", json!({"turn": 1})).await.is(200);
     door.say("a", turn(99)).await;
     let last = door.get("/sessions/a/messages?last=3").await.is(200);

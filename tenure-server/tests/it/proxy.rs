@@ -1,4 +1,4 @@
-//! A TCP proxy that can fall silent, as a network partition or a frozen machine does: connections stay open, nothing passes.
+//! A TCP proxy that can stall, like a network partition or a frozen machine: connections stay open, no bytes pass.
 
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +12,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy in front of an address, which need not be there yet.
+    /// A proxy in front of an address, which need not be listening yet.
     pub async fn new(to: String, passing: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -26,7 +26,7 @@ impl Proxy {
         Self { address, passing }
     }
 
-    /// Lets bytes through, or lets nothing through any more. What was held back before goes through late.
+    /// Forwards bytes, or stops forwarding. Bytes held back are forwarded later.
     pub fn pass(&self, passing: bool) {
         self.passing.send_replace(passing);
     }
@@ -51,6 +51,6 @@ async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut passing: watc
             return;
         }
     }
-    // A connection that ends while nothing passes is not seen to end.
+    // The end of a connection is not forwarded while the proxy stalls.
     let _ = passing.wait_for(|passing| *passing).await;
 }

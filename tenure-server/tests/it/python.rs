@@ -9,7 +9,7 @@ use tenure::{Assistant, ToolError, ToolOutput, Tools};
 use tenure_server::config::Config;
 use tenure_server::tools::Toolbox;
 
-/// Whether the number of processes can be capped for this user: for root only since Linux 6.14.
+/// Returns true if the number of processes can be capped for this user: for root only since Linux 6.14.
 fn has_cap_on_processes() -> bool {
     use std::os::unix::fs::MetadataExt;
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
@@ -50,7 +50,7 @@ async fn python_keeps_what_was_defined() {
     assert!(ask("def").await.content.contains("SyntaxError"));
     assert!(ask("raise SystemExit(3)").await.content.ends_with("SystemExit: 3"));
     assert_eq!(ask("x").await, plain("1"));
-    // What is printed is never taken for an answer, and too much of it is cut.
+    // Printed output is never parsed as a response, and too much of it is truncated.
     let line = r#"{"id": 99, "text": "no", "failed": false}"#;
     assert_eq!(ask(&format!("print('{line}')")).await, plain(&format!("{line}\n")));
     let long = ask("print('a' * 10**6 + 'z')").await;
@@ -58,7 +58,7 @@ async fn python_keeps_what_was_defined() {
     assert_eq!(ask("'\\ud800'").await, plain("'\\ud800'"));
     let missing = tools.call(&assistant, &call("s", "python", json!({"cod": "1"}))).await.unwrap();
     assert!(missing.failed && missing.content.contains("`code`"));
-    // Another session knows nothing of it.
+    // Sessions are isolated from each other.
     assert!(run(&tools, &assistant, "other", "name").await.content.contains("NameError"));
     tools.close().await;
 }
@@ -89,7 +89,7 @@ async fn python_is_interrupted_then_killed() {
         assert!(ended.failed && ended.content.contains("the interpreter ended"), "{ended:?}");
         assert_eq!(ask("1 + 1").await.content, "2");
     }
-    // A call that nobody waits for any more is interrupted as well.
+    // A call whose caller is gone is interrupted as well.
     ask("x = 8").await;
     let call = call("s", "python", json!({"code": "import time\ntime.sleep(60)"}));
     assert!(tokio::time::timeout(Duration::from_millis(200), tools.call(&assistant, &call)).await.is_err());
@@ -97,7 +97,7 @@ async fn python_is_interrupted_then_killed() {
     tools.close().await;
 }
 
-/// The processes of this machine that have this text in their command.
+/// The number of processes on this machine whose command contains this text.
 pub fn processes(text: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let command = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -107,7 +107,7 @@ pub fn processes(text: &str) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn python_leaves_nothing_behind() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({"processes": 300}));
-    // Each with a session of its own, so that no signal to a group reaches them.
+    // Each in its own process session, so that no signal to a group reaches them.
     let many =
         "import subprocess\nall = [subprocess.Popen(['sleep', '98765.4'], start_new_session=True) for _ in range(100)]";
     let started = run(&tools, &assistant, "s", many).await;
@@ -115,12 +115,12 @@ async fn python_leaves_nothing_behind() {
     within("they run", async || processes("sleep 98765.4") == 100).await;
     tools.end(&key("s")).await;
     assert_eq!(processes("sleep 98765.4"), 0);
-    // The same when it is dropped without a word.
+    // Processes also end when the toolbox is dropped without a shutdown.
     run(&tools, &assistant, "s", &many.replace("98765.4", "98765.5")).await;
     within("they run", async || processes("sleep 98765.5") == 100).await;
     drop(tools);
     within("they are gone", async || processes("sleep 98765.5") == 0).await;
-    // A program that starts as many as it can.
+    // A fork bomb.
     if !has_cap_on_processes() {
         return;
     }
@@ -141,7 +141,7 @@ async fn python_is_kept_apart() {
     assert_eq!(ask("os.listdir() == [] and os.getcwd() == os.environ['HOME']").await.content, "True");
     assert!(!ask("open('own', 'w').write('x')\nopen('own').read()").await.failed);
     assert!(ask("open('big', 'wb').write(b'x' * (2 << 20))").await.content.contains("File too large"));
-    // Those of the driver itself can not be inherited by programs that it starts.
+    // The driver's own descriptors are not inherited by programs that it starts.
     let descriptors = "def inheritable(fd):\n    try:\n        return os.get_inheritable(fd)\n    except OSError:\n        return False\n[fd for fd in range(3, 256) if inheritable(fd)]";
     assert_eq!(ask(descriptors).await.content, "[]");
     let secret = tempfile::NamedTempFile::new().unwrap();
@@ -161,7 +161,7 @@ async fn python_is_kept_apart() {
     let other = std::process::id();
     assert!(ask(&format!("os.kill({other}, 0)")).await.failed, "it can not reach our processes");
     tools.close().await;
-    // Directories that are declared can be read, and not written.
+    // Declared directories can be read, and not written.
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("data"), "42").unwrap();
     let (tools, assistant) = toolbox(json!(["python"]), json!({"read": [dir.path()]}));
@@ -174,7 +174,7 @@ async fn python_is_kept_apart() {
     tools.close().await;
 }
 
-/// What programs and libraries rely on.
+/// Features that programs and libraries rely on.
 #[tokio::test(flavor = "multi_thread")]
 async fn python_programs_work_in_the_sandbox() {
     let (tools, assistant) = toolbox(json!(["python"]), json!({}));
@@ -208,7 +208,7 @@ async fn python_programs_work_in_the_sandbox() {
     tools.close().await;
 }
 
-/// A program in place of the server's own executable, which runs that in a system that lacks something.
+/// A replacement for the server's executable that runs it on a system without the named feature.
 fn system_without(dir: &Path, feature: &str) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let script = match feature {
@@ -228,7 +228,7 @@ fn system_without(dir: &Path, feature: &str) -> PathBuf {
     path
 }
 
-/// Nothing is run with less isolation than the configuration requires, and the error says what is missing.
+/// Nothing is run with less isolation than the configuration requires, and the error names what is missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn python_is_refused_where_it_can_not_be_isolated() {
     for (feature, require, runs) in [
@@ -305,7 +305,7 @@ async fn python_seats_are_few() {
     assert_eq!(run(&tools, &assistant, "a", "x").await.content, "1", "the longest idle went");
     let fresh = run(&tools, &assistant, "b", "'x' in globals()").await.content;
     assert!(fresh.starts_with("[this is a new interpreter") && fresh.ends_with("False"), "{fresh}");
-    // With all of them busy, nothing is called.
+    // With all interpreters busy, a call is refused.
     let mut busy = Vec::new();
     for session in ["a", "b"] {
         let (tools, assistant) = (tools.clone(), assistant.clone());
@@ -316,7 +316,7 @@ async fn python_seats_are_few() {
     }
     let refused = tools.call(&assistant, &call("d", "python", json!({"code": "1"}))).await;
     assert!(matches!(&refused, Err(ToolError::NotCalled(why)) if why.contains("max_processes")), "{refused:?}");
-    // A session that ends ends its call.
+    // Ending a session ends its call.
     tools.end(&key("a")).await;
     tools.end(&key("b")).await;
     for call in busy {

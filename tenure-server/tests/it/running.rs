@@ -1,4 +1,4 @@
-//! A server as people run it: the program itself, in a directory of its own; and small servers for it to talk to.
+//! The real binary in its own directory, and small servers for it to talk to.
 
 use axum::Router;
 use serde_json::{Value, json};
@@ -9,12 +9,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The program under test: what cargo has built with the tests, or another build of it (`make attack`: the release binary).
+/// The binary under test: the one cargo has built with the tests, or another build (`make attack`: the release
+/// binary).
 pub fn binary() -> String {
     std::env::var("TENURE_TEST_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_tenure").to_owned())
 }
 
-/// The running program. It is killed when this is dropped.
+/// The running binary. Dropping it kills the process.
 pub struct Running {
     child: Child,
     /// `http://127.0.0.1:PORT`
@@ -28,7 +29,7 @@ fn program(dir: &Path, yaml: &str) -> Command {
     program_through(None, dir, yaml)
 }
 
-/// The command that serves a directory with this configuration, started by another program if one is given.
+/// The command that serves a directory with this configuration, through a launcher if one is given.
 fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
     std::fs::write(dir.join("tenure.yaml"), yaml).unwrap();
     let executable = &binary();
@@ -45,7 +46,7 @@ fn program_through(starter: Option<&Path>, dir: &Path, yaml: &str) -> Command {
 }
 
 impl Running {
-    /// Starts it with this configuration; `listen` and `store` are set here unless it says otherwise.
+    /// Starts it with this configuration; `listen` and `store` get test defaults unless set.
     pub fn start(dir: &Path, yaml: &str) -> Self {
         Self::start_with(dir, yaml, &[])
     }
@@ -54,7 +55,7 @@ impl Running {
         Self::start_through(None, dir, yaml, env)
     }
 
-    /// Starts it by another program, which must become it (`exec`).
+    /// Starts it through a launcher, which must `exec` it.
     pub fn start_through(starter: Option<&Path>, dir: &Path, yaml: &str, env: &[(&str, &str)]) -> Self {
         let mut yaml = yaml.to_owned();
         if !yaml.contains("listen:") {
@@ -79,13 +80,13 @@ impl Running {
             let _ = child.wait();
             panic!("it did not start: {line:?}\n{}", errors.lock().unwrap());
         };
-        // What it says later must not block it.
+        // Its further output must be drained, or it would block.
         std::thread::spawn(move || drop(out.read_to_end(&mut Vec::new())));
         let address = url.strip_prefix("http://").unwrap().parse().unwrap();
         Self { child, url, address, errors, reader: Some(reader) }
     }
 
-    /// A start that fails: what it says.
+    /// Asserts that the start fails, and returns the output.
     pub fn refuses(dir: &Path, yaml: &str) -> String {
         let output = program(dir, yaml).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -97,12 +98,12 @@ impl Running {
         assert!(done.success());
     }
 
-    /// The id of its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its memory now and at most so far, in MiB (`VmRSS` and `VmHWM`).
+    /// Its current and peak resident memory in MiB (`VmRSS` and `VmHWM`).
     pub fn memory(&self) -> (u64, u64) {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let field = |name: &str| {
@@ -112,12 +113,12 @@ impl Running {
         (field("VmRSS"), field("VmHWM"))
     }
 
-    /// What it has logged so far.
+    /// The log so far.
     pub fn log(&self) -> String {
         self.errors.lock().unwrap().clone()
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     pub fn ended(&mut self, within: Duration) -> ExitStatus {
         let start = Instant::now();
         loop {
@@ -129,7 +130,7 @@ impl Running {
         }
     }
 
-    /// Stops it as an operator does; what it has logged.
+    /// Stops it as an operator does. Returns its log.
     pub fn stop(mut self) -> String {
         self.signal("TERM");
         assert!(self.ended(Duration::from_secs(40)).success());
@@ -142,7 +143,7 @@ impl Running {
         self.child.wait().unwrap();
     }
 
-    /// How many threads it has now.
+    /// The current number of its threads.
     pub fn threads(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/task", self.child.id())).map_or(0, |tasks| tasks.count())
     }
@@ -155,7 +156,7 @@ impl Running {
         answer(self.request("GET", path)).await
     }
 
-    /// A turn of a conversation.
+    /// Sends one turn of a conversation.
     pub async fn chat(&self, session: &str, text: &str) -> (u16, Value) {
         answer(self.request("POST", "/v1/chat/completions").json(&said(session, text))).await
     }
@@ -176,7 +177,7 @@ pub fn client() -> reqwest::Client {
     tenure_server::http_client::client().no_proxy().timeout(Duration::from_secs(60)).build().unwrap()
 }
 
-/// The status, and the body as JSON (or as a JSON string).
+/// Sends a request. Returns the status, and the body as JSON (or as a JSON string).
 pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
     let response = request.send().await.unwrap();
     let status = response.status().as_u16();
@@ -184,7 +185,7 @@ pub async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-/// One of our errors, whole.
+/// Asserts all parts of an API error.
 #[track_caller]
 pub fn assert_error(answer: &(u16, Value), status: u16, code: &str, param: Option<&str>) {
     let error = &answer.1["error"];
@@ -192,7 +193,7 @@ pub fn assert_error(answer: &(u16, Value), status: u16, code: &str, param: Optio
     assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string(), "{answer:?}");
 }
 
-/// Serves routes on a port of its own, for as long as the test runs.
+/// Serves routes on its own port, for as long as the test runs.
 pub async fn serve(router: Router) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -200,7 +201,7 @@ pub async fn serve(router: Router) -> String {
     format!("http://{address}")
 }
 
-/// A model's server that streams `words` words with a pause before each.
+/// A model server that streams `words` words with a pause before each.
 pub async fn slow_model(words: usize, pause: Duration) -> String {
     use futures_util::{StreamExt, stream};
     let route = axum::routing::post(move || async move {
@@ -218,7 +219,7 @@ pub async fn slow_model(words: usize, pause: Duration) -> String {
     serve(Router::new().route("/v1/chat/completions", route)).await
 }
 
-/// Waits until something holds.
+/// Polls until a condition holds.
 pub async fn until(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !holds().await {

@@ -1,4 +1,4 @@
-//! Runs over HTTP: tools, events, cancelling, going on after a restart, and people who decide.
+//! Runs over HTTP: tools, events, cancellation, resumption after a restart, and human review.
 
 use crate::kit::*;
 use axum::Router;
@@ -13,7 +13,7 @@ use tenure_server::auth::{NewKey, Right};
 use tenure_server::config::Config;
 use tokio::sync::Semaphore;
 
-/// A server with tools: it remembers who called, and answers when it may.
+/// A tool server: it records the calls, and answers when permitted.
 #[derive(Clone)]
 pub struct Toolbox {
     pub calls: Arc<Mutex<Vec<(String, HeaderMap, Value)>>>,
@@ -134,7 +134,7 @@ fn kinds(text: &str) -> Vec<String> {
     events(text).into_iter().map(|(_, kind, _)| kind).filter(|k| k != "delta").collect()
 }
 
-/// The whole life of a run: parallel calls, kept in order, followed from any point, also after a restart.
+/// The whole life of a run: parallel calls, stored in order, subscribed to from any position, also after a restart.
 async fn a_run_calls_tools_and_can_be_followed(kind: &str) {
     let tools = Toolbox::start().await;
     let Some(mut home) = home(kind, &tools, json!({})).await else { return };
@@ -231,11 +231,11 @@ async fn a_run_in_the_background_can_be_polled_and_cancelled() {
     assert_eq!((resumed.status, resumed.code()), (409, "run_not_ended"));
     let ended = home.client.send("POST", &format!("/sessions/s/runs/{id}/cancel"), json!({})).await;
     assert_eq!((ended.body["status"].as_str(), ended.body["code"].as_str()), (Some("cancelled"), Some("cancelled")));
-    // What happened is kept, and nothing comes after it.
+    // The events so far are stored, and none follow.
     tools.slow.add_permits(1);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(home.stored("s").await.len(), 2);
-    // A call that may have been made is not simply made again.
+    // A call that may have been executed is not repeated automatically.
     let resumed = home.client.send("POST", &format!("/sessions/s/runs/{id}/resume"), json!({})).await;
     assert_eq!(resumed.status, 202, "{resumed:?}");
     home.client.until("s", "paused").await;
@@ -246,7 +246,7 @@ async fn a_run_in_the_background_can_be_polled_and_cancelled() {
     assert_eq!((nothing.status, nothing.code()), (404, "no_such_run"));
 }
 
-/// A standard client of an assistant with tools: a normal answer, with what was called in it.
+/// A standard client of an assistant with tools gets a normal answer, which names the calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn chat_with_tools_here() {
     let tools = Toolbox::start().await;
@@ -273,7 +273,7 @@ async fn chat_with_tools_here() {
             );
         }
     }
-    // The same look in the same session comes from the cache.
+    // The same call of `look` in the same session is served from the cache.
     let looks = tools.count("look");
     home.model.then(Act::Call(vec![("b", "look", r#"{"x":7}"#)])).then(Act::Say("Still."));
     let again = home
@@ -286,7 +286,7 @@ async fn chat_with_tools_here() {
         .await;
     assert_eq!(again.body["agentic_tool_calls"][0]["cached"], true, "{again:?}");
     assert_eq!(tools.count("look"), looks);
-    // Tools that the client brings are the client's to call.
+    // Tools that the client declares are left to the client.
     home.model.then(Act::Call(vec![("c", "mine", "{}")]));
     let brought = json!([{"type": "function", "function": {"name": "mine", "parameters": {}}}]);
     let body = json!({"model": "agent", "session_id": "c", "messages": [user("Hi")], "tools": brought});
@@ -300,7 +300,7 @@ fn rules() -> Value {
     json!({"review": [{"tool": "refund*", "queue": "finance"}, {"tool": "pay", "queue": "finance", "timeout": "1s", "on_timeout": "rejected"}]})
 }
 
-/// A standard client meets a person who has to decide: it gets a normal answer, and can go on later.
+/// A standard client whose run needs a human decision gets a normal answer, and can continue later.
 async fn a_person_decides(kind: &str, stream: bool) {
     let tools = Toolbox::start().await;
     let Some(home) = home(kind, &tools, rules()).await else { return };
@@ -356,7 +356,7 @@ async fn a_person_decides(kind: &str, stream: bool) {
         review.as_str()
     );
 
-    // It sends everything back, the notice too: what came of it stands in its place.
+    // The client sends everything back, including the notice: it is replaced by the outcome.
     home.model.then(Act::Say("Good bye."));
     let last = ask(json!([user("Money back"), assistant(&notice), user("Thanks")]));
     let last = home.client.chat(stream, last, &[]).await;
@@ -366,7 +366,7 @@ async fn a_person_decides(kind: &str, stream: bool) {
     let refund = "[a reviewer changed the arguments: less]\nrefund 3";
     assert_eq!(said, ["Money back", refund, "You get 3.", "Thanks"]);
 
-    // Nor does it need the session's id: the notice says which one it was.
+    // The session id is not needed either: the notice identifies the session.
     home.model.then(Act::Say("Still here."));
     let talk = json!([user("Money back"), assistant(&notice), user("Thanks"), assistant("Good bye."), user("Hello?")]);
     let later = home.client.chat(stream, json!({"model": "agent", "messages": talk}), &[]).await;
@@ -429,7 +429,7 @@ async fn reviews_need_the_right_and_stay_with_the_tenant() {
     assert_eq!((hidden.status, hidden.code()), (404, "no_such_review"));
 }
 
-/// The server is killed in the middle of a call. What may be done again is; about the rest a person is asked.
+/// The server is killed during a call. Idempotent calls are repeated; for the others a human decides.
 async fn a_run_goes_on_after_a_crash(store: &str, dir: &std::path::Path) {
     let (tools, model) = (Toolbox::start().await, Script::default());
     let more = json!({"assistants": [tools.assistant(json!({}))], "runs": {"lease": "2s"}});
@@ -521,7 +521,7 @@ async fn usage_is_the_sum_of_all_calls() {
                 assert!(reply.is_done());
             }
         }
-        // Nobody asked for it.
+        // Usage was not requested.
         if stream {
             script(&home);
             let reply = home.chat(json!({"model": "agent", "messages": [user("Again")]})).await;

@@ -1,4 +1,4 @@
-//! Runs by the clock: on one node only, never two at once, and what was missed is told.
+//! Scheduled runs: on one node only, never two at once, and missed runs are recorded.
 
 use crate::kit::*;
 use jiff::SignedDuration;
@@ -36,7 +36,8 @@ async fn one_node_runs_it_and_none_overlaps() {
         let base_url = script.start().await;
         let (store, clock) = (Arc::new(MemoryStore::new()), Clock::manual("2026-11-16T08:58:30Z".parse().unwrap()));
         let node = || {
-            // Renewed by the clock on the wall, a lease of the usual length ends when the other clock leaps over it.
+            // The lease is renewed by the wall clock; one of the usual length would expire when the test clock
+            // jumps over it.
             let limits = Limits { lease: Duration::from_hours(1), ..Limits::default() };
             let tenure = Tenure::on(store.clone(), Options { clock: clock.clone(), limits, ..Options::default() });
             App::on(tenure, config(&base_url, session)).unwrap()
@@ -61,7 +62,7 @@ async fn one_node_runs_it_and_none_overlaps() {
         let said = script.shown().last().unwrap()["content"].as_str().unwrap().to_owned();
         assert_eq!(said, "Monday 2026-11-16 09:59, tick 1: go", "by the clock in Berlin");
 
-        // Still on when the next is due.
+        // Still running when the next one is due.
         let hold = Arc::new(Semaphore::new(0));
         script.then(Act::Hold("a", hold.clone(), "b"));
         clock.advance(SignedDuration::from_secs(60));
@@ -74,7 +75,7 @@ async fn one_node_runs_it_and_none_overlaps() {
         let id = state(&one).await.session.unwrap();
         within("it is done", async || one.tenure.load(&nobody(), &id).await.unwrap().run.is_none()).await;
 
-        // Nobody was there for a while.
+        // No node was running for a while.
         clock.advance(SignedDuration::from_mins(3));
         within("the last one runs", async || state(&one).await.count == 3).await;
         let missed = state(&one).await.missed;
@@ -102,7 +103,7 @@ fn what_is_wrong_with_a_schedule_is_told_by_its_place() {
     }
 }
 
-/// A scheduled run whose session was deleted is missed, and the session stays as it was.
+/// A scheduled run whose session was deleted is recorded as missed, and the session stays deleted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_session_is_not_replaced() {
     let script = Script::default();

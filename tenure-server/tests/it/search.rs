@@ -1,10 +1,10 @@
-//! `GET /search`.
+//! Full-text search: `GET /search`.
 
 use crate::door::{Door, each};
 use serde_json::{Value, json};
 use tenure_server::auth::Right;
 
-/// Three sessions, a second apart.
+/// Creates three sessions, a second apart.
 async fn furnish(door: &Door) {
     for (id, word) in [("a", "Dover"), ("b", "Calais"), ("c", "Dover")] {
         door.post("/sessions", json!({"id": id, "title": format!("To {word}"), "tags": [word]})).await.is(201);
@@ -37,13 +37,13 @@ async fn what_was_said_is_found_newest_first() {
     assert_eq!((&first["position"], &first["role"], &first["title"]), (&json!(0), &json!("user"), &json!("To Dover")));
     let there = door.get("/sessions/c/messages").await.is(200);
     assert_eq!((&first["seq"], &first["created_at"]), (&there["data"][0]["seq"], &there["data"][0]["created_at"]));
-    // Calls and titles are found too.
+    // Tool calls and titles are searched too.
     let found = door.get("/search?q=calais").await.is(200);
     assert_eq!(each(&found, "position"), ["null", "1", "0"]);
     assert_eq!(found["data"][0]["snippet"], "To Calais");
     let found = door.get("/search?q=calais&role=user").await.is(200);
     assert_eq!(each(&found, "position"), ["0"]);
-    // The sessions are chosen as in a list.
+    // Sessions are filtered as in a list.
     assert_eq!(each(&door.get("/search?q=ferry&tag=Calais").await.is(200), "session_id"), ["b"]);
     door.delete("/sessions/b").await.is(200);
     assert_eq!(door.get("/search?q=ferry&tag=Calais").await.is(200)["looked_at"], 0);
@@ -121,7 +121,7 @@ async fn what_is_redacted_is_neither_found_nor_shown() {
     assert_eq!(door.get("/search?q=example").await.is(200)["data"], json!([]));
     let found = door.get("/search?q=please").await.is(200);
     assert_eq!(found["data"][0]["snippet"], "write to [redacted: email], please");
-    // What a client has sent is what it gets back.
+    // A client gets back exactly what it sent.
     let back = door.get("/sessions/a/messages").await.is(200);
     assert_eq!(back["data"][0]["message"]["content"], "write to ann@example.com, please");
 }

@@ -1,4 +1,4 @@
-//! `/sessions`, `/assistants`, `/threads`, `/users`: every route, on good and bad days.
+//! `/sessions`, `/assistants`, `/threads`, `/users`: every route, with valid and invalid requests.
 
 use crate::door::{Door, each};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ async fn a_session_is_begun_looked_at_changed_and_ended() {
     let said = door.post("/sessions/a/messages", json!({"messages": [{"role": "user", "content": "?"}]})).await;
     assert_eq!(said.wrong(409).0, "paused");
     assert_eq!(door.patch("/sessions/a", json!({"status": "active"})).await.is(200)["status"], "active");
-    // Nothing to change changes nothing.
+    // An empty patch changes nothing.
     assert_eq!(door.patch("/sessions/a", json!({})).await.etag(), "\"4\"");
 
     door.say("a", json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}])).await;
@@ -173,7 +173,7 @@ async fn writes_can_be_made_to_depend_on_what_was_seen() {
     door.with("if-match", "*").patch("/sessions/a", "{}").await.is(200);
 }
 
-/// Which of the sessions a filter should leave.
+/// Predicate of the sessions that a filter should keep.
 type Keep = fn(i32) -> bool;
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn lists_are_filtered_and_paged_on_every_store() {
         let want =
             |keep: fn(i32) -> bool| (0..25).rev().filter(|i| keep(*i)).map(|i| format!("s{i:02}")).collect::<Vec<_>>();
 
-        // Pages, by cursor and by offset, are the whole list.
+        // Pages, by cursor and by offset, add up to the whole list.
         for route in ["/sessions", "/v1/sessions"] {
             let (mut all, mut next) = (Vec::new(), String::new());
             loop {
@@ -261,7 +261,7 @@ async fn lists_are_filtered_and_paged_on_every_store() {
             assert_eq!(answer.wrong(400).1, param, "{query}: {text}");
         }
         assert!(door.get("/sessions?limit=101").await.text.contains("max_page"));
-        // Odd characters are looked for, and found nowhere.
+        // Unusual characters are valid filters that match nothing.
         for odd in ["title=%00", "tag=%00", "metadata.%00=%00", "tag=", "title=%25_", "metadata.n=1e400"] {
             assert_eq!(
                 ids(door.get(&format!("/sessions?{odd}")).await.is(200)).len(),
@@ -280,7 +280,7 @@ async fn users_of_a_tenant_see_their_own() {
     bob.post("/sessions", json!({"id": "his"})).await.is(201);
     assert_eq!(each(&ada.get("/sessions").await.is(200), "id"), ["hers"]);
     assert_eq!(each(&door.get("/sessions").await.is(200), "id").len(), 2);
-    // Without keys everybody is an administrator, but who names a user is that user.
+    // Without keys every caller is an administrator, but a request that names a user acts as that user.
     assert_eq!(ada.get("/sessions?user=bob").await.wrong(403).0, "forbidden");
     assert_eq!(each(&ada.get("/sessions?user=ada").await.is(200), "id"), ["hers"]);
     let there = ada.get("/sessions/his").await;
@@ -343,7 +343,7 @@ async fn a_key_allows_what_it_says() {
     assert_eq!(admin.delete("/users/default").await.is(200)["sessions"], 1);
 }
 
-/// Checking and making is one step: of many at once, one makes it.
+/// Checking and creating is atomic: of many concurrent requests, one creates it.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_many_makes_an_assistant() {
     let dir = tempfile::tempdir().unwrap();
@@ -423,7 +423,7 @@ async fn a_thread_has_one_session_at_a_time() {
     );
     assert_eq!(door.post("/threads/t%201/session", &ask).await.is(200)["id"], first["id"]);
     assert_eq!(door.post("/threads/t%201/session", json!({})).await.is(200)["id"], first["id"]);
-    // Another user's, another assistant's and another thread's are others.
+    // Sessions of another user, assistant or thread are different ones.
     let bob = door.with("x-tenure-user", "bob").post("/threads/t%201/session", &ask).await.is(201);
     let other = door.post("/threads/t%201/session", json!({"assistant_id": "declared"})).await.is(201);
     let thread = door.post("/threads/t2/session", &ask).await.is(201);
@@ -437,7 +437,7 @@ async fn a_thread_has_one_session_at_a_time() {
     let fresh = door.post("/threads/t%201/session", json!({"assistant_id": "brief", "fresh": true})).await.is(201);
     assert_ne!(fresh["id"], second["id"]);
 
-    // Two who ask at once get the same one.
+    // Two concurrent requests get the same session.
     let (a, b) = tokio::join!(door.post("/threads/new/session", &ask), door.post("/threads/new/session", &ask));
     assert_eq!(a.json()["id"], b.json()["id"]);
     assert_eq!(each(&door.get("/sessions?thread_id=new").await.is(200), "id").len(), 1);

@@ -1,4 +1,4 @@
-//! Stopping: what is in progress is finished, and nothing new begins.
+//! Graceful shutdown: requests in progress are completed, and no new ones begin.
 
 use crate::running::{Running, client, said, slow_model};
 use futures_util::StreamExt;
@@ -29,7 +29,7 @@ async fn a_stop_finishes_the_turn(signal: &str) {
     let rest: String = stream.collect().await;
     assert!(rest.contains("word9") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
     assert_eq!(server.ended(Duration::from_secs(20)).code(), Some(0));
-    // It is kept: the next server goes on from there.
+    // The turn is durable: the next server continues from there.
     let server = Running::start(dir.path(), "store: 'sqlite:t.db'");
     let (_, next) = server.chat("s1", "and?").await;
     assert!(next["choices"][0]["message"]["content"].as_str().unwrap().ends_with("I see 3 messages."), "{next}");
@@ -45,7 +45,7 @@ async fn ctrl_c_finishes_the_turn() {
     a_stop_finishes_the_turn("INT").await;
 }
 
-/// A turn whose client has gone away is finished too.
+/// A turn whose client has disconnected is completed too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_without_a_client_is_finished() {
     let model = slow_model(5, Duration::from_millis(150)).await;
@@ -96,7 +96,7 @@ async fn a_second_signal_stops_at_once() {
     assert_eq!(server.ended(Duration::from_secs(10)).code(), Some(1));
 }
 
-/// A client that keeps its connection open does not keep the server.
+/// An idle connection of a client does not delay the shutdown.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_do_not_count() {
     let dir = tempfile::tempdir().unwrap();

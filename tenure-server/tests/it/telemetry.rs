@@ -1,4 +1,4 @@
-//! Logs and traces: ids, counts and times, and never what was said.
+//! Logs and traces: ids, counts and times, and never the content of messages.
 
 use crate::running::{Running, answer, said, serve};
 use axum::extract::State;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 const MARKER: &str = "PLUM-7731";
 
-/// Requests that are good and bad in many ways, all with the marker in them.
+/// Sends valid and invalid requests of many kinds, all containing the marker.
 async fn talk(server: &Running) {
     let post = |body: String| {
         server.request("POST", "/v1/chat/completions").header("content-type", "application/json").body(body)
@@ -33,7 +33,7 @@ async fn talk(server: &Running) {
     assert_eq!(answer(post(stored.to_string())).await.0, 200);
 }
 
-/// The lines, each with what it is about, and nothing of what was said.
+/// Checks that log lines have their fields, and contain nothing of the messages' content.
 async fn check_logs(store: &str, format: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let server =
@@ -69,7 +69,7 @@ async fn logs_for_programs_are_json() {
     assert!(line["ms"].is_number() && line["span"]["request_id"].is_string(), "{line}");
 }
 
-/// The driver of PostgreSQL would log every parameter.
+/// The PostgreSQL driver would log every parameter.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_of_postgres_say_nothing_of_contents() {
     let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else { return };
@@ -95,7 +95,7 @@ async fn traces_have_the_names_of_opentelemetry() {
     let routes = Router::new().route("/v1/traces", axum::routing::post(collect)).with_state(collector.clone());
     let url = serve(routes).await;
     let dir = tempfile::tempdir().unwrap();
-    // Traces do not depend on the level of the logs.
+    // Traces do not depend on the log level.
     let server = Running::start(dir.path(), &format!("store: 'memory:'\ntelemetry: {{log: warn, otlp: '{url}'}}"));
     talk(&server).await;
     server.stop();

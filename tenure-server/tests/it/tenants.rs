@@ -1,4 +1,4 @@
-//! Tenants: whatever one does, on whatever route, it neither sees nor changes anything of the other.
+//! Tenant isolation: no request of one tenant, on any route, reads or changes data of another.
 
 use crate::door::Door;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
 use tenure_server::auth::Right;
 
-/// Words that are only in the other tenant's data.
+/// A text that occurs only in the other tenant's data.
 const MARKER: &str = "xyzzy-secret";
 const CASES: u32 = 200;
 const STEPS: std::ops::Range<usize> = 1..25;
@@ -14,7 +14,7 @@ const STEPS: std::ops::Range<usize> = 1..25;
 /// One request: method, path, body.
 type Step = (&'static str, String, String);
 
-/// Every route of the document appears; a test below sees to that.
+/// Generates requests. Every route of the OpenAPI document appears; a test below checks that.
 fn steps() -> impl Strategy<Value = Step> {
     let id = prop_oneof![Just("s1"), Just("s2"), Just("shared"), Just("theirs"), Just("thread_x")];
     let word = prop_oneof![Just("t1"), Just("keeper"), Just("default"), Just("victim"), Just("turn-1")];
@@ -27,7 +27,7 @@ fn steps() -> impl Strategy<Value = Step> {
         let message = json!({"role": "user", "content": format!("mine {n}")});
         let body = match (method, ROUTES[route].1) {
             ("POST", "/v1/chat/completions") => match n {
-                // The other's very words: content matching must not find their session.
+                // The other tenant's exact text: content matching must not find their session.
                 0 => json!({"model": "rehearsal", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}]}),
                 1 => json!({"model": word, "messages": [message]}),
                 _ => json!({"session_id": id, "model": "rehearsal", "messages": [message]}),
@@ -67,7 +67,7 @@ fn steps() -> impl Strategy<Value = Step> {
             ("GET", "/search", 0) => "?q=xyzzy",
             ("GET", "/search", 1) => "?q=a&status=active,paused,expired,deleted&limit=100",
             ("GET", "/search", 2) => "?q=%22xyzzy-secret%22&user=default",
-            // As if a page had ended in the other's session.
+            // A cursor as if a page had ended in the other tenant's session.
             ("GET", "/search", _) => "?q=secret&cursor=1900000000000000~theirs~99~9~99",
             ("GET", "/memories/search", 0) => "?q=xyzzy-secret&session_id=shared",
             ("GET", "/memories/search", 1) => "?q=xyzzy%20secret%20remembered&assistant_id=keeper",
@@ -160,7 +160,8 @@ fn every_route_is_tried() {
     }
 }
 
-/// What the victim has: sessions in each state, messages, pictures, checkpoints, cuts, a fork, an assistant.
+/// Creates the victim's data: sessions in each state, messages, images, checkpoints, discarded messages, a fork, an
+/// assistant.
 async fn furnish(victim: &Door) {
     let title = format!("{MARKER} title");
     for id in ["shared", "theirs", "gone"] {
@@ -188,7 +189,7 @@ async fn furnish(victim: &Door) {
         .is(201);
 }
 
-/// Everything that the victim can see.
+/// Everything that the victim can read.
 async fn everything(victim: &Door) -> Vec<String> {
     let list = victim.get("/sessions?status=active,paused,expired,deleted&limit=100").await;
     let mut all = vec![victim.get("/assistants").await.text];
@@ -217,7 +218,7 @@ async fn check(tenant: &str, steps: Vec<Step>) -> Result<(), TestCaseError> {
         prop_assert!(answer.status.as_u16() < 500, "{method} {path} {body}: {}", answer.text);
         let headers = format!("{:?}", answer.headers);
         prop_assert!(!headers.contains(MARKER), "{method} {path} {body} shows {headers}");
-        // Of sessions it names its own only.
+        // In lists of sessions, only its own appear.
         if method == "GET" && path.starts_with("/sessions?") {
             let list: Value = answer.json();
             for session in list["data"].as_array().into_iter().flatten() {

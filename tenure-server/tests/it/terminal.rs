@@ -1,4 +1,4 @@
-//! `tenure chat` at a terminal: the real binary on a pseudo-terminal, with somebody who types.
+//! `tenure chat` at a terminal: the real binary on a pseudo-terminal, with scripted keystrokes.
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -8,11 +8,11 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A terminal with a command in it.
+/// A pseudo-terminal that runs a command.
 struct Terminal {
     keys: File,
     shown: Arc<Mutex<String>>,
-    /// What was looked at already.
+    /// How much of the output was matched already.
     seen: usize,
     child: Child,
 }
@@ -29,7 +29,7 @@ fn pair() -> rustix::io::Result<(File, File)> {
 }
 
 impl Terminal {
-    /// None where there are no pseudo-terminals; CI has them.
+    /// Returns `None` where there are no pseudo-terminals; CI has them.
     fn start(mut command: Command) -> Option<Self> {
         let (ours, theirs) = match pair() {
             Ok(pair) => pair,
@@ -45,10 +45,10 @@ impl Terminal {
         let (mut screen, mut keys, text) = (ours.try_clone().unwrap(), ours.try_clone().unwrap(), Arc::clone(&shown));
         std::thread::spawn(move || {
             let mut part = [0; 4096];
-            // It ends with an error when the command has.
+            // Reading fails when the command has exited.
             while let Ok(n @ 1..) = screen.read(&mut part) {
                 let new = String::from_utf8_lossy(&part[..n]).into_owned();
-                // A terminal tells where its cursor is.
+                // A terminal answers queries for the cursor position.
                 for _ in new.matches("\x1b[6n") {
                     let _ = keys.write_all(b"\x1b[1;1R");
                 }
@@ -62,7 +62,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this is shown, after what was waited for before.
+    /// Waits until this text is shown, after the text that was waited for before.
     #[track_caller]
     fn shows(&mut self, want: &str) {
         let watch = Instant::now();
@@ -109,7 +109,7 @@ fn somebody_chats_at_a_terminal() {
     terminal.shows("CHECKPOINT");
     terminal.shows("turn-1");
     terminal.shows("> ");
-    // A mistake does not end it.
+    // An invalid command does not end the chat.
     terminal.types("/nonsense\r");
     terminal.shows("error: there is no /nonsense");
     terminal.shows("> ");
@@ -121,7 +121,7 @@ fn somebody_chats_at_a_terminal() {
     terminal.shows("> ");
     terminal.types("/quit\r");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
-    // Again, where it was left; what was typed before can be called back, and Ctrl-D leaves.
+    // The chat is resumed; earlier input is in the history, and Ctrl-D quits.
     let mut terminal = Terminal::start(chat("one")).unwrap();
     terminal.shows("You said: Hello there I see 1 message.");
     terminal.shows("> ");
@@ -132,7 +132,7 @@ fn somebody_chats_at_a_terminal() {
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }
 
-/// A model server that says one word and then nothing; its address.
+/// A model server that sends one word and then hangs. Returns its address.
 fn one_word() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -145,7 +145,7 @@ fn one_word() -> String {
                 let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
                 let event = format!("data: {chunk}\n\n");
                 let _ = write!(stream, "{head}{:x}\r\n{event}\r\n", event.len());
-                // Until the connection is closed.
+                // Blocks until the connection is closed.
                 let _ = stream.read(&mut request);
             });
         }
@@ -153,7 +153,7 @@ fn one_word() -> String {
     format!("http://{address}/v1")
 }
 
-/// Ctrl-C stops an answer: its run is cancelled, and what was said until then is kept.
+/// Ctrl-C stops an answer: its run is cancelled, and the partial answer is stored.
 #[test]
 fn ctrl_c_cancels_the_run() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tools that the server calls itself: real MCP servers, a real HTTP server, real interpreters.
+//! Server-side tools: real MCP servers, a real HTTP server, real interpreters.
 
 use crate::kit::*;
 use crate::python::processes;
@@ -55,7 +55,7 @@ fn mcp_script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/mcp_server.py")
 }
 
-/// The test server over HTTP, and its port.
+/// Starts the MCP test server over HTTP. Returns the process and its port.
 async fn mcp_over_http(port: u16) -> (tokio::process::Child, u16) {
     let mut command = tokio::process::Command::new(python());
     command.arg(mcp_script()).arg(port.to_string()).stdout(Stdio::piped()).kill_on_drop(true);
@@ -65,7 +65,7 @@ async fn mcp_over_http(port: u16) -> (tokio::process::Child, u16) {
     (child, port)
 }
 
-/// What both ways have in common.
+/// The checks that both transports share.
 async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
     let list = tools.list(assistant).await.unwrap();
     let flags: Vec<_> = list.iter().map(|t| (t.name.as_str(), t.read_only, t.idempotent, t.cache)).collect();
@@ -91,7 +91,7 @@ async fn the_tools_of_a_server(tools: &Toolbox, assistant: &Assistant) {
     let wrong = ask("t_add", json!({"a": "x"})).await.unwrap();
     assert!(wrong.failed, "{wrong:?}");
     assert!(matches!(ask("add", json!({})).await, Err(ToolError::NotCalled(why)) if why.contains("\"add\"")));
-    // A new tool is seen, by a name that models can call.
+    // A newly added tool is discovered, under a name that models can call.
     assert_eq!(ask("t_learn", json!({})).await, good("done"));
     within("the new tool is listed", async || tools.list(assistant).await.unwrap().len() == 8).await;
     assert_eq!(tools.list(assistant).await.unwrap()[7].name, "t_new_tool");
@@ -141,15 +141,15 @@ async fn an_mcp_program_that_dies() {
     kill(&pid().await);
     let lost = in_flight.await.unwrap();
     assert!(matches!(&lost, Err(ToolError::Lost(_))), "{lost:?}");
-    // The next call starts it anew.
+    // The next call restarts it.
     let again = tools.call(&assistant, &call("s", "pid", json!({}))).await.unwrap();
     assert!(!again.failed && again.content != pid().await, "{again:?}");
-    // Killed while nobody calls.
+    // Killed while no call is in progress.
     kill(&again.content);
     within("it is dead", async || !lives(&again.content)).await;
     let third = tools.call(&assistant, &call("s", "pid", json!({}))).await.unwrap();
     assert_ne!(third.content, again.content);
-    // A call that takes too long.
+    // A call that exceeds its timeout.
     let (tools, assistant) =
         toolbox(json!([{"mcp": {"command": python(), "args": [mcp_script()], "timeout": "300ms"}}]), json!({}));
     let late = tools.call(&assistant, &call("s", "wait", json!({"file": file}))).await;
@@ -190,14 +190,14 @@ async fn an_mcp_server_that_is_not_there() {
         assert!(matches!(tools.list(&assistant).await, Err(ToolError::NotCalled(_))), "{mcp}");
         let missing = tools.call(&assistant, &call("s", "x", json!({}))).await;
         assert!(matches!(&missing, Err(ToolError::NotCalled(why)) if why.contains("MCP server")), "{missing:?}");
-        // The others are not held up by it.
+        // Other calls are not delayed by it.
         assert_eq!(tools.call(&assistant, &call("s", "python", json!({"code": "1"}))).await, good("1"));
         tools.close().await;
     }
 }
 
 fn lives(pid: &str) -> bool {
-    // A zombie does not, once all its threads have ended.
+    // A zombie does not count, once all its threads have ended.
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, |tasks| tasks.count());
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     threads > 1 || stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
@@ -275,9 +275,10 @@ async fn a_tool_behind_a_url() {
     assert_eq!(seen.lock().unwrap().len(), 1, "redirects are not followed");
 }
 
-// The server.
+// The server's routes.
 
-/// Whoever may ask, may not start programs: tools are declared by the operator alone, and their secrets stay with them.
+/// Clients cannot start programs: tools are declared only by the operator (D-059), and their secrets are not
+/// exposed.
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_are_the_operators() {
     let home = Home::with("memory", false, |config| {
@@ -301,7 +302,7 @@ async fn tools_are_the_operators() {
     let shown = home.client.http.get(format!("{}/assistants", home.client.base)).send().await.unwrap();
     let shown = shown.text().await.unwrap();
     assert!(shown.contains("declared") && !shown.contains("hush"), "{shown}");
-    // An assistant that nobody declared has no tools, however it came about.
+    // An assistant that is not declared in the configuration has no tools, however it was created.
     let smuggled =
         Assistant { tools: serde_json::from_str(r#"[{"mcp": {"command": "sh"}}]"#).unwrap(), ..Assistant::default() };
     assert!(matches!(home.app.tools.list(&smuggled).await, Err(ToolError::NotCalled(_))));

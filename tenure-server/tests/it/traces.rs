@@ -1,5 +1,5 @@
-//! Recorded request sequences of real clients, replayed over HTTP: with a `session_id` the session must be the one that the trace
-//! expects after each request, and without one each conversation must be found again.
+//! Recorded request sequences of real clients, replayed over HTTP: with a `session_id` the session must match the
+//! trace after each request, and without one each conversation must be found by its content.
 //!
 //! The traces and their README are in `tenure/tests/fixtures/traces`.
 
@@ -27,7 +27,7 @@ fn list(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_default()
 }
 
-/// A stored message as traces write it.
+/// Renders a stored message in the notation of the traces.
 fn line(message: &Value) -> Option<String> {
     let short = |id: &str| id.chars().skip(id.chars().count().saturating_sub(5)).collect::<String>();
     let texts = |parts: &[Value]| parts.iter().filter_map(|p| p["text"].as_str()).collect::<Vec<_>>().join("\n");
@@ -64,7 +64,7 @@ fn is_expected(expected: &Value, stored: &[String]) -> bool {
     })
 }
 
-/// A server with a tool of its own, `search`, for those traces in which the server runs it.
+/// A server with its own tool `search`, for traces in which the server runs it.
 async fn home(kind: &str) -> Option<Home> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());

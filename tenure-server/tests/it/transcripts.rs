@@ -1,4 +1,4 @@
-//! Transcripts: written as it goes, mended after a crash, taken away with what they are of.
+//! Transcripts: written during the session, repaired after a crash, removed with their session.
 
 use crate::door::Door;
 use crate::kit::{Home, within};
@@ -12,19 +12,19 @@ use tenure_server::config::Config;
 
 const SECRET: &str = "ann@example.com";
 
-/// Live transcripts in a directory, without addresses.
+/// Configures live transcripts in a directory, with email addresses redacted.
 fn live(config: &mut Config, dir: &Path) {
     config.transcripts = tenure_server::config::TranscriptsConfig { dir: dir.display().to_string(), live: true };
     config.redaction = serde_json::from_value(json!([{"name": "email", "pattern": "\\w+@[\\w.]+"}])).unwrap();
 }
 
-/// The lines of a file, if all of them can be read.
+/// The lines of a file, if all of them can be parsed.
 fn lines(path: &Path) -> Option<Vec<String>> {
     let read = read_transcript(path).ok().filter(|t| t.problems.is_empty())?;
     Some(read.messages.iter().map(|m| m.text()).collect())
 }
 
-/// Whether some bytes are in any file below a directory.
+/// Returns true if any file below a directory contains `word`.
 fn holds(dir: &Path, word: &str) -> bool {
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
     entries.map(|e| e.unwrap().path()).any(|path| match path.is_dir() {
@@ -56,7 +56,7 @@ async fn a_file_follows_its_session() {
         reads(&["hello", "answer 1"]).await;
         home.chat(ask(&format!("I am {SECRET}"))).await;
         reads(&["hello", "answer 1", "I am [redacted: email]", "answer 2"]).await;
-        // Words that were taken back are not in the file.
+        // Rewound messages are not in the file.
         assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"turn": 1})).await.0, 200);
         reads(&["hello", "answer 1"]).await;
         let odd = json!({"messages": [{"role": "user", "content": "kept", "odd": 1.5}]});
@@ -64,12 +64,13 @@ async fn a_file_follows_its_session() {
         reads(&["hello", "answer 1", "kept"]).await;
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.ends_with("\"odd\":1.5,\"role\":\"user\"}\n"), "{text}");
-        // As many as before, and not the same.
+        // The same number of messages, with different content.
         assert_eq!(call(&home, "POST", "/sessions/s1/rewind", json!({"position": 1})).await.0, 200);
         let two = json!({"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]});
         assert_eq!(call(&home, "POST", "/sessions/s1/messages", two).await.0, 201);
         reads(&["hello", "x", "y"]).await;
-        // A fork has what it shares. Somebody changed a file, or it went: the next word mends it.
+        // A fork contains the inherited messages. A file that was changed or removed is repaired by the next
+        // message.
         assert_eq!(call(&home, "POST", "/sessions/s1/fork", json!({"id": "s2"})).await.0, 201);
         within("the fork's file", async || lines(&of(dir.path(), "s2")).is_some_and(|l| l == ["hello", "x", "y"]))
             .await;
@@ -77,7 +78,8 @@ async fn a_file_follows_its_session() {
         home.chat(ask("again")).await;
         reads(&["hello", "x", "y", "again", "answer 3"]).await;
         if kind != "memory" {
-            // What was said last is there when the server has stopped, and what went meanwhile after it has started.
+            // The last message is in the file when the server has stopped; a file that was removed meanwhile is
+            // restored at the next start.
             home.chat(ask("last")).await;
             std::fs::remove_file(of(dir.path(), "s2")).unwrap();
             home.restart().await;
@@ -89,7 +91,7 @@ async fn a_file_follows_its_session() {
     }
 }
 
-/// Killed at any moment, the files are whole after the next start.
+/// Killed at any moment, the files are complete after the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_is_mended_at_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
@@ -104,7 +106,7 @@ async fn a_crash_is_mended_at_the_next_start() {
             assert_eq!(status, 200, "{body}");
             want.extend([text, body["choices"][0]["message"]["content"].as_str().unwrap().to_owned()]);
         }
-        // At once, or in the middle of a line.
+        // Killed at once, or in the middle of a line.
         server.kill();
         let path = of(&kept, "s1");
         if round % 2 == 1 && path.exists() {
@@ -118,7 +120,7 @@ async fn a_crash_is_mended_at_the_next_start() {
     }
 }
 
-/// No place to write to: turns go on, and the file is there when there is a place again.
+/// The directory is not writable: turns continue, and the file is written once it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn trouble_with_files_is_nobody_elses() {
     let dir = tempfile::tempdir().unwrap();
@@ -131,7 +133,7 @@ async fn trouble_with_files_is_nobody_elses() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(kept.is_file());
     std::fs::remove_file(&kept).unwrap();
-    // Nobody says another word.
+    // Without any further message.
     let whole = async || lines(&of(&kept, "s1")).is_some_and(|l| l == ["one", "answer 1"]);
     until("it is tried again", Duration::from_secs(20), whole).await;
 }
@@ -152,10 +154,10 @@ async fn what_is_deleted_or_erased_leaves_no_file() {
     let left: Vec<_> =
         std::fs::read_dir(dir.path().join("default/default")).unwrap().map(|f| f.unwrap().file_name()).collect();
     assert_eq!(left, ["d.jsonl"]);
-    // What is restored has its file again.
+    // A restored session has its file again.
     assert_eq!(call(&home, "POST", "/sessions/b/restore", json!({})).await.0, 200);
     within("the file again", async || lines(&of(dir.path(), "b")).is_some_and(|l| l.len() == 2)).await;
-    // Somebody speaks all the while: what is erased is not written once more.
+    // With concurrent messages: an erased file is not written again.
     let talk = async {
         for n in 0..20 {
             let said = json!({"messages": [{"role": "user", "content": format!("{word} {n}")}]});
@@ -171,7 +173,7 @@ async fn what_is_deleted_or_erased_leaves_no_file() {
     assert!(!holds(dir.path(), word), "{:?}", std::fs::read_dir(dir.path()).unwrap().collect::<Vec<_>>());
 }
 
-/// What a session leaves behind when its time is over stays when its retention is over, and goes with its user.
+/// The transcript of an expired session outlives its retention (D-088), but is removed when its user is erased.
 #[tokio::test]
 async fn an_archive_outlives_retention_but_not_its_user() {
     let dir = tempfile::tempdir().unwrap();
@@ -209,7 +211,8 @@ async fn a_broken_rule_is_told_at_the_start() {
     assert!(told.contains("transcripts.dir"), "{told}");
 }
 
-/// With `on_expired: fresh` the transcript of the old session moves to its new id, and the next session writes a file of its own.
+/// With `on_expired: fresh` the transcript of the old session moves to its new id, and the next session writes its
+/// own file (D-018).
 #[tokio::test]
 async fn a_fresh_session_leaves_the_old_file() {
     let dir = tempfile::tempdir().unwrap();

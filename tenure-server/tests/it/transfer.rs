@@ -1,4 +1,4 @@
-//! Sessions that move: exports, imports, and what other programs wrote.
+//! Exports, imports, and sessions written by other programs.
 
 use crate::audit::seed;
 use crate::door::{Door, each};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 const TAGGED: &str = include_str!("../../../tenure/tests/fixtures/foreign/20_mistralrs_tagged.json");
 
-/// Chats on a session with the built-in model, which says how many messages it sees.
+/// Chats in a session with the built-in model, which answers with the number of messages it sees.
 async fn ask(door: &Door, id: &str, text: &str) -> String {
     let body = json!({"session_id": id, "model": "rehearsal", "messages": [{"role": "user", "content": text}]});
     let answer = door.post("/v1/chat/completions", body).await.is(200);
@@ -30,7 +30,7 @@ async fn a_session_goes_on_elsewhere_as_if_nothing_had_happened() {
     let export = here.get("/v1/sessions/a").await;
     assert!(export.headers.contains_key("etag"));
     assert_eq!(export.json()["images"], json!([data]));
-    // The answer of the last turn is in it.
+    // The answer of the last turn is included.
     assert_eq!(export.json()["messages"].as_array().unwrap().len(), 5);
     let put = there.put("/v1/sessions/a", &export.text).await.is(200);
     assert_eq!((&put["session_id"], &put["message_count"], &put["left_out"]), (&json!("a"), &json!(5), &json!([])));
@@ -45,7 +45,7 @@ async fn a_session_goes_on_elsewhere_as_if_nothing_had_happened() {
     }
     assert_eq!(ours, theirs);
     assert_eq!(ask(&here, "a", "go on").await, ask(&there, "a", "go on").await);
-    // The whole history without the picture continues both, too.
+    // The whole history without the image continues both sessions, too.
     let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "look"}, {"role": "assistant", "content": "A picture."}]);
     let mut answers = Vec::new();
     for door in [&here, &there] {
@@ -58,7 +58,7 @@ async fn a_session_goes_on_elsewhere_as_if_nothing_had_happened() {
     assert_eq!(answers[0], answers[1]);
     assert!(there.get("/sessions/a").await.text.contains(&data));
 
-    // Each form that carries all messages can be put back.
+    // Each format that carries all messages can be imported again.
     for format in ["tenure", "openai", "mistralrs", "jsonl"] {
         let text = here.get(&format!("/sessions/a/export?format={format}")).await.text;
         let kind = if format == "jsonl" { "application/jsonl" } else { "application/json" };
@@ -91,7 +91,7 @@ async fn put_takes_what_there_is_and_replaces() {
     assert_eq!(door.get("/v1/sessions/m").await.json()["messages"], want);
     door.put("/v1/sessions/m", r#"{"messages":[{"role":"user","content":"two"}]}"#).await.is(200);
     assert_eq!(door.get("/v1/sessions/m").await.json()["messages"][0]["content"], "two");
-    // What was replaced is rewound, not destroyed.
+    // Replaced messages are rewound, not destroyed (D-093).
     assert_eq!(door.get("/sessions/m/discarded").await.is(200)["data"].as_array().unwrap().len(), 2);
 
     let before = door.get("/sessions/m").await.text;
@@ -127,7 +127,7 @@ async fn put_takes_what_there_is_and_replaces() {
     assert_eq!(door.delete("/v1/sessions/m").await.is(200), json!({"session_id": "m", "deleted": false}));
     assert_eq!(door.delete("/v1/sessions/never").await.is(200)["deleted"], false);
     assert_eq!(door.get("/v1/sessions/m").await.wrong(404).0, "not_found");
-    // Only a purge makes room under the id of a deleted session.
+    // The id of a deleted session is reserved until it is purged (D-019).
     let three = r#"[{"role":"user","content":"three"}]"#;
     assert_eq!(door.put("/v1/sessions/m", three).await.wrong(410).0, "gone");
     door.delete("/sessions/m?purge=true").await.is(200);
@@ -154,7 +154,7 @@ async fn sessions_are_imported_under_ids_that_are_free() {
     door.delete("/sessions/mine?purge=true").await.is(200);
     assert_eq!(door.post("/sessions/import", &export).await.is(201)["sessions"][0]["id"], "mine");
 
-    // Several, as lines.
+    // Several sessions, as JSON lines.
     let lines = "{\"session_id\":\"l1\",\"messages\":[{\"role\":\"user\",\"content\":\"1\"}]}\n{\"session_id\":\"l2\",\"messages\":[{\"role\":\"user\",\"content\":\"2\"}]}\n";
     let many = door.send("POST", "/sessions/import", Some("application/x-ndjson"), lines).await.is(201);
     assert_eq!(
@@ -162,7 +162,7 @@ async fn sessions_are_imported_under_ids_that_are_free() {
         ["l1", "l2"]
     );
     let count = each(&door.get("/sessions?limit=100").await.is(200), "id").len();
-    // If one is wrong, none is taken.
+    // If one is invalid, none is imported.
     let bad = lines
         .replace("l1", "m1")
         .replace("l2", "m2")
@@ -193,7 +193,7 @@ async fn sessions_are_imported_under_ids_that_are_free() {
     assert_eq!(each(&door.get("/sessions?limit=100").await.is(200), "id").len(), count);
 }
 
-/// Times, reviews and decisions arrive with a session, and a second import of the same export is reported.
+/// Times, reviews and decisions are imported with a session, and a second import of the same export is reported.
 #[tokio::test]
 async fn an_export_carries_the_log() {
     let (here, there) = (Door::memory().await, Door::memory().await);
@@ -218,7 +218,7 @@ async fn an_export_carries_the_log() {
         assert_eq!((&b["imported"], &b["session_id"]), (&json!(true), &json!("t")));
         there.get(&format!("/reviews/{}", b["review_id"].as_str().unwrap())).await.is(200);
     }
-    // Again: it is reported, and imported all the same; an id that is taken is refused as ever.
+    // A second import is reported and succeeds; an id that is taken is refused as always.
     let again = there.post("/sessions/import", &export.text).await.is(201);
     assert_eq!(again["duplicate_of"], json!(["t"]));
     let third = there.post("/sessions/import", &export.text).await.is(201);
@@ -228,14 +228,14 @@ async fn an_export_carries_the_log() {
     let put = there.put("/v1/sessions/t", &export.text).await.is(200);
     assert_eq!(put["left_out"][0]["place"], "log");
     assert_eq!(there.put("/v1/sessions/new", &export.text).await.is(200)["left_out"], json!([]));
-    // What is wrong is named by its path.
+    // An error names the path of the invalid value.
     let wrong = export.text.replacen(r#""seq":3,"#, r#""seq":9,"#, 1);
     assert_eq!(there.post("/sessions/import", &wrong).await.wrong(400).1, "log[2].seq");
     let forged = export.text.replacen(r#""reviewer":"user_789""#, r#""reviewer":"cfo""#, 1);
     assert_eq!(there.post("/sessions/import", &forged).await.wrong(400).1, "metadata.hitl_decisions");
 }
 
-/// A format says what it cannot carry, and a model that nobody can ask here is left out.
+/// A format reports what it cannot represent, and a model that is not configured here is left out.
 #[tokio::test]
 async fn what_cannot_be_carried_is_reported() {
     let here = Door::memory().await;

@@ -1,4 +1,4 @@
-//! Turns and time: clients that go away, two at once, sessions that end, and requests that come twice.
+//! Concurrency and time of turns: disconnects, concurrent requests, expiry, and retried requests.
 
 use crate::in_every_way;
 use crate::kit::*;
@@ -17,25 +17,25 @@ fn id(text: &str) -> SessionId {
     SessionId::new(text).unwrap()
 }
 
-/// Sends a request and leaves it to itself; its answer comes with the task.
+/// Sends a request in a task of its own, which returns the response.
 fn send(home: &Home, stream: bool, body: Value, headers: &[(&str, &str)]) -> tokio::task::JoinHandle<Reply> {
     let request = home.client.post(stream, body, headers);
     tokio::spawn(async move { reply(request.send().await.unwrap()).await })
 }
 
-/// Starts a turn that the model holds half way; how to let it go on, and its answer.
+/// Starts a turn that the model suspends half way. Returns the permits to continue it, and its response.
 async fn half_way(home: &Home, body: Value) -> (Arc<Semaphore>, tokio::task::JoinHandle<Reply>) {
     let (permit, session) = (held(), body["session_id"].as_str().map(id));
     let before = home.model.count();
     home.model.then(Act::Hold("Half", permit.clone(), " whole"));
     let answer = send(home, home.stream, body, &[]);
     home.model.asked(before + 1).await;
-    // It may have been asked while what was said was still being kept.
+    // The model may be called while the user's message is still being committed.
     let (tenure, who) = (&home.app.tenure, nobody());
     if let Some(session) = session {
         within("the turn is on", async || tenure.head(&who, &session).await.is_ok_and(|h| h.run.is_some())).await;
     }
-    // And its first chunk has been heard.
+    // Gives the first chunk time to arrive.
     tokio::time::sleep(std::time::Duration::from_millis(if home.stream { 60 } else { 20 })).await;
     (permit, answer)
 }
@@ -54,10 +54,10 @@ fn busy(session: &str, text: &str, rule: &str) -> Value {
 }
 
 in_every_way! {
-    /// What the user said is durable while the model answers, and the answer is before it is called done.
+    /// The user's message is durable while the model answers, and the answer is durable before it is acknowledged.
     async fn kept_while_the_model_answers(home: &mut Home) {
         let (permit, answer) = half_way(home, ask("s", "Hi")).await;
-        // As somebody else would find it.
+        // Reads through a second instance, without the cache.
         let beside = tenure::Tenure::on(home.app.tenure.store().clone(), tenure::Options::default());
         let stored = async || beside.load(&nobody(), &id("s")).await.unwrap().messages.len();
         assert_eq!(stored().await, 1);
@@ -67,7 +67,7 @@ in_every_way! {
         assert_eq!(reply.said(), "Half whole");
     }
 
-    /// A client that goes away loses nothing.
+    /// A turn whose client disconnects is completed and stored.
     async fn a_client_that_goes_away(home: &mut Home) {
         let (permit, answer) = half_way(home, ask("s", "Hi")).await;
         answer.abort();
@@ -79,7 +79,7 @@ in_every_way! {
         assert_eq!(home.session("s").await.runs[0].ended.unwrap().1, RunOutcome::Completed);
     }
 
-    /// A client that lost the connection and sends the same again gets the whole answer.
+    /// A client that lost the connection and sends the same request again gets the whole answer.
     async fn a_repeated_request_of_a_client_that_went_away(home: &mut Home) {
         let permit = held();
         home.model.then(Act::Hold("Half", permit.clone(), " whole"));
@@ -96,7 +96,8 @@ in_every_way! {
         assert!(!home.stream || again.is_done());
     }
 
-    /// With `on_disconnect: cancel` a client that goes away ends its run; what was said until then is kept, marked as partial.
+    /// With `on_disconnect: cancel`, a disconnect cancels the run; the partial answer is stored and marked as
+    /// partial.
     async fn a_client_that_goes_away_and_wants_no_answer(home: &mut Home) {
         let body = json!({"session_id": "s", "on_disconnect": "cancel", "messages": [user("Hi")]});
         let (_permit, answer) = half_way(home, body).await;
@@ -112,7 +113,7 @@ in_every_way! {
         assert_eq!(home.chat(ask("s", "Ho")).await.status, 200, "the session is free");
     }
 
-    /// Cancelling keeps what was streamed so far, marked as partial, and tells whoever waits.
+    /// Cancellation stores the streamed part of the answer, marked as partial, and notifies the waiting client.
     async fn cancel_keeps_what_was_said(home: &mut Home) {
         let (_permit, answer) = half_way(home, ask("s", "Hi")).await;
         let run = home.session("s").await.runs[0].id.clone();
@@ -131,14 +132,14 @@ in_every_way! {
         } else {
             assert_eq!(messages["data"].as_array().unwrap().len(), 1);
         }
-        // The client goes on with what it has of the answer: that is not a second answer.
+        // The client continues with its part of the answer, which is not a second answer.
         let sent = json!([user("Hi"), assistant("Half"), user("Go on")]);
         let reply = home.chat(json!({"session_id": "s", "messages": sent})).await;
         assert_eq!(reply.status, 200);
         assert_eq!(home.stored("s").await[..3], sent.as_array().unwrap()[..]);
     }
 
-    /// A stream that has to wait for its session gets its headers and a comment at once.
+    /// A stream that is queued for its session gets its headers and a comment at once.
     async fn a_queued_stream_is_told_at_once(home: &mut Home) {
         let (permit, first) = half_way(home, ask("s", "1")).await;
         let mut second = home.client.post(true, ask("s", "2"), &[]).send().await.unwrap();
@@ -149,7 +150,7 @@ in_every_way! {
         assert_eq!(first.await.unwrap().said(), "Half whole");
         let rest = reply(second).await;
         assert_eq!((rest.said(), rest.is_done()), ("answer 2", true));
-        // What goes wrong after that is told in the stream.
+        // Later errors are sent in the stream.
         let (permit, first) = half_way(home, ask("s", "3")).await;
         home.model.then(Act::Refuse(400, "application/json", "{}", None));
         let fourth = home.client.post(true, ask("s", "4"), &[]).send().await.unwrap();
@@ -159,7 +160,7 @@ in_every_way! {
         assert_eq!((fourth.status, fourth.code(), fourth.is_done()), (200, "upstream_refused", false));
     }
 
-    /// The run can be told from the answer, so that it can be stopped.
+    /// The response names its run, so that it can be cancelled.
     async fn the_answer_names_its_run(home: &mut Home) {
         let reply = home.chat(ask("s", "Hi")).await;
         let run = home.session("s").await.runs[0].id.to_string();
@@ -183,7 +184,7 @@ in_every_way! {
         assert_eq!(home.session("s").await.info.model.as_deref(), Some("default"));
     }
 
-    /// `queue`: one after the other, in the order they came.
+    /// `queue`: one after the other, in order of arrival.
     async fn queue(home: &mut Home) {
         let (permit, first) = half_way(home, ask("s", "1")).await;
         let mut others = Vec::new();
@@ -201,7 +202,7 @@ in_every_way! {
         assert_eq!(said, ["1", "Half whole", "2", "answer 2", "3", "answer 3", "4", "answer 4", "5", "answer 5"]);
     }
 
-    /// `reject`: 409, and nothing is kept of it.
+    /// `reject`: 409, and nothing is stored.
     async fn reject(home: &mut Home) {
         let (permit, first) = half_way(home, ask("s", "1")).await;
         let reply = home.chat(busy("s", "2", "reject")).await;
@@ -212,7 +213,7 @@ in_every_way! {
         assert_eq!(home.chat(busy("s", "2", "reject")).await.status, 200);
     }
 
-    /// `interrupt`: the first turn keeps what it has and says so; its client is told.
+    /// `interrupt`: the first turn stores its partial answer, marked as interrupted; its client is notified.
     async fn interrupt(home: &mut Home) {
         let (_permit, first) = half_way(home, ask("s", "1")).await;
         let second = home.chat(busy("s", "2", "interrupt")).await;
@@ -229,7 +230,7 @@ in_every_way! {
         assert_eq!(outcomes, [RunOutcome::Cancelled, RunOutcome::Completed]);
     }
 
-    /// `branch`: the second one goes on in a fork from before the turn that is on; nobody loses anything.
+    /// `branch`: the second request continues in a fork from before the running turn; both are stored.
     async fn branch(home: &mut Home) {
         home.chat(ask("s", "0")).await;
         let (permit, first) = half_way(home, ask("s", "1")).await;
@@ -244,7 +245,8 @@ in_every_way! {
         assert_eq!(home.stored(&fork).await, [&root[..], &[user("2"), assistant("answer 3")]].concat());
     }
 
-    /// Rewound, deleted, purged or replaced while the model answers: the turn is told, and nothing half is written.
+    /// Rewound, deleted, purged or replaced while the model answers: the turn fails with an error, and nothing
+    /// partial is written.
     async fn superseded(home: &mut Home) {
         for way in ["rewind", "delete", "purge", "replace", "replace after purge"] {
             let session = way.replace(' ', "-");
@@ -280,13 +282,13 @@ in_every_way! {
         }
     }
 
-    /// The same key: the same answer, at the same time, later, and after a restart; another body is 422.
+    /// Requests with the same key get the same response: concurrently, later, and after a restart; another body is 422.
     async fn idempotency(home: &mut Home) {
         let key = [("idempotency-key", "k 1")];
         let body = json!({"messages": [user("Hi")]});
         let permit = held();
         home.model.then(Act::Hold("Half", permit.clone(), " whole"));
-        // Both at once, as by a client that lost patience; the session is not even named.
+        // Two concurrent requests, as from an impatient client; neither names the session.
         let first = send(home, home.stream, body.clone(), &key);
         home.model.asked(1).await;
         let second = send(home, home.stream, body.clone(), &key);
@@ -308,10 +310,10 @@ in_every_way! {
         assert_eq!(home.stored(&session).await.len(), 2);
         let reply = home.client.chat(home.stream, json!({"messages": [user("Ho")]}), &key).await;
         assert_eq!((reply.status, reply.code()), (422, "idempotency_key_reused"));
-        // Another user's keys are their own.
+        // Idempotency keys of another user are separate.
         let reply = home.client.chat(home.stream, json!({"messages": [user("Ho")]}), &[key[0], ("x-tenure-user", "bob")]).await;
         assert_eq!(reply.status, 200);
-        // A key does not make a request stop its own first try.
+        // A retry with the same key does not interrupt, branch or reject its own first attempt.
         for rule in ["interrupt", "branch", "reject"] {
             let key = [("idempotency-key", rule)];
             let permit = held();
@@ -327,8 +329,8 @@ in_every_way! {
         }
     }
 
-    /// A turn that failed is completed by the same request with the same key; the question is not doubled, and half an answer is no
-    /// answer.
+    /// A failed turn is completed by the same request with the same key; the question is not duplicated, and a
+    /// partial answer does not count as the answer.
     async fn idempotency_after_a_failure(home: &mut Home) {
         let (body, key) = (json!({"session_id": "s", "history": "append", "messages": [user("Hi")]}), [("idempotency-key", "k")]);
         home.model.then(match home.stream {
@@ -345,7 +347,7 @@ in_every_way! {
         assert_eq!((reply.said(), home.model.count()), ("answer 2", 2));
     }
 
-    /// A paused session takes no turn.
+    /// A paused session refuses turns.
     async fn paused(home: &mut Home) {
         home.chat(ask("s", "Hi")).await;
         home.app.tenure.pause(&nobody(), &id("s"), None).await.unwrap();
@@ -355,7 +357,7 @@ in_every_way! {
         assert_eq!(home.chat(ask("s", "More")).await.status, 200);
     }
 
-    /// A request to a deleted session is refused and says how to restore it; after that it goes on.
+    /// A request to a deleted session is refused with a hint how to restore it; after that it succeeds.
     async fn a_deleted_session_is_refused(home: &mut Home) {
         home.chat(ask("s", "Hi")).await;
         home.app.tenure.delete(&nobody(), &id("s")).await.unwrap();
@@ -371,10 +373,10 @@ in_every_way! {
         assert_eq!((reply.status, home.model.shown().len(), home.stored("s").await.len()), (200, 3, 4));
     }
 
-    /// Somebody else's session is not there, and not touched.
+    /// Another user's session is not visible, and not changed.
     async fn somebody_elses_session(home: &mut Home) {
         home.client.chat(home.stream, ask("s", "Secret"), &[("x-tenure-user", "ada")]).await;
-        // Whoever has no key is the administrator; a key of one user is not.
+        // A caller without a key is an administrator; a key that is bound to a user is not.
         let bob = tenure::User::new("bob").unwrap();
         let (_, secret) = home.app.keys.add(NewKey { user: Some(bob), rights: vec![Right::Write], ..NewKey::default() }).await.unwrap();
         let bearer = format!("Bearer {secret}");
@@ -384,7 +386,7 @@ in_every_way! {
     }
 }
 
-/// At most `max_queue` wait.
+/// At most `max_queue` requests wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_has_an_end() {
     let home = Home::with("memory", false, |c| c.limits.max_queue = 2).await.unwrap();
@@ -393,7 +395,7 @@ async fn the_queue_has_an_end() {
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let reply = home.chat(ask("s", "4")).await;
     assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (429, Some("max_queue")));
-    // Another session is not concerned.
+    // Another session is not affected.
     assert_eq!(home.chat(ask("other", "1")).await.status, 200);
     permit.add_permits(1);
     assert_eq!(first.await.unwrap().status, 200);
@@ -403,7 +405,7 @@ async fn the_queue_has_an_end() {
     assert_eq!(home.stored("s").await.len(), 6);
 }
 
-/// Under the id of an expired session: it goes on, a new one begins, or it is refused.
+/// A request to an expired session: it is restored, a new one begins, or the request is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_expired() {
     for (rule, shown, status) in [("restore", 3, 200), ("fresh", 1, 200), ("reject", 1, 410)] {
@@ -428,7 +430,7 @@ async fn on_expired() {
     }
 }
 
-/// `on_disconnect` by configuration and by assistant; the request has the last word.
+/// `on_disconnect` by configuration and by assistant; the request takes precedence.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_says_what_becomes_of_a_run_without_a_client() {
     let agent = json!({"name": "agent", "model": "default", "sessions": {"on_disconnect": "finish"}});
@@ -456,7 +458,8 @@ async fn who_says_what_becomes_of_a_run_without_a_client() {
     }
 }
 
-/// An unknown model is refused, unless a server gets all other names; a mistyped assistant is no model.
+/// An unknown model is refused, unless a server has `pass_unknown`; a mistyped assistant is not passed on as a
+/// model.
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_models_and_other_assistants() {
     let agent = json!({"name": "agent", "model": "default"});
@@ -487,7 +490,7 @@ async fn unknown_models_and_other_assistants() {
     assert!(home.model.bodies()[0].contains(r#""model":"gpt-9""#), "under its own name");
 }
 
-/// How messages are read: by the request, else the assistant, else the key, else the configuration.
+/// How messages are merged: set by the request, else the assistant, else the key, else the configuration.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_says_how_messages_are_read() {
     let change = |config: &mut Config| {
@@ -525,7 +528,7 @@ async fn who_says_how_messages_are_read() {
     assert_eq!((reply.status, reply.body["error"]["param"].as_str()), (400, Some("history")));
 }
 
-/// Chat applications name the conversation in a header of their own.
+/// Chat applications name the conversation in their own headers (`id_headers`).
 #[tokio::test(flavor = "multi_thread")]
 async fn other_headers_can_name_the_session() {
     let change = |config: &mut Config| config.sessions.id_headers = vec!["X-Conversation-Id".into(), "X-Chat".into()];
@@ -543,7 +546,7 @@ async fn other_headers_can_name_the_session() {
     assert_eq!(chat(&[("x-conversation-id", "a\tb/../c")]).await.status, 400);
 }
 
-/// Results of calls that nobody knows, in a session that has nothing to show: there is nothing to answer.
+/// Results of unknown calls, in an empty session: there is nothing to answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_but_unknown_results() {
     let home = Home::new("sqlite", false).await.unwrap();
@@ -553,7 +556,7 @@ async fn nothing_but_unknown_results() {
     assert_eq!((home.sessions().await, home.model.count()), (0, 0), "nothing was changed");
 }
 
-/// Not every server makes unique call ids: the same id with other arguments is another conversation.
+/// Not every server generates unique call ids: the same id with other arguments is another conversation.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_id_alone_does_not_make_a_session() {
     let home = Home::new("sqlite", false).await.unwrap();
@@ -573,7 +576,7 @@ async fn a_call_id_alone_does_not_make_a_session() {
         tool("functions.search:0", "found"),
     ]);
     assert_eq!(home.chat(json!({"messages": same})).await.session_id(), "alice");
-    // Nor does an everyday beginning, if the client has answers that the session has not given.
+    // A common greeting does not match either, if the client has answers that the session has not given.
     home.model.then(Act::Say("Hello!"));
     home.chat(json!({"session_id": "hi", "messages": [user("hi")]})).await;
     let other = json!([user("hi"), assistant("Hello!"), user("my password is X"), assistant("I see."), user("and?")]);

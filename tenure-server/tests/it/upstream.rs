@@ -1,4 +1,4 @@
-//! Model servers that fail, hang, cut the stream or send garbage: what the client is told, and what is kept.
+//! Model servers that fail, hang, break the stream or send garbage: the client's response, and the stored session.
 
 use crate::in_every_way;
 use crate::kit::*;
@@ -22,7 +22,7 @@ async fn ask(home: &Home) -> Reply {
     home.chat(json!({"session_id": "s", "messages": [user("Hi")]})).await
 }
 
-/// The user's words are there, the run says that it failed, and there is nothing else.
+/// Asserts that the user's message is stored, the run has failed, and there is nothing else.
 async fn failed(home: &Home, kept: &[Value]) {
     let mut want = vec![user("Hi")];
     want.extend_from_slice(kept);
@@ -34,7 +34,8 @@ async fn failed(home: &Home, kept: &[Value]) {
 }
 
 in_every_way! {
-    /// An error of the model's server is passed on: status, type, body, `Retry-After`. The retry is not a second question.
+    /// An error of the model server is passed on: status, type, body, `Retry-After`. The retry is not a second
+    /// question.
     async fn errors_are_passed_on(home: &mut Home) {
         let body = r#"{"error": {"message":"slow down","type":"tokens","code":null}}"#;
         home.model
@@ -56,8 +57,8 @@ in_every_way! {
         assert_eq!(home.stored("s").await, [user("Hi"), assistant("answer 3")]);
     }
 
-    /// A stream that breaks off: what was said until then is kept, marked as partial. The same question again is a retry, which
-    /// replaces it; with `history: append` nothing is ever rewound.
+    /// A stream that breaks off: the partial answer is stored and marked as partial. The same question again is a
+    /// retry, which replaces it; with `history: append` nothing is ever rewound.
     async fn a_stream_that_breaks_off(home: &mut Home) {
         if !home.stream {
             return;
@@ -83,7 +84,7 @@ in_every_way! {
         }
     }
 
-    /// A model server that says nothing is given up.
+    /// A model server that sends nothing times out.
     async fn silence(home: &mut Home) {
         home.model.then(Act::Hang);
         let reply = ask(home).await;
@@ -94,7 +95,7 @@ in_every_way! {
     }
 }
 
-/// Silence in the middle of a stream, or of a body.
+/// A timeout in the middle of a stream, or of a body.
 #[tokio::test(flavor = "multi_thread")]
 async fn silence_on_the_way() {
     let home = Home::new("memory", true).await.unwrap();
@@ -111,7 +112,8 @@ async fn silence_on_the_way() {
     failed(&home, &[]).await;
 }
 
-/// What is no answer is 502 before anything was passed on, and an error event after; never a panic, never kept as an answer.
+/// An invalid answer is 502 before anything was passed on, and an error event after; never a panic, never stored as
+/// an answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage() {
     let huge = format!("data: \"{}\"\n\n", "x".repeat(1 << 20));
@@ -159,7 +161,8 @@ async fn garbage() {
     }
 }
 
-/// Streams as servers write them: any parts, any line ends, comments, no `[DONE]`, no last empty line, whole answers.
+/// Valid streams in unusual forms: any chunks, any line ends, comments, no `[DONE]`, no last empty line, whole
+/// answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn odd_but_good_streams() {
     let plain = format!("{}{}{}", words("Grüezi "), chunk(json!({"content": "mitenand 👋"}), Value::Null), end("stop"));
@@ -198,7 +201,7 @@ async fn odd_but_good_streams() {
     }
 }
 
-/// Asked again only if nothing was answered: not reached, or not ready.
+/// A request is retried only if there was no answer: the server was unreachable, or not ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn retries() {
     for stream in [false, true] {
@@ -227,7 +230,7 @@ async fn retries() {
             let half = [assistant("Half")];
             failed(&home, if stream && matches!(act, Act::Raw(..)) { &half } else { &[] }).await;
         }
-        // Nobody there at all.
+        // No server is listening.
         let home =
             Home::with("memory", stream, |c| c.models[0].base_url = "http://127.0.0.1:9/v1".into()).await.unwrap();
         let reply = ask(&home).await;
@@ -236,7 +239,7 @@ async fn retries() {
     }
 }
 
-/// Chunks are passed on as they arrive, not when the answer is there.
+/// Chunks are passed on as they arrive, not buffered until the answer is complete.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_are_not_held_back() {
     let home = Home::new("memory", true).await.unwrap();
@@ -249,7 +252,7 @@ async fn chunks_are_not_held_back() {
     assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"));
 }
 
-/// A client that reads nothing for too long is told that something is missing. The whole answer is kept.
+/// A client that reads nothing for too long gets an error event. The whole answer is stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_too_slow() {
     let mut home = Home::new("memory", true).await.unwrap();
@@ -271,8 +274,8 @@ async fn a_client_that_is_too_slow() {
     assert_eq!(home.stored("s").await[1]["content"].as_str().unwrap().len(), word.len() * times);
 }
 
-/// An answer over `max_message_bytes` ends there with an error of its own. What was said until then is kept as partial; of an
-/// answer that is not streamed there is nothing.
+/// An answer over `max_message_bytes` ends there with its own error. The partial answer of a stream is stored; of
+/// an answer that is not streamed nothing is.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_too_large() {
     let home = Home::with("memory", true, |c| c.limits.max_message_bytes = 1000).await.unwrap();

@@ -1,4 +1,5 @@
-//! Workspaces in git: at the end, at checkpoints, and back again. Repositories are real, and so are those who would do harm.
+//! Workspaces in git: commits at the end of a session and at checkpoints, and rewinds. Repositories are real, some
+//! of them hostile.
 
 mod back;
 
@@ -14,7 +15,7 @@ use std::time::Duration;
 use tenure::{Clock, EndReason, NewSession, Principal, SessionId, Status, Tenure};
 use tenure_server::config::Config;
 
-/// The directory of workspaces, and a place outside of it.
+/// The directory of workspaces, and a directory outside of it.
 struct Desk {
     dir: tempfile::TempDir,
 }
@@ -89,7 +90,7 @@ impl Desk {
         .unwrap()
     }
 
-    /// A server that keeps workspaces.
+    /// A server with workspaces enabled.
     async fn home(&self, checkpoints: bool) -> Home {
         let home = Home::with("memory", false, |c| {
             (c.workspaces.root, c.workspaces.checkpoints) = (self.root(), checkpoints);
@@ -102,7 +103,7 @@ fn files(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()
 }
 
-/// A house whose clock can be moved.
+/// A `Tenure` with a movable clock.
 async fn house(config: &Config, clock: &Clock) -> Tenure {
     let options = tenure::Options { clock: clock.clone(), ..config.options() };
     let tenure = Tenure::open_with(&config.store, options).await.unwrap();
@@ -129,7 +130,7 @@ async fn send(home: &Home, method: &str, path: &str, body: Value) -> (u16, Value
     (response.status().as_u16(), serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
 }
 
-/// Whatever git would run leaves a trace.
+/// Installs hooks and filters that leave a trace if git runs them.
 fn set_traps(workspace: &Path, trace: &Path) {
     let hooks = workspace.join(".git/hooks");
     fs::create_dir_all(&hooks).unwrap();
@@ -198,7 +199,7 @@ async fn the_end_is_committed_beside_the_users_own_work() {
     assert_eq!(fs::read(desk.path("shop/.git/index")).unwrap(), before, "so is the index");
     assert!(!desk.outside().join("ran").exists(), "nothing was run");
 
-    // Ended once more without a change: no commit more.
+    // Ended again without a change: no further commit.
     tenure.restore(&Principal::default(), &SessionId::new("s1").unwrap()).await.unwrap();
     clock.advance(SignedDuration::from_hours(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 1);
@@ -222,7 +223,7 @@ async fn who_is_sent_away_and_who_has_no_repository_are_kept_too() {
     assert!(!desk.path("old/.git/hooks").join("pre-commit.sample").exists(), "no template of this machine is used");
 }
 
-/// What is wrong with one workspace is reported and tried again, and the others go.
+/// A failing workspace is reported and retried, without delaying the others.
 #[tokio::test]
 async fn a_workspace_that_fails_holds_up_nobody() {
     let (desk, clock) = (Desk::new(), start());
@@ -234,12 +235,12 @@ async fn a_workspace_that_fails_holds_up_nobody() {
     for name in names {
         begin(&tenure, name, name).await;
     }
-    // Those never were workspaces, and have nothing to keep.
+    // These were never workspaces, and have nothing to commit.
     begin(&tenure, "number", 7).await;
     begin(&tenure, "absolute", "/etc").await;
     fs::rename(desk.path("gone"), desk.path("moved")).unwrap();
     (0..3).for_each(|n| desk.write(&format!("big/{n}"), "x"));
-    // Repositories that lead elsewhere.
+    // Repositories that redirect elsewhere.
     let elsewhere = desk.outside().join("repository");
     Repository::init(&elsewhere).unwrap();
     symlink(elsewhere.join(".git"), desk.path("link/.git")).unwrap();
@@ -251,7 +252,7 @@ async fn a_workspace_that_fails_holds_up_nobody() {
     fs::remove_dir_all(desk.path("objects/.git/objects")).unwrap();
     symlink(elsewhere.join(".git/objects"), desk.path("objects/.git/objects")).unwrap();
     desk.write("alternates/.git/objects/info/alternates", &format!("{}/.git/objects\n", elsewhere.display()));
-    // Pipes that nobody writes to.
+    // Named pipes without a writer.
     fs::remove_file(desk.path("pipe/.git/config")).unwrap();
     for pipe in ["pipe/.git/config", "ignore/.gitignore"] {
         assert!(std::process::Command::new("mkfifo").arg(desk.path(pipe)).status().unwrap().success());
@@ -275,7 +276,7 @@ async fn a_workspace_that_fails_holds_up_nobody() {
 
     assert!(watch.elapsed() < Duration::from_secs(55), "nobody waits for a pipe until its time is over");
 
-    // Put right, they go with the next try.
+    // Once repaired, they are committed with the next retry.
     fs::rename(desk.path("moved"), desk.path("gone")).unwrap();
     desk.write("big/.gitignore", "[0-9]\n");
     for name in ["link", "file"] {
@@ -284,7 +285,7 @@ async fn a_workspace_that_fails_holds_up_nobody() {
     clock.advance(SignedDuration::from_mins(2));
     assert_eq!(tenure.sweep().await.unwrap().expired.len(), 4);
     assert_eq!(desk.files("big", desk.commits("big", "big")[0]), files(&[(".gitignore", "[0-9]\n"), ("a", "1")]));
-    // Too many bytes is another limit.
+    // The limit on bytes is separate.
     desk.write("good/large", &"x".repeat(1001));
     let id = SessionId::new("good").unwrap();
     tenure.restore(&Principal::default(), &id).await.unwrap();
@@ -296,7 +297,7 @@ async fn a_workspace_that_fails_holds_up_nobody() {
     );
 }
 
-/// Everything below a directory.
+/// All paths below a directory.
 fn list(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -310,7 +311,7 @@ fn list(dir: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// What the repository's configuration says about where its files are is not believed.
+/// The repository's own configuration of its work tree is not trusted.
 #[tokio::test]
 async fn a_repository_can_not_say_that_its_files_are_elsewhere() {
     let (desk, clock) = (Desk::new(), start());
@@ -390,14 +391,14 @@ async fn bad_names_are_refused_wherever_metadata_is_set() {
     assert_eq!((session.info.title.as_deref(), &session.info.metadata["workspace"]), (None, &json!("good")));
     assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"x": 2}})).await.0, 200);
     assert_eq!(send(&home, "PATCH", "/sessions/s", json!({"metadata": {"workspace": null}})).await.0, 200);
-    // Where no workspaces are kept, the word means nothing.
+    // Where workspaces are not configured, `metadata.workspace` has no effect.
     let plain = Home::new("memory", false).await.unwrap();
     assert_eq!(send(&plain, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "/etc"}})).await.0, 201);
     let (status, answer) = send(&plain, "POST", "/sessions/s/rewind", json!({"position": 0, "workspace": true})).await;
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("workspace")), "{answer}");
 }
 
-/// Two sessions, and two who hold the same workspace.
+/// Two sessions, and two concurrent holders of the same workspace.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_workspace_for_many() {
     let desk = Desk::new();
@@ -428,7 +429,7 @@ async fn one_workspace_for_many() {
             assert_eq!(desk.files("w", *commit)[&format!("{i}-{n}")], round.to_string());
         }
     }
-    // Held by somebody else for a while, it is waited for; for too long, it is tried again later.
+    // A lock held for a short time is waited for; held for too long, the commit is retried later.
     let lock = list(&desk.dir.path().join("root/.locks")).pop().unwrap();
     let held = fs::OpenOptions::new().write(true).open(lock).unwrap();
     held.lock().unwrap();
@@ -454,7 +455,8 @@ async fn one_workspace_for_many() {
     assert_eq!(houses[0].head(&who, &id).await.unwrap().status, Status::Expired);
 }
 
-/// What comes after the commit fails, as if the process had died there: the next try finds nothing to commit, and goes on.
+/// A step after the commit fails, as if the process had died there: the retry finds nothing to commit, and
+/// continues.
 #[tokio::test]
 async fn an_end_that_was_committed_already_is_not_committed_twice() {
     let (desk, clock) = (Desk::new(), start());

@@ -1,4 +1,4 @@
-//! Models that never stop, and clients that do not read what they asked for.
+//! Models that never stop, and clients that do not read their responses.
 
 use super::{amount, report};
 use crate::kit::{chunk, reply};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const PART: usize = 32 << 10;
 
-/// A model's server whose stream has no end; the bytes of text that it has sent on all of them.
+/// A model server whose stream never ends. Returns its address and the total bytes of text it has sent.
 async fn endless_model() -> (String, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let counter = sent.clone();
@@ -34,7 +34,7 @@ fn streamed(session: &str) -> Value {
     body
 }
 
-/// An answer ends at `max_message_bytes` with an error of its own, and what was said until then is kept as partial.
+/// An answer ends at `max_message_bytes` with its own error, and the text received so far is stored as partial.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endless_answer_is_ended() {
     let (model, sent) = endless_model().await;
@@ -54,7 +54,7 @@ async fn an_endless_answer_is_ended() {
     assert_eq!(reply.said().len(), kept);
     let (_, run) = server.get(&format!("/sessions/s/runs/{}", reply.body["run_id"].as_str().unwrap())).await;
     assert!(run.to_string().contains("answer_too_large"), "{run}");
-    // The same where nothing is stored.
+    // The limit also applies with `store: false`.
     let mut body = streamed("t");
     body["store"] = false.into();
     let response = server.request("POST", "/v1/chat/completions").json(&body).send().await.unwrap();
@@ -69,7 +69,7 @@ async fn an_endless_answer_is_ended() {
     assert!(sent.load(Relaxed) < 40 << 20, "{} bytes were sent", sent.load(Relaxed));
 }
 
-/// Nothing more is read from the model's server than the client takes, until the client counts as gone.
+/// The server reads no more from the model server than the client accepts, until the client counts as disconnected.
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_streams_are_not_buffered() {
     let (model, sent) = endless_model().await;
@@ -86,7 +86,8 @@ async fn unread_streams_are_not_buffered() {
         let request = server.request("POST", "/v1/chat/completions").json(&streamed(&format!("s{i}")));
         held.push(request.send().await.unwrap());
     }
-    // Each client is gone after `write_timeout`; its turn is then finished without it, up to the limit of a message.
+    // Each client counts as disconnected after `write_timeout`; its turn is then completed without it, up to the
+    // message limit.
     for i in 0..clients {
         until("the turn is finished", Duration::from_secs(60), async || {
             let (status, export) = server.get(&format!("/sessions/s{i}/export?format=openai")).await;
@@ -98,11 +99,11 @@ async fn unread_streams_are_not_buffered() {
     let total = sent.load(Relaxed) >> 20;
     report("unread streams", "clients, MiB sent by the model", format!("{clients}, {total}"));
     report("unread streams", "memory in MiB before, at most, after", format!("{before}, {peak}, {after}"));
-    // A message of 4 MB is copied some times when it is stored.
+    // A message of 4 MB is copied several times when it is stored.
     assert!(peak < before + 60 + 30 * clients as u64, "{before} MiB before, {peak} MiB at most");
 }
 
-/// A client that reads slowly gets everything, and the model's server waits for it.
+/// A slow client gets the whole answer, and backpressure reaches the model server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_client_slows_the_model_down() {
     let (model, sent) = endless_model().await;

@@ -9,14 +9,14 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs the command line on the store of a directory; what it prints.
+/// Runs the command line on the store in a directory. Returns its output.
 fn tenure(dir: &Path, args: &[&str]) -> String {
     let output = Command::new(crate::running::binary()).args(args).current_dir(dir).output().unwrap();
     assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Sends bytes as they are; the status line and the body.
+/// Sends raw bytes. Returns the status and the body.
 fn raw(server: &Running, request: &[u8]) -> (u16, Value) {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
@@ -28,7 +28,7 @@ fn raw(server: &Running, request: &[u8]) -> (u16, Value) {
     (status, serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap_or_default()).unwrap_or_default())
 }
 
-/// Revoking the last key lets nobody in: not at once, not after a restart.
+/// Revoking the last key grants no unauthenticated access, neither at once nor after a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_key_is_revoked() {
     let dir = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ async fn the_last_key_is_revoked() {
     assert!(tenure(dir.path(), &["sessions", "list"]).contains("kept"));
 }
 
-/// Bytes that are not text in a header that decides something: the request is refused, and nothing is changed.
+/// Bytes that are not text in a security-relevant header: the request is refused, and nothing is changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_can_not_be_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ async fn headers_that_can_not_be_read() {
     report("headers_that_can_not_be_read", "requests refused", sent);
 }
 
-/// A page of another site sends state-changing requests without a body: a browser sends those without asking first.
+/// A page of another origin sends state-changing requests without a body, which browsers send without a preflight.
 #[tokio::test(flavor = "multi_thread")]
 async fn cross_site_requests() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,7 +100,7 @@ async fn cross_site_requests() {
     assert_eq!(server.get("/sessions/s").await.0, 410, "it is still deleted");
 }
 
-/// SQL in every place that ends up in a query: ids, users, filters by tag, metadata key and value, title, cursors.
+/// SQL in every input that reaches a query: ids, users, filters by tag, metadata key and value, title, cursors.
 #[tokio::test(flavor = "multi_thread")]
 async fn sql_injection() {
     let payloads = [
@@ -154,7 +154,7 @@ fn url_encoded(text: &str) -> String {
         .collect()
 }
 
-/// Guessing keys: none is accepted, and whoever has one is still served.
+/// Guessing keys: none is accepted, and clients with a key are still served.
 #[tokio::test(flavor = "multi_thread")]
 async fn guessed_keys() {
     let dir = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ async fn guessed_keys() {
     report("guessed_keys", "guesses refused", guesses);
 }
 
-/// What came from outside is repeated in errors only in part.
+/// Errors quote external input only in part.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_input_is_not_echoed() {
     let dir = tempfile::tempdir().unwrap();

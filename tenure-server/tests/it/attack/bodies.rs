@@ -1,4 +1,4 @@
-//! Request bodies that are never finished.
+//! Request bodies that are never completed.
 
 use super::connections::{http2, http2_request, with_keys};
 use super::{amount, is_long, report};
@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Unfinished bodies on one HTTP/2 connection: over its budget the principal gets 429, others are served, memory stays
-/// bounded and is given back.
+/// Unfinished bodies on one HTTP/2 connection: a principal over its budget gets 429, others are served, memory
+/// stays bounded and is released.
 #[tokio::test(flavor = "multi_thread")]
 async fn unfinished_bodies_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
@@ -33,7 +33,7 @@ async fn unfinished_bodies_are_bounded() {
         let mut ready = requests.clone().ready().await.unwrap();
         uploads.push(tokio::spawn(async move {
             let (response, mut stream) = ready.send_request(request, false).unwrap();
-            // Until there is an answer, which ends the stream.
+            // Sends until there is a response, which ends the stream.
             let upload = async {
                 let mut left = size;
                 while left > 0 {
@@ -47,7 +47,7 @@ async fn unfinished_bodies_are_bounded() {
                 }
             };
             let response = async {
-                // The answer comes although the body is not finished.
+                // The response arrives although the body is unfinished.
                 response.await.unwrap()
             };
             let (response, ()) = tokio::join!(response, upload);
@@ -81,10 +81,10 @@ async fn unfinished_bodies_are_bounded() {
     // 180 MiB of bodies in the short form, 3.2 GiB in the long one.
     let bound = before + amount(100, 500) as u64;
     assert!(peak < bound, "{peak} MiB at most, {before} before");
-    // In the short form what is used at most is close to what the allocator keeps: there is nothing to see.
+    // In the short form the peak is close to what the allocator retains, so a release would not be visible.
     if is_long() {
         until("memory is given back", Duration::from_secs(60), async || {
-            // Allocators work when they are used.
+            // Allocators return memory only when they are used.
             answer(ask().bearer_auth(&other)).await;
             server.memory().0 < before + 150
         })
@@ -99,7 +99,7 @@ async fn unfinished_bodies_are_bounded() {
     );
 }
 
-/// All principals together over the budget: 503 with `Retry-After`.
+/// Bodies of all principals together over the total budget: 503 with `Retry-After`.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_principals_together_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ async fn all_principals_together_are_bounded() {
     let text = "x".repeat(900 << 10);
     let mut seen = None;
     until("the budget is used up", Duration::from_secs(60), async || {
-        // The other body may have been first: then this one was refused, and is sent again.
+        // If the other body came first, this one was refused, and is sent again.
         if (&mut response).now_or_never().is_some() {
             (response, stream) = unfinished();
         }

@@ -1,4 +1,4 @@
-//! Clients that hold connections: idle, not reading, flooding, or speaking broken HTTP.
+//! Clients that hold connections: idle, not reading, flooding, or sending malformed HTTP.
 
 use super::{amount, report};
 use crate::running::{Running, answer, assert_error, client, said, until};
@@ -13,7 +13,8 @@ use tenure::Tenant;
 use tenure_server::auth::{KeyStore, NewKey, Right};
 use tokio::net::TcpStream as AsyncStream;
 
-/// A server whose store has keys; the key of an administrator, and one of another tenant that may read and write.
+/// A server whose store has keys. Returns an administrator's key, and a key of another tenant that may read and
+/// write.
 pub async fn with_keys(dir: &Path, yaml: &str) -> (Running, String, String) {
     let tenure = tenure::Tenure::open(&format!("sqlite:{}", dir.join("t.db").display())).await.unwrap();
     let keys = KeyStore::of(tenure);
@@ -25,7 +26,7 @@ pub async fn with_keys(dir: &Path, yaml: &str) -> (Running, String, String) {
     (Running::start(dir, &format!("store: 'sqlite:t.db'\n{yaml}")), admin, other)
 }
 
-/// An HTTP/2 connection. It is driven by a task of its own until it ends.
+/// Opens an HTTP/2 connection, driven by its own task until it ends.
 pub async fn http2(server: &Running, builder: &h2::client::Builder) -> SendRequest<bytes::Bytes> {
     let stream = AsyncStream::connect(server.address).await.unwrap();
     let (requests, connection): (_, Connection<_, bytes::Bytes>) = builder.handshake(stream).await.unwrap();
@@ -39,7 +40,7 @@ pub fn http2_request(server: &Running, method: &str, path: &str, key: &str) -> R
     request.header("content-type", "application/json").body(()).unwrap()
 }
 
-/// How many connections the server has, the one that asks included.
+/// The number of open connections, including the one that asks.
 async fn open_connections(server: &Running, key: &str) -> f64 {
     let text = client().get(format!("{}/metrics", server.url)).bearer_auth(key).send().await.unwrap();
     let text = text.text().await.unwrap();
@@ -47,7 +48,7 @@ async fn open_connections(server: &Running, key: &str) -> f64 {
     line.parse().unwrap()
 }
 
-/// One request on a connection that stays open.
+/// Sends one request on a connection that stays open.
 fn ask_on(stream: &mut TcpStream, key: &str) -> String {
     write!(stream, "GET /sessions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -64,8 +65,8 @@ fn ask_on(stream: &mut TcpStream, key: &str) -> String {
     }
 }
 
-/// Idle HTTP/2 connections without a key, many more than the server takes: clients with a key are served all the time,
-/// and a connection that was authenticated is kept.
+/// Idle HTTP/2 connections without a key, far more than the limit: clients with a key are served throughout, and an
+/// authenticated connection is not evicted.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_without_a_key_lock_nobody_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -85,7 +86,7 @@ async fn idle_connections_without_a_key_lock_nobody_out() {
             }
             _ => {
                 let stream = AsyncStream::connect(server.address).await.unwrap();
-                // It fails if another connection has taken the place already.
+                // The handshake fails if the connection has been evicted already.
                 if let Ok((requests, connection)) = h2::client::handshake(stream).await {
                     idle.push(requests);
                     tokio::spawn(connection);
@@ -102,8 +103,8 @@ async fn idle_connections_without_a_key_lock_nobody_out() {
     report("idle connections", "opened / limit / requests served meanwhile", format!("{} / {max} / {served}", max * 2));
 }
 
-/// Clients that send requests and read nothing lose their connections, also those without a key and those that answer
-/// pings; on HTTP/2 a stream whose client grants no window is reset.
+/// Clients that send requests and read nothing are disconnected, also those without a key and those that answer
+/// pings; an HTTP/2 stream whose client grants no window is reset.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_never_read_lose_their_connections() {
     let dir = tempfile::tempdir().unwrap();
@@ -155,7 +156,7 @@ async fn one_address_can_not_take_all_connections() {
                 assert_error(&(503, error), 503, "too_many_connections", Some("max_connections_per_address"));
                 refused += 1;
             }
-            // Refused before it was sent.
+            // Refused before the request was sent.
             Err(_) => refused += 1,
         }
     }
@@ -164,7 +165,7 @@ async fn one_address_can_not_take_all_connections() {
     assert_eq!(answer(other).await.0, 200);
 }
 
-/// Streams that are reset as soon as they are opened.
+/// Streams that are reset as soon as they are opened (rapid reset).
 #[tokio::test(flavor = "multi_thread")]
 async fn rapid_reset() {
     let dir = tempfile::tempdir().unwrap();
@@ -194,7 +195,8 @@ async fn rapid_reset() {
     report("rapid reset", "memory in MiB (now, at most)", format!("{:?}", server.memory()));
 }
 
-/// Pings without a request: the connection is closed after a bounded number of bytes, and others are served meanwhile.
+/// Pings without a request: the connection is closed after a bounded number of bytes, and others are served
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn ping_flood() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +222,7 @@ async fn ping_flood() {
     report("ping flood", "bytes until the connection was closed", sent);
 }
 
-/// What comes back on a connection until it is closed.
+/// Sends bytes and returns the response until the connection is closed.
 fn exchange(server: &Running, send: &[u8]) -> String {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -230,7 +232,7 @@ fn exchange(server: &Running, send: &[u8]) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// Requests that the HTTP library rejects by itself get an error in the same form as every other.
+/// Requests that the HTTP library rejects by itself get the error envelope of the API.
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_requests_get_the_error_envelope() {
     let dir = tempfile::tempdir().unwrap();

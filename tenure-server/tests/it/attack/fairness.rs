@@ -13,7 +13,7 @@ use tenure::*;
 
 const CONFIG: &str = "store: sqlite:tenure.db\ntelemetry: {log: 'off'}\n";
 
-/// A key for a user of a tenant, made with the command line.
+/// Creates a key for a user of a tenant with the command line.
 fn key(dir: &Path, tenant: &str, user: &str) -> String {
     std::fs::write(dir.join("tenure.yaml"), CONFIG).unwrap();
     let made = Command::new(crate::running::binary())
@@ -26,7 +26,7 @@ fn key(dir: &Path, tenant: &str, user: &str) -> String {
     said.split_whitespace().find(|word| word.starts_with("tnr_") || word.len() > 30).unwrap().to_owned()
 }
 
-/// Writes sessions of one user straight to the store.
+/// Writes sessions of one user directly to the store.
 async fn fill(dir: &Path, tenant: &str, count: usize) {
     let (store, _) = tenure::store::open(&format!("sqlite:{}", dir.join("tenure.db").display())).await.unwrap();
     let commits = (0..count).map(|n| {
@@ -38,7 +38,7 @@ async fn fill(dir: &Path, tenant: &str, count: usize) {
         let head = Session::replay(&key, vec![record.clone()]).unwrap().head().clone();
         Commit::new(None, vec![record], head)
     });
-    // Many at a time share a transaction.
+    // Commits are batched into shared transactions.
     for some in commits.collect::<Vec<_>>().chunks(200) {
         for done in futures_util::future::join_all(some.iter().map(|commit| store.commit(commit))).await {
             done.unwrap();
@@ -79,7 +79,7 @@ async fn listers_of_one_tenant_do_not_stop_the_chat_of_another() {
     for n in 0..most {
         let (server, mallory, stop, lists) = (server.clone(), mallory.clone(), stop.clone(), lists.clone());
         listers.push(tokio::spawn(async move {
-            // One client each: a connection of its own.
+            // Each client has its own connection.
             let client = client();
             let filter = ["tag=absent", "title=absent", "metadata.absent=1", "tag=some&title=absent"][n % 4];
             let url = format!("{}/sessions?{filter}", server.url);
@@ -118,7 +118,7 @@ async fn an_offset_has_a_limit_and_a_scan_has_a_cursor() {
     assert!(text.contains("max_offset") && text.contains("cursor"), "{text}");
     assert_eq!(list("offset=90&limit=5").await.1["data"].as_array().unwrap().len(), 5);
     assert_error(&list("offset=150&title=absent").await, 400, "invalid", Some("offset"));
-    // An absent title: nothing is found, on three pages that each look at a hundred sessions.
+    // An absent title: nothing is found, on three pages that each scan a hundred sessions.
     let (mut path, mut pages) = ("title=absent".to_owned(), 0);
     loop {
         let (status, body) = list(&path).await;
@@ -129,7 +129,7 @@ async fn an_offset_has_a_limit_and_a_scan_has_a_cursor() {
         path = format!("title=absent&cursor={next}");
     }
     assert!(pages >= 3, "{pages}");
-    // A tag that nobody has is looked up, and that is all.
+    // An absent tag is one index lookup.
     let absent = list("tag=absent").await.1;
     assert_eq!((&absent["data"], &absent["next_cursor"]), (&json!([]), &Value::Null));
 }
@@ -159,7 +159,7 @@ async fn a_search_through_nested_forks_is_cut() {
         pages += 1;
         let Some(next) = body["next_cursor"].as_str() else { break };
         path = format!("/search?q=ferry&limit=100&cursor={next}");
-        // The long form looks at the first pages only: all of them are two million reads.
+        // The long form reads the first pages only: all of them are two million reads.
         if pages == 20 {
             break;
         }
@@ -221,7 +221,7 @@ async fn threads_do_not_follow_the_number_of_searching_clients() {
     }
     report("searching clients", "clients", clients);
     report("searching clients", "most threads", threads);
-    // Workers of the runtime, the blocking threads at their bound, and those of the store.
+    // Workers of the runtime, the blocking threads at their limit, and the threads of the store.
     let workers = std::thread::available_parallelism().unwrap().get();
     assert!(threads <= workers + 32 + 8 + 4, "{threads} threads");
 }

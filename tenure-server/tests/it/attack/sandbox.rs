@@ -1,4 +1,4 @@
-//! Code in the sandbox of the `python` tool.
+//! Hostile code in the sandbox of the `python` tool.
 
 use super::{amount, report};
 use crate::kit::{Act, Script, assistant, call, within};
@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// A server whose assistant `agent` has the tool, and a model that calls it with the code of a test.
+/// A server whose assistant `agent` has the `python` tool, and a model that calls it with the code of a test.
 struct Attack {
     server: Option<Running>,
     model: Script,
@@ -24,14 +24,14 @@ impl Attack {
         Self::start_through(python, None).await
     }
 
-    /// On a system that permits no user namespaces. Then the files of a session are on the host.
+    /// Starts a server on a system without user namespaces, where the files of a session are on the host.
     async fn start_without_namespaces(python: Value) -> Self {
         let script = "#!/bin/sh\nexec unshare --user --map-root-user sh -c 'echo 0 > /proc/sys/user/max_user_namespaces; exec \"$@\"' sh \"$@\"\n";
         Self::start_through(python, Some(script)).await
     }
 
     async fn start_through(python: Value, starter: Option<&str>) -> Self {
-        // In memory, where there is such a directory: thousands of directories are made and removed.
+        // In memory, if `/dev/shm` exists: thousands of directories are created and removed.
         let memory = Some(Path::new("/dev/shm")).filter(|path| path.is_dir());
         let dir = memory.map_or_else(tempfile::tempdir, tempfile::tempdir_in).unwrap();
         std::fs::create_dir(dir.path().join("tmp")).unwrap();
@@ -67,7 +67,7 @@ impl Attack {
         self.dir.path().join("tmp")
     }
 
-    /// What is left there by sandboxes.
+    /// The number of files that sandboxes have left there.
     fn left(&self) -> usize {
         std::fs::read_dir(self.scratch()).unwrap().count()
     }
@@ -82,7 +82,7 @@ impl Attack {
         answer(post(format!("/sessions/{session}/runs"), json!({"input": "Go", "mode": mode}))).await
     }
 
-    /// What the model is shown of code that was run. The server must still answer afterwards.
+    /// Runs code and returns the output that the model sees. The server must still answer afterwards.
     async fn run(&self, session: &str, code: &str) -> String {
         let ran = self.begin(session, code, "wait").await;
         assert!(ran.0 == 200 || ran.0 == 201, "{ran:?}");
@@ -93,7 +93,8 @@ impl Attack {
     }
 }
 
-/// Makes more than 13,000 nested directories. They are put together from pieces: Landlock looks at every parent of a path.
+/// Creates more than 13,000 nested directories, assembled from pieces because Landlock checks every parent of a
+/// path.
 const NESTED: &str = "import os
 piece = '/'.join(['d'] * 100)
 os.mkdir('top')
@@ -112,7 +113,7 @@ async fn nested_directories_do_not_end_the_server() {
         assert!(ended.contains("python.max_depth") && ended.contains("is gone"), "{ended}");
         assert_eq!(attack.run("s", "1 + 1").await, "2");
     }
-    // With all of them made and nothing checked before the session ends.
+    // All directories exist, and nothing was checked before the session ends.
     attack
         .begin("t", &format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.1'])"), "background")
         .await;
@@ -122,7 +123,7 @@ async fn nested_directories_do_not_end_the_server() {
     within("it is ended", async || processes("sleep 98770.1") == 0).await;
     assert_eq!(attack.server().get("/healthz").await.0, 200);
     assert_eq!(attack.left(), 0, "nothing of a session is on the host");
-    // Nor after a server that was killed.
+    // Nothing is left after the server was killed either.
     let code = format!("{NESTED}\nimport subprocess\nsubprocess.run(['sleep', '98770.3'])");
     attack.model.clear();
     attack.begin("u", &code, "background").await;
@@ -153,7 +154,7 @@ async fn files_on_the_host_are_removed_outside_the_server() {
     assert_eq!(attack.server().get("/healthz").await.0, 200);
 }
 
-/// What code can do to a path of the host, each printed as `name: outcome`.
+/// Attempts to access paths of the host, each printed as `name: outcome`.
 const REACH: &str = r#"
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -196,7 +197,7 @@ async fn files_of_the_server_can_not_be_reached() {
     let directory = state(attack.dir.path());
     assert_eq!((directory.0, directory.3), (before[0].0, before[0].3), "the server itself writes to its directory");
     assert_eq!(paths[1..].iter().map(|path| state(path)).collect::<Vec<_>>(), before[1..]);
-    // Nor by what is visible: the system's programs are read-only.
+    // Visible paths are safe as well: the system's programs are read-only.
     let outcome = attack.run("s", &REACH.replace("PATHS", "['/usr', '/dev/null']")).await;
     let reached: Vec<&str> = outcome.lines().filter(|line| line.starts_with("REACHED")).collect();
     assert_eq!(
@@ -215,12 +216,12 @@ async fn disk_files_and_depth_are_limited() {
     let files = attack.run("s", "for i in range(1000): open(f'{i}', 'w').close()").await;
     assert!(files.contains("No space left") && files.contains("200 files (python.max_files)"), "{files}");
     assert_eq!(attack.run("s", "len(os.listdir())").await, "200");
-    // A directory that can not be read hides nothing.
+    // An unreadable directory does not hide what is nested in it.
     let hidden = "os.chdir(os.environ['HOME'])\n[os.remove(f) for f in os.listdir()]\nfor i in range(6):\n    os.mkdir('d')\n    os.chdir('d')\nfor i in range(6):\n    os.chdir('..')\n    os.chmod('d', 0)";
     let depth = attack.run("s", hidden).await;
     assert!(depth.contains("more than 5 deep (python.max_depth)"), "{depth}");
     assert_eq!(attack.run("s", "import os\nos.listdir()").await, "[]", "a new interpreter");
-    // Memory that is no file.
+    // Memory that is not backed by a file.
     let memory =
         "import ctypes\nlibc = ctypes.CDLL(None)\n(libc.memfd_create(b'x', 0), libc.shmget(0, 1 << 20, 0o1600))";
     assert_eq!(attack.run("s", memory).await, "(-1, -1)");

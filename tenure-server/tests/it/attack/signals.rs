@@ -1,11 +1,11 @@
-//! Signals that end a process by default.
+//! Signals whose default action terminates a process.
 
 use crate::running::{Running, until};
 use std::process::Command;
 use std::time::Duration;
 
-/// SIGHUP reads the configuration again. A changed log level takes effect, other changes are named, an invalid file
-/// changes nothing, and the server goes on in every case.
+/// SIGHUP reloads the configuration. A changed log level takes effect, other changes are reported, an invalid file
+/// changes nothing, and the server continues in every case (D-117).
 #[tokio::test(flavor = "multi_thread")]
 async fn sighup_reloads_and_never_kills() {
     let dir = tempfile::tempdir().unwrap();
@@ -36,8 +36,8 @@ async fn sighup_reloads_and_never_kills() {
     assert_eq!(server.ended(Duration::from_secs(30)).code(), Some(0));
 }
 
-/// A write over the file size limit of the process is an error of the store. Reads go on, and so do writes once there is
-/// room.
+/// A write over the process's file size limit is an error of the store. Reads continue, and so do writes once there
+/// is space.
 #[tokio::test(flavor = "multi_thread")]
 async fn sigxfsz_is_an_error_of_the_store() {
     for store in ["sqlite:t.db", "jsonl:data"] {

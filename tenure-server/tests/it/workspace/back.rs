@@ -1,4 +1,4 @@
-//! The way back: a rewind brings the files of a session along.
+//! Rewinds of workspaces: a rewind restores the files of a session.
 
 use super::*;
 use crate::running::serve;
@@ -36,7 +36,7 @@ async fn a_rewind_brings_the_files_back() {
     );
     assert!(desk.message("w", first).ends_with(&format!("Tenure-Seq: {seq}\n")));
 
-    // Files change, go, come, and become something else.
+    // Files are changed, removed, added, and replaced by other kinds.
     desk.write("w/a", "a2");
     fs::remove_file(desk.path("w/run.sh")).unwrap();
     fs::remove_dir_all(desk.path("w/dir")).unwrap();
@@ -53,7 +53,7 @@ async fn a_rewind_brings_the_files_back() {
     desk.write("w/a", "a3, which no checkpoint has");
     desk.write("w/new/too.tmp", "ignored, in a directory that goes");
 
-    // A place that is not there: nothing changes.
+    // An unknown position: nothing changes.
     let (status, _) = send(&home, "POST", "/sessions/s/rewind", json!({"label": "nowhere", "workspace": true})).await;
     assert_eq!((status, desk.read("w/a").unwrap().as_str()), (404, "a3, which no checkpoint has"));
     let (status, answer) =
@@ -82,7 +82,7 @@ async fn a_rewind_brings_the_files_back() {
     );
     assert!(!desk.outside().join("ran").exists(), "nothing was run");
 
-    // The way on from there: the files belong to the session's new end, and not to what was cut off.
+    // After the rewind: the files belong to the session's new end, and not to the discarded messages.
     let commits = desk.commits("w", "s");
     assert_eq!((commits.len(), commits[1]), (4, saved));
     say(&home, "other two").await;
@@ -91,13 +91,13 @@ async fn a_rewind_brings_the_files_back() {
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
     assert_eq!((status, read("a")), (200, Some("a1".into())), "{answer}");
-    // Again, to where it is already: nothing to save, and no commit.
+    // A rewind to the current state: nothing to save, and no commit.
     let commits = desk.commits("w", "s");
     let (status, answer) =
         send(&home, "POST", "/sessions/s/rewind", json!({"label": "turn-2", "workspace": true})).await;
     assert_eq!((status, &answer["workspace"]["saved"]), (200, &Value::Null), "{answer}");
     assert_eq!(desk.commits("w", "s"), commits);
-    // Deleting it is an end as well.
+    // Deleting the session commits its workspace as well.
     desk.write("w/a", "a5");
     assert_eq!(send(&home, "DELETE", "/sessions/s", json!({})).await.0, 200);
     let last = desk.commits("w", "s")[0];
@@ -138,7 +138,7 @@ async fn erasing_a_user_commits_the_workspaces_and_ends_the_tools() {
     home.app.tools.close().await;
 }
 
-/// Ignored now, but a file of the commit that is brought back: it is put by before it is written over.
+/// A file that is ignored now, but part of the restored commit, is committed before it is overwritten.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_would_be_written_over_is_put_by_also_if_it_is_ignored() {
     let desk = Desk::new();
@@ -162,7 +162,7 @@ async fn what_would_be_written_over_is_put_by_also_if_it_is_ignored() {
     );
     let saved = desk.files("w", answer["workspace"]["saved"].as_str().unwrap().parse().unwrap());
     assert_eq!(saved, files(&[(".gitignore", "conf/\ndata\n"), ("conf/local", "now"), ("data", "then")]));
-    // Something ignored is where a file must be: it is not removed, and what to do is told.
+    // An ignored path is where a file must be: it is not removed, and the error says what to do.
     desk.write("w/.gitignore", "data/\n");
     fs::remove_file(desk.path("w/data")).unwrap();
     desk.write("w/data/precious", "ignored");
@@ -197,7 +197,7 @@ async fn without_a_commit_nothing_is_changed() {
         (seq, false),
         "neither session nor workspace"
     );
-    // A session of the same name that was before this one does not count.
+    // Commits of an earlier session with the same id do not count.
     assert_eq!(send(&home, "DELETE", "/sessions/s?purge=true", json!({})).await.0, 200);
     assert_eq!(desk.commits("w", "s").len(), 1);
     send(&home, "POST", "/sessions", json!({"id": "s", "metadata": {"workspace": "w"}})).await;
@@ -206,7 +206,7 @@ async fn without_a_commit_nothing_is_changed() {
     }
     let (status, answer) = send(&home, "POST", "/sessions/s/rewind", rewind(json!({"label": "turn-4"}))).await;
     assert_eq!((status, &answer["error"]["code"]), (409, &json!("workspace_not_kept")), "{answer}");
-    // Other ways to be wrong.
+    // Other invalid requests.
     for (body, want) in [
         (rewind(json!({"workspace": "yes"})), 400),
         (rewind(json!({"position": 1})), 400),
@@ -219,7 +219,7 @@ async fn without_a_commit_nothing_is_changed() {
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("workspace")), "{answer}");
 }
 
-/// Over a limit, a rewind is refused before anything is done.
+/// Over a limit, a rewind is refused before anything is changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_that_could_not_put_by_what_is_there_is_refused() {
     let desk = Desk::new();
@@ -239,7 +239,7 @@ async fn a_rewind_that_could_not_put_by_what_is_there_is_refused() {
     assert_eq!((home.session("s").await.seq, desk.read("w/b").as_deref()), (seq, Some("2")));
 }
 
-/// In the middle of a run: each tool call has a checkpoint, and the files are kept as they were there.
+/// During a run: each tool call has a checkpoint, with the files as they were then.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_step_of_a_run_can_be_gone_back_to() {
     let desk = Desk::new();
