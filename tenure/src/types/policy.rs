@@ -26,7 +26,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Window {
     /// Maximum number of turns, the newest ones. `None` means unlimited.
     pub max_turns: Option<usize>,
-    /// Maximum number of tokens, estimated (see [`crate::rules::prompt()`]). `None` means unlimited. The
+    /// Maximum number of tokens, estimated (see [`history()`](crate::history())). `None` means unlimited. The
     /// newest turn is always shown.
     pub max_tokens: Option<usize>,
 }
