@@ -1,5 +1,5 @@
 //! The session engine: the session cache, the write path, the log reader and change notifications.
-//! It is the only code that reads and writes sessions in a store.
+//! Every record is committed here, and every session is loaded through it.
 
 pub(crate) mod cache;
 pub(crate) mod core;

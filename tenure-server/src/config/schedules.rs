@@ -14,16 +14,17 @@ use tenure::{AccessScope, Assistant, Principal, SessionId, Tenant, User};
 pub struct Schedule {
     /// Its name.
     pub name: String,
-    /// When: minute, hour, day, month, day of the week.
+    /// The start times as a cron expression: minute, hour, day, month, day of the week.
     pub cron: String,
-    /// By whose clock.
+    /// The time zone of the cron expression.
     #[serde(default = "utc")]
     pub timezone: String,
-    /// Who is asked.
+    /// The assistant that is run.
     pub assistant: String,
-    /// What, with `{{date}}`, `{{time}}`, `{{weekday}}`, `{{now}}`, `{{name}}`, `{{count}}` and the variables below.
+    /// The text that is sent. Placeholders: `{{date}}`, `{{time}}`, `{{weekday}}`, `{{now}}`, `{{name}}`, `{{count}}`, and those of
+    /// `variables`.
     pub input: String,
-    /// Words of one's own.
+    /// Additional placeholders and their values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub variables: BTreeMap<String, String>,
     /// The session that is always gone on with; none: a fresh one each time.

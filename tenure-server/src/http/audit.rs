@@ -38,7 +38,7 @@ pub struct AuditedView {
     decision: Decision,
     /// Who decided.
     reviewer: String,
-    /// Why.
+    /// The reviewer's reason.
     notes: Option<String>,
     /// The arguments to use instead, if corrected.
     #[schema(value_type = Option<Object>)]

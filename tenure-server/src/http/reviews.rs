@@ -56,7 +56,7 @@ pub struct ReviewView {
     decision: Option<Decision>,
     /// Who decided.
     reviewer: Option<String>,
-    /// Why.
+    /// The reviewer's reason.
     notes: Option<String>,
     /// When it was decided.
     #[schema(format = DateTime)]
@@ -145,7 +145,7 @@ pub struct DecisionBody {
     /// is made with other arguments.
     #[schema(value_type = String)]
     decision: Decision,
-    /// Why.
+    /// The reviewer's reason.
     #[serde(default)]
     notes: Option<String>,
     /// The arguments to use instead, if corrected.

@@ -35,7 +35,7 @@ pub struct NewRun {
     #[serde(default)]
     #[schema(value_type = Option<Vec<Object>>)]
     messages: Option<Vec<Box<serde_json::value::RawValue>>>,
-    /// The same as one text from the user.
+    /// One text from the user, instead of `messages`.
     #[serde(default)]
     input: Option<String>,
     /// The model; else the assistant's, else the session's.

@@ -15,9 +15,9 @@ use utoipa::ToSchema;
 pub struct ScheduleView {
     /// Its name.
     name: String,
-    /// When.
+    /// The start times as a cron expression: minute, hour, day, month, day of the week.
     cron: String,
-    /// By whose clock.
+    /// The time zone of the cron expression.
     timezone: String,
     /// Who is asked.
     assistant: String,

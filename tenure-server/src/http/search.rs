@@ -33,7 +33,7 @@ pub struct MatchView {
     /// Who said it.
     #[schema(value_type = Option<String>)]
     role: Option<Role>,
-    /// When.
+    /// The time of the message.
     #[schema(format = DateTime)]
     created_at: Option<String>,
     /// The piece of text where it was found, redacted. Plain text: what looks like HTML in it was said so.

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 
 /// List sessions
 ///
-/// The same as `GET /sessions`, `metadata.KEY=VALUE` included.
+/// Accepts the parameters of `GET /sessions`, `metadata.KEY=VALUE` included.
 #[utoipa::path(
     get, path = "/v1/sessions", tag = "v1", operation_id = "list_sessions_v1",
     params(

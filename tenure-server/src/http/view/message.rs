@@ -45,7 +45,7 @@ pub struct MessageList {
 pub struct DiscardedView {
     /// The rewind's record.
     pub seq: Seq,
-    /// When.
+    /// The time of the rewind.
     #[schema(format = DateTime)]
     pub created_at: String,
     /// The number of messages that were left.

@@ -20,7 +20,7 @@ pub struct RunView {
     pub ended_at: Option<String>,
     /// What went wrong.
     pub error: Option<String>,
-    /// The same as one stable word.
+    /// The error as a stable code.
     pub code: Option<String>,
 }
 
